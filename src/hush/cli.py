@@ -1,0 +1,204 @@
+"""The command line: parses and delegates. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+
+from hush.types import HushError
+
+if TYPE_CHECKING:
+    from hush.types import RunResult
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Federated learning in which every participant sets its own privacy budget.",
+)
+
+File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The run's config.")]
+Out = Annotated[Path | None, typer.Option(help="The directory to write; by default a new one under runs/.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a key; may be repeated.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with what is in the directory.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on standard output.")]
+Data = Annotated[str | None, typer.Option(help="Directory with the public dataset files (or HUSH_DATA).")]
+DEMO_RECIPES = "dp-fedavg,weiavg,minimum,robust-hdp"
+
+
+@app.callback(invoke_without_command=True)
+def _top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        from hush import __version__
+
+        print(f"hush {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    out: Out = None,
+    seeds: Annotated[int, typer.Option(help="Seeds to average over.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Compare four recipes on the built-in data: clients with different budgets and batch sizes."""
+    with as_file(files("hush").joinpath("demo.toml")) as path:
+        _compare(path, DEMO_RECIPES, seeds, out or _fresh("demo"), (), False, None, as_json)
+
+
+@app.command()
+def run(
+    file: File, out: Out = None, sets: Sets = None, resume: Resume = False, data: Data = None, as_json: AsJson = False
+) -> None:
+    """Run one federation."""
+    from hush import api
+    from hush.config import config_hash, load
+    from hush.terminal import Bar, show_run
+
+    config = load(file, sets or ())
+    label = f"{file.stem}-{config_hash(config)[:8]}"
+    path = out or (_latest(label) if resume else _fresh(label))
+    with Bar(config.rounds, quiet=as_json) as bar:
+        result = api.simulate(
+            file, overrides=sets or (), out=path, resume=resume, data=data, command=_command(),
+            progress=lambda record: bar.advance(record.round, record),
+        )  # fmt: skip
+    if as_json:
+        _print_result(result)
+    else:
+        show_run(result, path)
+
+
+@app.command()
+def compare(
+    file: File,
+    recipes: Annotated[str, typer.Option(help="Recipe names, separated by commas.")],
+    seeds: Annotated[int, typer.Option(help="Seeds to average over, counted up from the file's.")] = 1,
+    out: Out = None,
+    sets: Sets = None,
+    resume: Resume = False,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run several recipes on the same clients: one table, one report."""
+    label = f"compare-{file.stem}"
+    path = out or (_latest(label) if resume else _fresh(label))
+    _compare(file, recipes, seeds, path, sets or (), resume, data, as_json)
+
+
+@app.command()
+def plan(
+    epsilon: Annotated[float, typer.Option(help="The client's budget.")],
+    delta: Annotated[float, typer.Option(help="Its delta.")],
+    samples: Annotated[int, typer.Option(help="Its training samples.")],
+    batch: Annotated[int, typer.Option(help="Its expected batch size.")],
+    rounds: Annotated[int, typer.Option(help="Rounds it takes part in.")],
+    epochs: Annotated[int, typer.Option(help="Local epochs a round.")] = 1,
+    accountant: Annotated[str, typer.Option(help="pld or rdp.")] = "pld",
+    relation: Annotated[str, typer.Option(help="add-remove or replace-one.")] = "add-remove",
+    as_json: AsJson = False,
+) -> None:
+    """Answer what a budget costs: the noise that keeps it."""
+    from hush import api
+    from hush.terminal import show_plan
+
+    answer = api.plan(
+        epsilon=epsilon, delta=delta, samples=samples, batch=batch, rounds=rounds, epochs=epochs,
+        accountant=_choice("--accountant", accountant, "pld", "rdp"),
+        relation=_choice("--relation", relation, "add-remove", "replace-one"),
+    )  # fmt: skip
+    print(json.dumps(answer, indent=2)) if as_json else show_plan(answer)
+
+
+@app.command("list")
+def list_(as_json: AsJson = False) -> None:
+    """List recipes, slots, models, datasets, partitions and budgets."""
+    from hush.catalogue import catalogue
+    from hush.terminal import show_catalogue
+
+    found = catalogue()
+    print(json.dumps(found, indent=2)) if as_json else show_catalogue(found)
+
+
+@app.command()
+def report(directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run or a comparison.")]) -> None:
+    """Write the HTML report of a run directory anew."""
+    from hush.report import write
+
+    print(write(directory))
+
+
+def _compare(
+    file: Path, recipes: str, seeds: int, out: Path, sets: Any, resume: bool, data: str | None, as_json: bool
+) -> None:
+    from hush import api
+    from hush.config import load
+    from hush.terminal import Bar, show_comparison
+
+    names = [name.strip() for name in recipes.split(",") if name.strip()]
+    total = load(file, sets).rounds * len(names) * max(seeds, 1)
+    with Bar(total, quiet=as_json) as bar:
+        summary = api.compare(
+            file, names, seeds=seeds, overrides=sets, out=out, resume=resume, data=data, command=_command(),
+            progress=lambda recipe, seed, record: bar.advance(None, record, f"{recipe}, seed {seed}"),
+        )  # fmt: skip
+    print(json.dumps(summary, indent=2)) if as_json else show_comparison(summary, out)
+
+
+def _print_result(result: RunResult) -> None:
+    from hush.server.rundir import to_json
+
+    sys.stdout.write(to_json(result).decode())
+
+
+def _command() -> str:
+    return shlex.join(["hush", *sys.argv[1:]])
+
+
+def _fresh(label: str) -> Path:
+    """The first of runs/label, runs/label-2, ... that does not exist."""
+    path, number = Path("runs") / label, 2
+    while path.exists():
+        path, number = Path("runs") / f"{label}-{number}", number + 1
+    return path
+
+
+def _latest(label: str) -> Path:
+    """The newest run that `_fresh` made for this label."""
+    made = [Path("runs") / label, *Path("runs").glob(f"{label}-[0-9]*")]
+    existing = [path for path in made if path.exists()]
+    if not existing:
+        raise HushError(f"runs/{label}: nothing to resume; start without --resume, or name the directory with --out")
+    return max(existing, key=lambda path: path.stat().st_mtime)
+
+
+def _choice(option: str, value: str, *accepted: str) -> Any:
+    if value not in accepted:
+        raise HushError(f"{option}: found {value!r}; accepted: {', '.join(accepted)}")
+    return value
+
+
+def main() -> None:
+    """Run a command; a user's mistake is one line and status 2."""
+    try:
+        status = app(standalone_mode=False)
+    except (HushError, click.ClickException) as error:
+        text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        print(f"hush: error: {' '.join(text.split())}", file=sys.stderr)
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        print("hush: stopped; a run directory can be continued with --resume", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    sys.exit(status if isinstance(status, int) else 0)

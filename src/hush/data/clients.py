@@ -1,0 +1,72 @@
+"""Each client's rows: one array for all, in which a client's training rows and then its test rows lie together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from hush.config import DataConfig
+from hush.data import partition, transforms
+from hush.data.datasets import Dataset
+from hush.types import HushError
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The dataset as its clients hold it."""
+
+    dataset: Dataset
+    shares: tuple[partition.Share, ...]
+    train: tuple[np.ndarray, ...]
+    test: tuple[np.ndarray, ...]
+    seed: int
+
+    @property
+    def train_counts(self) -> list[int]:
+        """Training rows of each client."""
+        return [len(rows) for rows in self.train]
+
+    @property
+    def test_counts(self) -> list[int]:
+        """Test rows of each client."""
+        return [len(rows) for rows in self.test]
+
+    def bounds(self) -> list[tuple[int, int, int]]:
+        """For each client: first training row, first test row, end, in the arrays that `arrays` gives."""
+        ends = np.cumsum([0, *(a + b for a, b in zip(self.train_counts, self.test_counts, strict=True))]).tolist()
+        return [(start, start + n, end) for (start, end), n in zip(pairwise(ends), self.train_counts, strict=True)]
+
+    def phase(self, round_number: int) -> tuple[int, ...]:
+        """Which version of its data each client holds in a round: the arrays change when this does."""
+        return tuple(transforms.phase(share, round_number) for share in self.shares)
+
+    def arrays(self, round_number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and labels of all clients in a round."""
+        data = self.dataset
+        low, high = transforms.limits(data.x)
+        parts = [
+            transforms.apply(
+                data.x[rows], data.y[rows], share, round_number, self.seed, client, data.classes, low=low, high=high
+            )
+            for client, (share, rows) in enumerate(zip(self.shares, self._rows(), strict=True))
+        ]
+        return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
+
+    def _rows(self) -> list[np.ndarray]:
+        return [np.concatenate(pair) for pair in zip(self.train, self.test, strict=True)]
+
+
+def divide(dataset: Dataset, config: DataConfig, seed: int) -> Clients:
+    """Partition a dataset over clients, and hold out each client's test rows."""
+    sizes = partition.counts(config.sizes, config.clients, len(dataset.y), seed)
+    natural = "iid" if dataset.owner is None else "owner"
+    spec = natural if config.partition == "auto" else config.partition
+    shares = partition.split(spec, dataset.y, sizes, seed, dataset.classes, dataset.owner)
+    if len(shares) != config.clients:
+        raise HushError(
+            f"data.partition: gives {len(shares)} clients, data.clients is {config.clients}", "data.clients"
+        )
+    pairs = [partition.holdout(share.rows, config.test_fraction, seed, c) for c, share in enumerate(shares)]
+    return Clients(dataset, tuple(shares), tuple(a for a, _ in pairs), tuple(b for _, b in pairs), seed)

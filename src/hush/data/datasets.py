@@ -1,0 +1,140 @@
+"""Datasets by name, as arrays that were checked before anything is learnt from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from hush.data import cifar, images, reviews
+from hush.data import synthetic as made
+from hush.data.files import data_root
+from hush.data.options import check_keys, integer, number, wrong
+from hush.types import HushError, unknown
+
+NAMES = ("digits", "synthetic", "mnist", "fashion-mnist", "cifar10", "emnist47", "imdb")
+PARTS = ("train", "test", "all")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Rows and labels: images are (n, channels, height, width), tables (n, features).
+
+    `owner` is the natural client of each row where there is one.
+    """
+
+    name: str
+    x: npt.NDArray[np.float32]
+    y: npt.NDArray[np.int64]
+    classes: int
+    owner: npt.NDArray[np.int64] | None = None
+
+
+def load(
+    name: str, *, root: str | None, part: str = "train", seed: int = 0, clients: int = 0, **options: object
+) -> Dataset:
+    """Load a dataset by name.
+
+    Args:
+        name: One of `NAMES`.
+        root: The data directory; None means the environment variable HUSH_DATA. Not used by digits and synthetic.
+        part: "train", "test" or "all" (train then test). Digits and synthetic have one part, "train".
+        seed: Used by synthetic only.
+        clients: The number of users of synthetic.
+        **options: Of synthetic: `alpha`, `beta` (default 0) and `samples` a user (default 5,000).
+    """
+    if name not in NAMES:
+        raise unknown("data.name", "dataset", name, NAMES)
+    if part not in PARTS:
+        raise unknown("data.part", "part", part, PARTS)
+    check_keys("data", name, options, (), ("alpha", "beta", "samples") if name == "synthetic" else ())
+    if name in ("digits", "synthetic"):
+        if part == "test":
+            raise wrong("data.part", f'"{name}" has no test part; accepted: train, all')
+        dataset = _digits() if name == "digits" else _synthetic(clients, seed, options)
+    else:
+        parts = ("train", "test") if part == "all" else (part,)
+        dataset = _from_files(name, data_root(root, name), parts)
+    check_finite(dataset)
+    return dataset
+
+
+def from_arrays(x: npt.ArrayLike, y: npt.ArrayLike, name: str = "custom", classes: int | None = None) -> Dataset:
+    """A dataset from your own arrays: x (n, features) or (n, channels, height, width), y (n,) whole numbers from 0.
+
+    The arrays are copied. `classes` defaults to the largest label plus one.
+    """
+    try:
+        features, labels = np.asarray(x), np.asarray(y)
+    except ValueError as error:
+        raise HushError(f'dataset "{name}": not a regular array ({error})') from None
+    if features.dtype.kind not in "biuf" or labels.dtype.kind not in "iu":
+        raise HushError(
+            f'dataset "{name}": x is {features.dtype}, y is {labels.dtype}; accepted: x of numbers, y of whole numbers'
+        )
+    if features.ndim not in (2, 4) or not features.size or labels.shape != features.shape[:1]:
+        raise HushError(
+            f'dataset "{name}": shapes {features.shape} of x, {labels.shape} of y;'
+            " accepted: (n, features) or (n, channels, height, width) for x, (n,) for y"
+        )
+    count = int(labels.max()) + 1 if classes is None else integer("classes", classes, low=1)
+    with np.errstate(over="ignore"):
+        dataset = Dataset(name, features.astype(np.float32), labels.astype(np.int64), count)
+    check_finite(dataset)
+    return dataset
+
+
+def check_finite(dataset: Dataset) -> None:
+    """Refuse NaN or infinite features, and labels outside 0..classes-1."""
+    # A float64 sum is finite exactly when every float32 term is, and it needs no mask as large as the data.
+    with np.errstate(invalid="ignore"):
+        total = dataset.x.sum(dtype=np.float64)
+    if not np.isfinite(total):
+        row = next(at for at, row in enumerate(dataset.x) if not np.isfinite(row).all())
+        raise HushError(f'dataset "{dataset.name}": row {row} of x holds NaN or infinity (or exceeds float32)')
+    if dataset.y.min() < 0 or dataset.y.max() >= dataset.classes:
+        row = int(np.argmax((dataset.y < 0) | (dataset.y >= dataset.classes)))
+        raise HushError(
+            f'dataset "{dataset.name}": label {dataset.y[row]} of row {row}; accepted: 0 to {dataset.classes - 1}'
+        )
+
+
+def _digits() -> Dataset:
+    x, y = made.digits()
+    return Dataset("digits", x, y, 10)
+
+
+def _synthetic(clients: int, seed: int, options: dict[str, object]) -> Dataset:
+    users = integer("data.clients", clients, low=1)
+    samples = integer("data.samples", options.get("samples", 5000), low=1)
+    alpha = number("data.alpha", options.get("alpha", 0.0), low=0.0)
+    beta = number("data.beta", options.get("beta", 0.0), low=0.0)
+    x, y, owner = made.synthetic_users(users, samples, alpha, beta, seed)
+    return Dataset("synthetic", x, y, made.CLASSES, owner)
+
+
+def _from_files(name: str, root: Path, parts: Sequence[str]) -> Dataset:
+    if name == "imdb":
+        pairs = [reviews.read_reviews(root, part) for part in parts]
+        x = reviews.featurise([text for texts, _ in pairs for text in texts])
+        return Dataset(name, x, np.array([label for _, labels in pairs for label in labels], np.int64), 2)
+    if name == "cifar10":
+        pixels, labels = _stack([cifar.read_cifar10(root, part) for part in parts])
+        x = np.empty(pixels.shape, np.float32)
+        for channel, (mean, std) in enumerate(zip(cifar.MEAN, cifar.STD, strict=True)):
+            x[:, channel] = images.normalise(pixels[:, channel], mean, std)
+        return Dataset(name, x, labels.astype(np.int64), 10)
+    spec = {"mnist": images.MNIST, "fashion-mnist": images.FASHION_MNIST}.get(name) or next(
+        (spec for spec in images.EMNIST47 if images.present(spec, root)), images.EMNIST47[0]
+    )
+    pixels, labels = _stack([images.read_images(spec, root, part) for part in parts])
+    return Dataset(spec.title, images.normalise(pixels, spec.mean, spec.std), labels.astype(np.int64), spec.classes)
+
+
+def _stack(pairs: Sequence[tuple[images.Pixels, images.Pixels]]) -> tuple[images.Pixels, images.Pixels]:
+    if len(pairs) == 1:
+        return pairs[0]
+    return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs])

@@ -1,0 +1,50 @@
+"""Data made on the spot: the synthetic users of DP-SCAFFOLD, and the digits that come with scikit-learn."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from hush.seeds import rng
+
+DIMENSION = 40
+CLASSES = 10
+CHANGED = 0.05
+
+Features = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int64]
+
+
+def synthetic_users(
+    clients: int, samples: int, alpha: float, beta: float, seed: int
+) -> tuple[Features, Labels, Labels]:
+    """Features, labels and owners of `clients` users with `samples` rows each (DP-SCAFFOLD, appendix D.2).
+
+    `alpha` is the variance of the users' mean models and `beta` (nu in the appendix) that of their mean features; at
+    (0, 0) users still differ. One label in twenty is changed to another class, independently. A user's rows depend on
+    the seed and on its own number only, so that more users leave the first ones as they are.
+    """
+    users = [_user(user, samples, alpha, beta, seed) for user in range(clients)]
+    x = np.concatenate([features for features, _ in users])
+    y = np.concatenate([labels for _, labels in users])
+    return x, y, np.repeat(np.arange(clients, dtype=np.int64), samples)
+
+
+def _user(user: int, samples: int, alpha: float, beta: float, seed: int) -> tuple[Features, Labels]:
+    gen = rng(seed, "synthetic", user)
+    weights = gen.normal(np.sqrt(alpha) * gen.standard_normal((DIMENSION, CLASSES)))
+    bias = gen.normal(np.sqrt(alpha) * gen.standard_normal(CLASSES))
+    centre = gen.normal(np.sqrt(beta) * gen.standard_normal(DIMENSION))
+    spread = np.arange(1, DIMENSION + 1) ** -0.6  # the standard deviations of the variances j^-1.2
+    x = centre + spread * gen.standard_normal((samples, DIMENSION))
+    truth = np.argmax(x @ weights + bias, axis=1)
+    shift = np.where(gen.random(samples) < CHANGED, gen.integers(1, CLASSES, samples), 0)
+    return x.astype(np.float32), ((truth + shift) % CLASSES).astype(np.int64)
+
+
+def digits() -> tuple[Features, Labels]:
+    """The 1,797 handwritten digits of scikit-learn, (n, 1, 8, 8) in [0, 1]."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    return (bunch.images[:, None] / 16.0).astype(np.float32), bunch.target.astype(np.int64)

@@ -1,0 +1,76 @@
+"""What happens to a client's rows on the way to it: quarter turns, moved labels, salt-and-pepper noise."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from hush.data.options import wrong
+from hush.data.partition import Share
+from hush.seeds import rng
+
+Features = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int64]
+Limit = float | Features
+
+
+def phase(share: Share, round_number: int) -> int:
+    """Which entry of the salt schedule holds in a round: a client's data change only when this number does."""
+    return max(sum(start <= round_number for start, _ in share.salt) - 1, 0)
+
+
+def limits(x: Features) -> tuple[Features, Features]:
+    """The least and the greatest value of each channel (of each feature, for tables), for `apply`."""
+    axes = (0, 2, 3) if x.ndim == 4 else (0,)
+    return x.min(axis=axes, keepdims=True), x.max(axis=axes, keepdims=True)
+
+
+def apply(
+    x: Features,
+    y: Labels,
+    share: Share,
+    round_number: int,
+    seed: int,
+    client: int,
+    classes: int,
+    *,
+    low: Limit | None = None,
+    high: Limit | None = None,
+) -> tuple[Features, Labels]:
+    """The rows as the client holds them in a round. The arguments stay as they are.
+
+    Args:
+        x: Features of the client's rows.
+        y: Their labels.
+        share: What the partition gave the client.
+        round_number: The round, for a salt schedule that changes.
+        seed: Of the salt-and-pepper mask, which depends on it, on the client and on the phase only.
+        client: The number of the client.
+        classes: The number of classes, for moved labels.
+        low: What a pixel turned to pepper becomes: a number, or one a channel (`limits`). By default those of `x`.
+        high: What a pixel turned to salt becomes.
+    """
+    if share.rotate % 4:
+        if x.ndim != 4 or x.shape[2] != x.shape[3]:
+            raise wrong("data.partition", f'"rotation" needs square images, found rows of shape {x.shape[1:]}')
+        x = np.ascontiguousarray(np.rot90(x, share.rotate, axes=(2, 3)))
+    if share.flip % classes:
+        y = (y + share.flip) % classes
+    density = _density(share, round_number)
+    if density > 0.0 and x.size:
+        gen = rng(seed, "salt", client, phase(share, round_number))
+        x = _salted(x, density, gen, limits(x)[0] if low is None else low, limits(x)[1] if high is None else high)
+    return x, y
+
+
+def _density(share: Share, round_number: int) -> float:
+    active = [density for start, density in share.salt if start <= round_number]
+    return active[-1] if active else 0.0
+
+
+def _salted(x: Features, density: float, gen: np.random.Generator, low: Limit, high: Limit) -> Features:
+    """Each pixel (all its channels, or one feature of a table) turns with probability `density` to low or high."""
+    shape = (len(x), 1, *x.shape[2:]) if x.ndim == 4 else x.shape
+    draw = gen.random(shape, np.float32)
+    salted = np.where(draw < density / 2, low, np.where(draw < density, high, x))
+    return salted.astype(np.float32)

@@ -1,0 +1,139 @@
+"""From a config to a federation that is ready to run: data, model, members, plans, schedule, ledgers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from hush import models, recipes
+from hush.config import Config
+from hush.data import budgets, clients, datasets
+from hush.models import Model
+from hush.privacy import noise
+from hush.privacy.ledger import MemoryLedger
+from hush.privacy.plan import POISSON, PrivacyPlan
+from hush.recipes import Recipe
+from hush.server.loop import Terms
+from hush.server.schedule import rounds_of, schedule
+from hush.types import Guarantee, HushError, Member, Policy
+
+_SIMULATED = "test accuracy per client: an un-noised count on held-out rows, shown by the simulation alone"
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Everything a run needs."""
+
+    config: Config
+    recipe_name: str
+    recipe: Recipe
+    data: clients.Clients
+    model: Model
+    members: tuple[Member, ...]
+    policies: tuple[Policy, ...]
+    plans: tuple[PrivacyPlan, ...]
+    terms: Terms
+
+    def ledgers(self) -> list[MemoryLedger]:
+        """A fresh ledger for each client, its plan approved."""
+        made = [
+            MemoryLedger(member.client, policy, self.config.privacy.accountant)
+            for member, policy in zip(self.members, self.policies, strict=True)
+        ]
+        for ledger, plan in zip(made, self.plans, strict=True):
+            ledger.approve(plan)
+        return made
+
+    def not_covered(self) -> tuple[str, ...]:
+        """What no accountant covers, in words."""
+        named = [f"{r.what}: {r.why}" for r in self.recipe.releases() if not r.covered]
+        if self.config.privacy.noise == "replayable":
+            named.append("the noise itself: replayable from the seed, for experiments only, so nothing here is private")
+        return (*named, _SIMULATED)
+
+    def guarantees(self, ledgers: Sequence[MemoryLedger]) -> tuple[Guarantee, ...]:
+        """The guarantee card of each client."""
+        secure = self.config.privacy.noise == "secure"
+        label = noise.SECURE if secure else noise.REPLAYABLE
+        return tuple(
+            Guarantee(
+                client=member.client,
+                epsilon_budget=member.policy.epsilon,
+                epsilon_spent=ledger.spent(),
+                delta=policy.delta,
+                relation=policy.relation,
+                accountant=plan.accountant,
+                sampler=POISSON,
+                noise=label if plan.private else "none",
+                not_covered=self.not_covered(),
+                samples=member.samples,
+                batch_size=member.batch,
+                rounds=ledger.rounds,
+                steps=ledger.rounds * plan.steps,
+                sample_rate=plan.rate,
+                clip=plan.clip,
+                noise_multiplier=plan.noise_multiplier,
+            )
+            for member, policy, plan, ledger in zip(self.members, self.policies, self.plans, ledgers, strict=True)
+        )
+
+
+def prepare(
+    config: Config,
+    *,
+    root: str | None = None,
+    dataset: datasets.Dataset | None = None,
+    module: nn.Module | None = None,
+) -> Federation:
+    """Build the federation that a config describes, or say what is wrong with it."""
+    name, recipe = recipes.parse(config.recipe)
+    number, seed = config.data.clients, config.seed
+    epsilons = budgets.budgets(config.privacy.budgets, number, seed)
+    batches = budgets.batch_sizes(config.local.batch_size, number, seed)
+    deltas = _per_client(config.privacy.delta, number, "privacy.delta")
+    held = clients.divide(dataset or _load(config, root), config.data, seed)
+    members = tuple(
+        Member(c, Policy(epsilons[c], deltas[c], config.privacy.relation), samples, batches[c])
+        for c, samples in enumerate(held.train_counts)
+    )
+    _check_batches(members)
+    shape = tuple(held.dataset.x.shape[1:])
+    model = models.adopt(module, shape) if module else models.build(config.model, shape, held.dataset.classes, seed)
+    rounds = schedule(seed, number, config.rounds, config.participation)
+    policies = tuple(recipe.protect.policies(members))
+    plans = tuple(
+        recipe.protect.plan(policy, member, rounds_of(rounds, member.client), config)
+        for member, policy in zip(members, policies, strict=True)
+    )
+    planned = tuple(plan.update_noise(config.local.lr, model.layout.size) for plan in plans)
+    terms = Terms(recipe, members, planned, model.layout, rounds)
+    return Federation(config, name, recipe, held, model, members, policies, plans, terms)
+
+
+def _load(config: Config, root: str | None) -> datasets.Dataset:
+    data = config.data
+    options: dict[str, Any] = {}
+    if data.name == "synthetic":
+        options = {"alpha": data.alpha, "beta": data.beta, "samples": data.samples}
+    return datasets.load(data.name, root=root, part=data.part, seed=config.seed, clients=data.clients, **options)
+
+
+def _per_client(value: Any, clients_number: int, key: str) -> list[float]:
+    if not isinstance(value, list):
+        return [float(value)] * clients_number
+    if len(value) != clients_number:
+        raise HushError(f"{key}: a list of {len(value)} numbers for {clients_number} clients", key)
+    return [float(v) for v in value]
+
+
+def _check_batches(members: Sequence[Member]) -> None:
+    for member in members:
+        if member.batch > member.samples:
+            raise HushError(
+                f"local.batch_size: {member.batch} is more than the {member.samples} training samples of client "
+                f"{member.client}; accepted: 1 to {member.samples}",
+                "local.batch_size",
+            )

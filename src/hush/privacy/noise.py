@@ -1,0 +1,77 @@
+"""The only place in Hush where batches and noise are drawn.
+
+Guarantees:
+    - `secure()` takes every bit from the operating system's cryptographic generator. It has no seed, so no one,
+      its owner included, can draw the same noise twice.
+    - `replayable(...)` depends on (seed, client, round) alone: an experiment gives the same numbers when its clients
+      run alone, among others, or elsewhere. Whoever knows the seed can subtract the noise: it protects no one, and
+      its label says so wherever it is shown.
+
+Edge cases:
+    - `uniform` is float64, so that a sampling rate is met to 53 bits; it is in [0, 1) and never 1.
+    - `normal` is computed in float64 and never infinite. It is floating-point Gaussian noise: attacks on its low bits
+      (Mironov, CCS 2012) are outside the promise; see docs/privacy-promise.md.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hush.seeds import derive
+
+SECURE = "secure"
+REPLAYABLE = "replayable (not private)"
+
+
+class Source(Protocol):
+    """A stream of independent uniform and standard normal numbers."""
+
+    def uniform(self, size: int) -> Tensor:
+        """Float64 numbers in [0, 1)."""
+        ...
+
+    def normal(self, size: int, dtype: torch.dtype) -> Tensor:
+        """Standard normal numbers."""
+        ...
+
+
+class _Replayable:
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def uniform(self, size: int) -> Tensor:
+        return torch.rand(size, generator=self._generator, dtype=torch.float64)
+
+    def normal(self, size: int, dtype: torch.dtype) -> Tensor:
+        return torch.randn(size, generator=self._generator, dtype=dtype)
+
+
+class _Secure:
+    def uniform(self, size: int) -> Tensor:
+        return torch.from_numpy(self._unit(size))
+
+    def normal(self, size: int, dtype: torch.dtype) -> Tensor:
+        half = (size + 1) // 2
+        radius = np.sqrt(-2.0 * np.log1p(-self._unit(half)))
+        angle = 2.0 * np.pi * self._unit(half)
+        drawn = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
+        return torch.from_numpy(drawn).to(dtype)
+
+    def _unit(self, size: int) -> np.ndarray:
+        words = np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
+        return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def secure() -> Source:
+    """Operating-system entropy: for data that must be protected."""
+    return _Secure()
+
+
+def replayable(seed: int, client: int, round_number: int) -> Source:
+    """A stream that can be drawn again: for experiments only."""
+    return _Replayable(derive(seed, "local", client, round_number))

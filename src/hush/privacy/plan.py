@@ -1,0 +1,119 @@
+"""PrivacyPlan: sampler, clip, noise, event and neighbouring relation as one frozen object.
+
+The training loop asks the plan which rows to take, how far to clip, and how to noise; the accountant asks the same plan
+what that costs. There is no second place where a rate or a noise scale is written down, so they cannot disagree.
+
+Guarantees:
+    - `sample` includes each row independently with probability `rate`: the Poisson sampling that `event` describes.
+    - `privatise` adds Gaussian noise of standard deviation `noise_multiplier * clip` to a sum of gradients, each of
+      norm at most `clip`, and divides by `batch`, a public number, never by the size of the batch that was drawn.
+    - `event` is exactly `steps` such releases a round.
+
+Edge cases:
+    - An empty batch is noised and released like any other.
+    - A plan without privacy (`open_plan`) has an infinite clip, no noise, and an event of infinite cost.
+    - `rate` is at most 1: a batch larger than the data is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hush.privacy import accounting
+from hush.types import Accountant, HushError, Policy, Relation
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+    from torch import Tensor
+
+    from hush.privacy.noise import Source
+
+POISSON = "poisson"
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """How one client's training keeps its policy."""
+
+    samples: int
+    batch: int
+    epochs: int
+    rounds: int
+    clip: float
+    noise_multiplier: float
+    relation: Relation
+    accountant: Accountant
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch <= self.samples:
+            raise HushError(
+                f"local.batch_size: {self.batch} does not fit a client with {self.samples} training samples; "
+                f"accepted: 1 to {self.samples}",
+                "local.batch_size",
+            )
+
+    @property
+    def rate(self) -> float:
+        """Probability with which each row enters a batch."""
+        return self.batch / self.samples
+
+    @property
+    def steps(self) -> int:
+        """Noisy steps a round."""
+        return self.epochs * math.ceil(self.samples / self.batch)
+
+    @property
+    def private(self) -> bool:
+        """Whether anything is promised at all."""
+        return self.noise_multiplier > 0
+
+    def sample(self, source: Source) -> Tensor:
+        """The rows of one batch."""
+        return (source.uniform(self.samples) < self.rate).nonzero().flatten()
+
+    def privatise(self, clipped_sum: Tensor, source: Source) -> Tensor:
+        """The noised mean gradient that one step may use."""
+        if not self.private:
+            return clipped_sum / self.batch
+        noise = source.normal(clipped_sum.numel(), clipped_sum.dtype).to(clipped_sum.device)
+        return (clipped_sum + self.noise_multiplier * self.clip * noise) / self.batch
+
+    def event(self, rounds: int) -> DpEvent:
+        """What that many rounds cost."""
+        return step_event(self.rate, self.noise_multiplier, rounds * self.steps)
+
+    def update_noise(self, lr: float, size: int) -> float:
+        """Expected squared norm of the noise in one round's update: public, since it follows from the plan."""
+        if not self.private:
+            return 0.0
+        return self.steps * size * (lr * self.noise_multiplier * self.clip / self.batch) ** 2
+
+
+def step_event(rate: float, noise_multiplier: float, steps: int) -> DpEvent:
+    """The event of some Poisson-sampled Gaussian steps."""
+    import dp_accounting
+
+    if noise_multiplier <= 0:
+        return dp_accounting.NonPrivateDpEvent() if steps else dp_accounting.NoOpDpEvent()
+    one = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise_multiplier))
+    return dp_accounting.SelfComposedDpEvent(one, steps) if steps else dp_accounting.NoOpDpEvent()
+
+
+def calibrated(
+    policy: Policy, *, samples: int, batch: int, epochs: int, rounds: int, clip: float, accountant: Accountant = "pld"
+) -> PrivacyPlan:
+    """The plan with the least noise that keeps the policy over that many rounds."""
+    draft = PrivacyPlan(samples, batch, epochs, rounds, clip, 1.0, policy.relation, accountant)
+    z = accounting.noise_multiplier(
+        policy.epsilon, policy.delta, draft.rate, max(rounds, 1) * draft.steps, policy.relation, accountant
+    )
+    return PrivacyPlan(samples, batch, epochs, rounds, clip, z, policy.relation, accountant)
+
+
+def open_plan(
+    policy: Policy, *, samples: int, batch: int, epochs: int, rounds: int, accountant: Accountant = "pld"
+) -> PrivacyPlan:
+    """Training with no protection, through the same code."""
+    return PrivacyPlan(samples, batch, epochs, rounds, math.inf, 0.0, policy.relation, accountant)

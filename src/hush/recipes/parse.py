@@ -1,0 +1,79 @@
+"""From the `[recipe]` table to a Recipe: a name, slots, or a name with some of its slots replaced."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from hush.recipes import assign, local, project, protect, step, weigh
+from hush.recipes.frame import Recipe
+from hush.recipes.papers import RECIPES
+from hush.types import HushError, unknown
+
+
+def _by_rule(*options: Any) -> dict[str, Any]:
+    return {option.rule: option for option in options}
+
+
+SLOTS: Mapping[str, Mapping[str, Any]] = {
+    "protect": _by_rule(protect.Nothing, protect.DpSgd),
+    "local": _by_rule(local.Plain),
+    "assign": _by_rule(assign.One),
+    "project": _by_rule(project.Identity),
+    "weigh": _by_rule(weigh.Samples, weigh.Uniform, weigh.Epsilon, weigh.EstimatedNoise),
+    "step": _by_rule(step.Add, step.Momentum, step.Ema, step.Tail),
+}
+
+
+def parse(table: Mapping[str, Any]) -> tuple[str, Recipe]:
+    """The recipe and the name to show for it."""
+    name = table.get("name")
+    if name is not None and (not isinstance(name, str) or name not in RECIPES):
+        raise unknown("recipe.name", "recipe", name, RECIPES)
+    base = RECIPES[name] if name is not None else Recipe()
+    slots = {key: value for key, value in table.items() if key != "name"}
+    for key in slots:
+        if key not in SLOTS:
+            raise unknown(f"recipe.{key}", "key", key, ["name", *SLOTS])
+    if not slots:
+        return str(name or "custom"), base
+    built = {key: _option(key, value, f"recipe.{key}") for key, value in slots.items()}
+    return f"{name} (modified)" if name else "custom", dataclasses.replace(base, **built)
+
+
+def _option(slot: str, spec: Any, key: str) -> Any:
+    table = {"rule": spec} if isinstance(spec, str) else spec
+    if not isinstance(table, Mapping) or "rule" not in table:
+        raise HushError(f'{key}: expected a rule name or a table such as {{ rule = "..." }}, found {spec!r}', key)
+    rules = SLOTS[slot]
+    if table["rule"] not in rules:
+        raise unknown(f"{key}.rule", "rule", table["rule"], rules)
+    option = rules[table["rule"]]
+    kinds = typing.get_type_hints(option)
+    known = [field.name for field in dataclasses.fields(option)]
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        if name == "rule":
+            continue
+        if name not in known:
+            raise unknown(f"{key}.{name}", "key", name, ["rule", *known])
+        if name == "inner":
+            values[name] = _option(slot, value, f"{key}.inner")
+        else:
+            values[name] = _typed(kinds[name], value, f"{key}.{name}")
+    try:
+        return option(**values)
+    except ValueError as error:
+        raise HushError(f"{key}.{error}", key) from None
+
+
+def _typed(kind: Any, value: Any, key: str) -> Any:
+    try:
+        return TypeAdapter(kind).validate_python(value, strict=True)
+    except ValidationError as error:
+        words = error.errors()[0]["msg"].replace("Input should be", "expected")
+        raise HushError(f"{key}: {words}, found {value!r}", key) from None

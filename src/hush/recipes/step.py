@@ -1,0 +1,123 @@
+"""step: how the server moves its models. All of it is post-processing: it costs no privacy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from hush.recipes.view import State
+from hush.types import Release
+
+
+class _Step(Protocol):
+    def start(self, models: Tensor) -> State: ...
+    def step(self, models: Tensor, move: Tensor, state: State) -> tuple[Tensor, State]: ...
+
+
+class _Silent:
+    """A step reveals nothing, and what it trains on is what it releases."""
+
+    def releases(self) -> tuple[Release, ...]:
+        """Nothing."""
+        return ()
+
+    def released(self, models: Tensor, state: State) -> Tensor:
+        """The models as they are."""
+        return models
+
+
+@dataclass(frozen=True)
+class Add(_Silent):
+    """x += lr * move."""
+
+    rule: ClassVar[str] = "add"
+    lr: float = 1.0
+
+    def start(self, models: Tensor) -> State:
+        """Nothing to remember."""
+        return {}
+
+    def step(self, models: Tensor, move: Tensor, state: State) -> tuple[Tensor, State]:
+        """Move."""
+        return models + self.lr * move, state
+
+
+@dataclass(frozen=True)
+class Momentum(_Silent):
+    """v = beta * v + move; x += lr * v."""
+
+    rule: ClassVar[str] = "momentum"
+    lr: float = 1.0
+    beta: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta < 1:
+            raise ValueError(f"beta: expected a number from 0 to below 1, found {self.beta}")
+
+    def start(self, models: Tensor) -> State:
+        """At rest."""
+        return {"velocity": torch.zeros_like(models)}
+
+    def step(self, models: Tensor, move: Tensor, state: State) -> tuple[Tensor, State]:
+        """Gather speed, then move."""
+        velocity = self.beta * state["velocity"] + move
+        return models + self.lr * velocity, {**state, "velocity": velocity}
+
+
+@dataclass(frozen=True)
+class Ema(_Silent):
+    """Release an exponential average of the models that another step trains: noise averages out, the signal stays."""
+
+    rule: ClassVar[str] = "ema"
+    decay: float = 0.9
+    inner: _Step = field(default_factory=Add)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decay < 1:
+            raise ValueError(f"decay: expected a number between 0 and 1, found {self.decay}")
+
+    def start(self, models: Tensor) -> State:
+        """An empty average."""
+        return {**self.inner.start(models), "sum": torch.zeros_like(models), "mass": torch.zeros(1)}
+
+    def step(self, models: Tensor, move: Tensor, state: State) -> tuple[Tensor, State]:
+        """Let the inner step move, then take its models in."""
+        models, state = self.inner.step(models, move, state)
+        total = self.decay * state["sum"] + (1 - self.decay) * models
+        return models, {**state, "sum": total, "mass": self.decay * state["mass"] + (1 - self.decay)}
+
+    def released(self, models: Tensor, state: State) -> Tensor:
+        """The average, without the pull of its empty start."""
+        return state["sum"] / state["mass"] if bool(state["mass"] > 0) else models
+
+
+@dataclass(frozen=True)
+class Tail(_Silent):
+    """Release the mean of all models since round `start_round`."""
+
+    rule: ClassVar[str] = "tail"
+    start_round: int = 10
+    inner: _Step = field(default_factory=Add)
+
+    def __post_init__(self) -> None:
+        if self.start_round < 1:
+            raise ValueError(f"start_round: expected 1 or more, found {self.start_round}")
+
+    def start(self, models: Tensor) -> State:
+        """An empty mean."""
+        return {**self.inner.start(models), "sum": torch.zeros_like(models), "rounds": torch.zeros(1)}
+
+    def step(self, models: Tensor, move: Tensor, state: State) -> tuple[Tensor, State]:
+        """Let the inner step move, and count its models in once the tail has begun."""
+        models, state = self.inner.step(models, move, state)
+        rounds = state["rounds"] + 1
+        total = state["sum"] + models if bool(rounds >= self.start_round) else state["sum"]
+        return models, {**state, "sum": total, "rounds": rounds}
+
+    def released(self, models: Tensor, state: State) -> Tensor:
+        """The mean of the tail, or the last model before it begins."""
+        counted = state["rounds"] - self.start_round + 1
+        return state["sum"] / counted if bool(counted > 0) else models

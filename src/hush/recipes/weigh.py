@@ -1,0 +1,90 @@
+"""weigh: how much each client counts. Noise-aware weights are what the server's listening consists of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from hush.recipes import estimate
+from hush.recipes.view import RoundView, State, Weighing
+from hush.types import Release
+
+_SAMPLES = Release("number of training samples", False, "taken as public at enrolment, and used as the weight")
+_BUDGET = Release("privacy budget", False, "taken as public at enrolment, and used as the weight")
+_PLAN = Release("privacy plan", False, "budget, batch and samples are taken as public at enrolment, and set the weight")
+
+
+def _share(values: Tensor) -> Weighing:
+    return Weighing(values / values.sum())
+
+
+@dataclass(frozen=True)
+class Samples:
+    """By amount of data, as FedAvg does."""
+
+    rule: ClassVar[str] = "samples"
+
+    def weigh(self, view: RoundView, state: State) -> tuple[Weighing, State]:
+        """In proportion to N_i."""
+        return _share(view.samples), state
+
+    def releases(self) -> tuple[Release, ...]:
+        """How much data each client has."""
+        return (_SAMPLES,)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """All alike."""
+
+    rule: ClassVar[str] = "uniform"
+
+    def weigh(self, view: RoundView, state: State) -> tuple[Weighing, State]:
+        """One over n."""
+        return _share(torch.ones_like(view.samples)), state
+
+    def releases(self) -> tuple[Release, ...]:
+        """Nothing."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Epsilon:
+    """By declared budget, as WeiAvg does. It believes what clients declare."""
+
+    rule: ClassVar[str] = "epsilon"
+
+    def weigh(self, view: RoundView, state: State) -> tuple[Weighing, State]:
+        """In proportion to epsilon_i."""
+        return _share(view.epsilon), state
+
+    def releases(self) -> tuple[Release, ...]:
+        """Each client's budget."""
+        return (_BUDGET,)
+
+
+@dataclass(frozen=True)
+class EstimatedNoise:
+    """By the inverse of the noise energy in each update: the weights of least variance (Robust-HDP, equation 9).
+
+    `rpca` is the paper's estimator, `pairwise` a cheaper and better one; both look at the updates alone, so that a
+    client gains nothing by lying about its budget. `declared` takes the noise from the public plan.
+    """
+
+    rule: ClassVar[str] = "estimated-noise"
+    estimator: Literal["rpca", "pairwise", "declared"] = "rpca"
+
+    def weigh(self, view: RoundView, state: State) -> tuple[Weighing, State]:
+        """In proportion to 1 / sigma_i^2."""
+        if self.estimator == "declared":
+            noise = view.planned_noise
+        else:
+            noise = (estimate.rpca if self.estimator == "rpca" else estimate.pairwise)(view.updates)
+        return Weighing(estimate.inverse(noise), noise), state
+
+    def releases(self) -> tuple[Release, ...]:
+        """Nothing, unless the plan is used."""
+        return (_PLAN,) if self.estimator == "declared" else ()

@@ -1,0 +1,73 @@
+"""How well the model does: by round, and for each client."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from hush.report import figures
+from hush.report.figures import Chart, axis, finite, layout, round_axis
+from hush.report.read import RunView
+
+
+def accuracy_by_round(view: RunView) -> Chart:
+    """Mean accuracy with the range over clients, and the loss beneath."""
+    title = "Accuracy by round"
+    rows = [(r.round, finite(r.accuracy_per_client), r.loss) for r in view.records if finite(r.accuracy_per_client)]
+    if not rows:
+        return Chart("accuracy", title, "No round has been evaluated yet.")
+    x = [number for number, _, _ in rows]
+    means = [statistics.fmean(values) for _, values, _ in rows]
+    edge = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "x": x}
+    spread = [[min(values), max(values), loss] for _, values, loss in rows]
+    data: list[Mapping[str, Any]] = [
+        {**edge, "y": [high for _, high, _ in spread]},
+        {**edge, "y": [low for low, _, _ in spread], "fill": "tonexty", "fillcolor": "rgba(59,130,196,0.18)"},
+        {
+            "x": x, "y": means, "customdata": spread, "mode": "lines+markers" if len(x) <= 60 else "lines",
+            "line": {"color": figures.MAIN, "width": 2.5}, "marker": {"size": 5},
+            "hovertemplate": "round %{x}<br>mean %{y:.1%}<br>clients %{customdata[0]:.1%} to %{customdata[1]:.1%}"
+            "<br>loss %{customdata[2]:.3f}<extra></extra>",
+        },
+        {
+            "x": x, "y": [loss for _, _, loss in rows], "yaxis": "y2", "mode": "lines",
+            "line": {"color": figures.QUIET, "width": 2}, "hovertemplate": "round %{x}<br>loss %{y:.3f}<extra></extra>",
+        },
+    ]  # fmt: skip
+    words = (
+        "The line is the mean over the clients, each on its own test data; the band runs from the worst to the best."
+    )
+    shape = layout(
+        round_axis(max(x)) | {"anchor": "y2"},
+        axis("accuracy", tickformat=".0%", domain=[0.36, 1]),
+        yaxis2={**axis("loss", nticks=4), "domain": [0, 0.24], "zeroline": False, "automargin": True},
+    )
+    return Chart("accuracy", title, words, data, shape, height=360)
+
+
+def accuracy_by_client(view: RunView) -> Chart:
+    """Final accuracy of each client, from worst to best."""
+    title = "Final accuracy per client" if view.finished else f"Accuracy per client after round {view.rounds}"
+    ranked = sorted((a, client) for client, a in enumerate(view.accuracies) if math.isfinite(a))
+    if not ranked:
+        return Chart("clients", title, "No round has been evaluated yet.")
+    mean = statistics.fmean(a for a, _ in ranked)
+    names = [str(client) for _, client in ranked]
+    bars = {
+        "type": "bar", "x": names, "y": [a for a, _ in ranked],
+        "marker": {"color": [figures.ALERT, *[figures.MAIN] * (len(ranked) - 1)]},
+        "hovertemplate": "client %{x}<br>%{y:.1%}<extra></extra>",
+    }  # fmt: skip
+    line = {
+        "type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": mean, "y1": mean,
+        "line": {"dash": "dash", "width": 1.5, "color": figures.QUIET},
+    }  # fmt: skip
+    shape = layout(
+        axis("client", type="category", showticklabels=len(ranked) <= 40, showgrid=False, tickfont={"size": 10}),
+        axis("accuracy", tickformat=".0%", rangemode="tozero"),
+        bargap=0.25 if len(ranked) <= 60 else 0.05,
+        shapes=[line],
+    )
+    return Chart("clients", title, "From worst to best; the dashed line is the mean.", [bars], shape, height=360)

@@ -1,0 +1,177 @@
+"""The page of a comparison: which recipe does best on these clients, and at what promise."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote
+
+from hush.report.figures import COLOURS, MAIN, QUIET, Chart, axis, finite, layout, round_axis, text
+from hush.report.page import Cell, banner, command, page, panels, table
+from hush.report.read import ComparisonView, RecipeView, RunView
+from hush.report.toml import toml
+from hush.report.verdict import Verdict, verdict
+from hush.report.words import NONE, count, figure, percent, safe
+
+_HEADS = (
+    ("recipe", "text"), ("mean accuracy", ""), ("± std over seeds", ""), ("worst client", ""), ("largest ε spent", ""),
+    ("privacy", "text"), ("also not covered", "text"),
+)  # fmt: skip
+_SEVERITY = ("good", "plain", "warn", "bad")
+
+
+def comparison_page(view: ComparisonView) -> str:
+    """The whole document."""
+    charts = [accuracy_by_recipe(view), accuracy_by_round(view)]
+    first = next((run for recipe in view.recipes for run in _runs(recipe)), None)
+    shared = _shared(view.recipes)
+    title = count(len(view.recipes), "recipe") + (f" on {first.dataset}" if first else "")
+    seeds = f"seed{'s' * (len(view.seeds) > 1)} {', '.join(map(str, view.seeds))}"
+    about = (
+        f"{first.model}, {count(first.clients, 'client')}, {count(first.planned_rounds, 'round')}, " if first else ""
+    )
+    body = [
+        banner(_overall(view), shared),
+        f"<h1>{safe(title)}</h1>",
+        f'<p class="subtitle">{safe(about + seeds)}. The same clients, data and budgets for every recipe.</p>',
+        table(_HEADS, [_row(recipe, shared) for recipe in view.recipes]),
+        "<h2>Accuracy</h2>",
+        panels(charts),
+        f"<h2>The runs</h2>{_links(view.recipes)}",
+        f"<h2>Run it again</h2>{command(view.command)}{_config(first)}",
+    ]
+    return page(f"{title} · Hush", "comparison", "\n".join(body), charts)
+
+
+def accuracy_by_recipe(view: ComparisonView) -> Chart:
+    """A bar for each recipe, with its spread over seeds and its worst client."""
+    names = [text(recipe.name) for recipe in view.recipes]
+    bars = {
+        "type": "bar", "x": names, "y": [recipe.accuracy["mean"] for recipe in view.recipes], "name": "mean",
+        "marker": {"color": MAIN}, "hovertemplate": "%{x}<br>mean %{y:.1%} ± %{error_y.array:.1%}<extra></extra>",
+        "error_y": {"type": "data", "array": [recipe.accuracy["std"] for recipe in view.recipes], "color": QUIET},
+    }  # fmt: skip
+    worst = {
+        "mode": "markers", "x": names, "y": [_worst(recipe) for recipe in view.recipes], "name": "worst client",
+        "marker": {"symbol": "line-ew-open", "size": 22, "color": COLOURS[1], "line": {"width": 3}},
+        "hovertemplate": "%{x}<br>worst client %{y:.1%}<extra></extra>",
+    }  # fmt: skip
+    shape = layout(
+        axis("", type="category", showgrid=False),
+        axis("accuracy", tickformat=".0%", rangemode="tozero"),
+        showlegend=True,
+        bargap=0.45,
+    )
+    words = (
+        "Bars: mean over clients and seeds, and its standard deviation over seeds. Marks: the worst client of any seed."
+    )
+    return Chart("recipes", "Final accuracy by recipe", words, [bars, worst], shape, height=380, wide=True)
+
+
+def accuracy_by_round(view: ComparisonView) -> Chart:
+    """A line for each recipe, its mean over clients and seeds."""
+    title = "Accuracy by round"
+    data: list[dict[str, Any]] = []
+    for number, recipe in enumerate(view.recipes):
+        means = _by_round(recipe)
+        if means:
+            data.append(
+                {
+                    "x": list(means), "y": list(means.values()), "name": text(recipe.name), "mode": "lines",
+                    "line": {"width": 2.5, "color": COLOURS[number % len(COLOURS)],
+                             "dash": ("solid", "dash", "dot")[number // len(COLOURS) % 3]},
+                    "hovertemplate": f"{text(recipe.name)}<br>round %{{x}}: %{{y:.1%}}<extra></extra>",
+                }
+            )  # fmt: skip
+    if not data:
+        return Chart("rounds", title, "The rounds of these runs are not in this directory.", wide=True)
+    last = max(max(trace["x"]) for trace in data)
+    shape = layout(round_axis(last), axis("accuracy", tickformat=".0%"), showlegend=True)
+    return Chart("rounds", title, "Mean over the clients and the seeds.", data, shape, height=380, wide=True)
+
+
+def _by_round(recipe: RecipeView) -> dict[int, float]:
+    found: dict[int, list[float]] = {}
+    for run in _runs(recipe):
+        for record in run.records:
+            if values := finite(record.accuracy_per_client):
+                found.setdefault(record.round, []).append(statistics.fmean(values))
+    return {number: statistics.fmean(found[number]) for number in sorted(found)}
+
+
+def _row(recipe: RecipeView, shared: Sequence[str]) -> list[Cell]:
+    judged = _judged(recipe)
+    own = "; ".join(gap for gap in recipe.not_covered if gap not in shared) or NONE
+    spent = [g.epsilon_spent for run in _runs(recipe) for g in run.guarantees if g.epsilon_spent is not None]
+    largest = max(spent) if spent else math.nan
+    return [
+        (recipe.name, recipe.name, "text"),
+        (recipe.accuracy["mean"], percent(recipe.accuracy["mean"]), ""),
+        (recipe.accuracy["std"], percent(recipe.accuracy["std"]), ""),
+        (_worst(recipe), percent(_worst(recipe)), ""),
+        (largest, figure(largest, 3), ""),
+        (judged.mark, judged.mark, f"text tone {judged.tone}"),
+        (own, own, "text wrap"),
+    ]
+
+
+def _judged(recipe: RecipeView) -> Verdict:
+    """The worst of what its runs deserve."""
+    judged = [verdict(run) for run in _runs(recipe)]
+    return (
+        _gravest(judged) if judged else Verdict("plain", "unknown", "Unknown", ("The runs are not in this directory.",))
+    )
+
+
+def _overall(view: ComparisonView) -> Verdict:
+    """One verdict for the page: what holds for all of its recipes, or a word that they differ."""
+    judged = {recipe.name: _judged(recipe) for recipe in view.recipes}
+    marks = {one.mark for one in judged.values()}
+    if len(marks) == 1:
+        only = next(iter(judged.values()))
+        return replace(only, words=only.words[:1])
+    worst = _gravest(list(judged.values()))
+    words = tuple(
+        f"{mark[0].upper()}{mark[1:]}: {', '.join(n for n, v in judged.items() if v.mark == mark)}."
+        for mark in sorted(marks)
+    )
+    private = any(one.tone in ("good", "plain") for one in judged.values())
+    headline = "The recipes do not promise the same" if private else "Nothing here is private"
+    return Verdict(worst.tone, worst.mark, headline, words)
+
+
+def _gravest(judged: Sequence[Verdict]) -> Verdict:
+    return max(judged, key=lambda one: _SEVERITY.index(one.tone))
+
+
+def _shared(recipes: Sequence[RecipeView]) -> list[str]:
+    if not recipes:
+        return []
+    return [gap for gap in recipes[0].not_covered if all(gap in recipe.not_covered for recipe in recipes)]
+
+
+def _worst(recipe: RecipeView) -> float:
+    return min(finite([run.accuracy["min"] for run in recipe.runs]), default=math.nan)
+
+
+def _runs(recipe: RecipeView) -> list[RunView]:
+    return [seed.run for seed in recipe.runs if seed.run is not None]
+
+
+def _links(recipes: Sequence[RecipeView]) -> str:
+    rows = []
+    for recipe in recipes:
+        for one in recipe.runs:
+            name = f"{recipe.name}, seed {one.seed}"
+            shown = f'<a href="./{safe(quote(one.report))}">{safe(name)}</a>' if one.report else safe(name)
+            rows.append(f"<li>{shown}: {percent(one.accuracy['mean'])}</li>")
+    return f"<ul>{''.join(rows)}</ul>"
+
+
+def _config(run: RunView | None) -> str:
+    if run is None:
+        return ""
+    return f"<details><summary>The config of its first run</summary><pre>{safe(toml(run.config))}</pre></details>"

@@ -1,0 +1,214 @@
+"""The files of a run or a comparison as one frozen record each; nothing else here looks at the disk."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from hush.server.rundir import MANIFEST, REPORT, RESULT, ROUNDS, read_json
+from hush.types import Guarantee, HushError, RoundRecord
+
+COMPARISON = "comparison.json"
+_MAPPINGS = ("weights", "noise_estimated", "noise_planned", "refused")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunView:
+    """All that a page says about one run. `guarantees` and `not_covered` are empty until the run is finished."""
+
+    recipe: str
+    dataset: str
+    model: str
+    parameters: int
+    clients: int
+    planned_rounds: int
+    seed: int
+    noise: str
+    command: str
+    started: str
+    config: Mapping[str, Any]
+    config_hash: str
+    versions: Mapping[str, str]
+    records: tuple[RoundRecord, ...]
+    finished: bool
+    guarantees: tuple[Guarantee, ...] = ()
+    not_covered: tuple[str, ...] = ()
+    seconds: float = math.nan
+
+    @property
+    def rounds(self) -> int:
+        """Rounds done so far."""
+        return self.records[-1].round if self.records else 0
+
+    @property
+    def accuracies(self) -> tuple[float, ...]:
+        """Each client's accuracy after the last round that was evaluated."""
+        return next((r.accuracy_per_client for r in reversed(self.records) if r.accuracy_per_client), ())
+
+
+@dataclass(frozen=True)
+class SeedView:
+    """One run of a comparison; `report` is the relative address of its page, if it has one."""
+
+    seed: int
+    path: str
+    accuracy: Mapping[str, float]
+    run: RunView | None
+    report: str | None
+
+
+@dataclass(frozen=True)
+class RecipeView:
+    """One recipe of a comparison: its mean accuracies' spread over seeds, and its runs."""
+
+    name: str
+    accuracy: Mapping[str, float]
+    not_covered: tuple[str, ...]
+    runs: tuple[SeedView, ...]
+
+
+@dataclass(frozen=True)
+class ComparisonView:
+    """Recipes on the same clients, best first."""
+
+    command: str
+    seeds: tuple[int, ...]
+    recipes: tuple[RecipeView, ...]
+
+
+def read_run(path: Path) -> RunView:
+    """Read a run directory, finished or not."""
+    manifest = read_json(path / MANIFEST)
+    records = _rounds(path / ROUNDS)
+    begun = _checked(path / MANIFEST, lambda: _begun(manifest, records))
+    if not (path / RESULT).exists():
+        return begun
+    result = read_json(path / RESULT)
+    return _checked(path / RESULT, lambda: _finished(begun, result))
+
+
+def read_comparison(path: Path) -> ComparisonView:
+    """Read a comparison directory."""
+    raw = read_json(path / COMPARISON)
+    return _checked(path / COMPARISON, lambda: _comparison(path, raw))
+
+
+def _begun(manifest: Mapping[str, Any], records: tuple[RoundRecord, ...]) -> RunView:
+    config = manifest["config"]
+    return RunView(
+        recipe=str(manifest["recipe"]),
+        dataset=str(config["data"]["name"]),
+        model=str(config["model"]["name"]),
+        parameters=int(manifest.get("parameters", 0)),
+        clients=int(config["data"]["clients"]),
+        planned_rounds=int(config["rounds"]),
+        seed=int(manifest["seed"]),
+        noise=str(config["privacy"]["noise"]),
+        command=str(manifest.get("command", "")),
+        started=str(manifest.get("started", "")),
+        config=config,
+        config_hash=str(manifest.get("config_hash", "")),
+        versions={str(name): str(version) for name, version in manifest.get("versions", {}).items()},
+        records=records,
+        finished=False,
+    )
+
+
+def _finished(begun: RunView, result: Mapping[str, Any]) -> RunView:
+    return replace(
+        begun,
+        finished=True,
+        dataset=str(result["dataset"]),
+        model=str(result["model"]),
+        guarantees=tuple(_guarantee(card) for card in result["guarantees"]),
+        not_covered=tuple(map(str, result["not_covered"])),
+        seconds=_number(result["seconds"]),
+    )
+
+
+def _guarantee(raw: Mapping[str, Any]) -> Guarantee:
+    """A missing budget, spending or clip is one that JSON could not hold: it has no bound."""
+    whole = {key: int(raw[key]) for key in ("client", "samples", "batch_size", "rounds", "steps")}
+    real = {key: float(raw[key]) for key in ("delta", "sample_rate", "noise_multiplier")}
+    bound = {k: math.inf if raw[k] is None else float(raw[k]) for k in ("epsilon_budget", "epsilon_spent", "clip")}
+    return Guarantee(**{**raw, **whole, **real, **bound, "not_covered": ()})
+
+
+def _comparison(path: Path, raw: Mapping[str, Any]) -> ComparisonView:
+    recipes = (
+        RecipeView(
+            name=str(name),
+            accuracy=_numbers(entry["accuracy"]),
+            not_covered=tuple(map(str, entry.get("not_covered", ()))),
+            runs=tuple(_seed(path, run) for run in entry["runs"]),
+        )
+        for name, entry in raw["recipes"].items()
+    )
+    best_first = sorted(recipes, key=lambda recipe: -_or(recipe.accuracy["mean"], 0.0))
+    return ComparisonView(str(raw.get("command", "")), tuple(int(seed) for seed in raw["seeds"]), tuple(best_first))
+
+
+def _seed(root: Path, raw: Mapping[str, Any]) -> SeedView:
+    inside = _inside(root, str(raw["path"]))
+    known = inside is not None and (root / inside / MANIFEST).exists()
+    return SeedView(
+        seed=int(raw["seed"]),
+        path=str(raw["path"]),
+        accuracy=_numbers(raw["accuracy"]),
+        run=read_run(root / inside) if inside is not None and known else None,
+        report=f"{inside}/{REPORT}" if inside is not None and (root / inside / REPORT).exists() else None,
+    )
+
+
+def _inside(root: Path, path: str) -> PurePosixPath | None:
+    """The path, if it stays within the comparison: a page must not link to what lies outside."""
+    parts = PurePosixPath(path)
+    stays = (root / parts).resolve().is_relative_to(root.resolve())
+    return parts if stays and not parts.is_absolute() else None
+
+
+def _rounds(path: Path) -> tuple[RoundRecord, ...]:
+    """The rounds so far. What follows the last line's end was cut off by a kill, and is left out."""
+    if not path.exists():
+        return ()
+    try:
+        *whole, _ = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise HushError(f"{path}: cannot be read: {error.strerror or error}") from None
+    return _checked(path, lambda: tuple(_record(line) for line in whole if line))
+
+
+def _record(line: bytes) -> RoundRecord:
+    raw = json.loads(line)
+    for key in _MAPPINGS:
+        convert = str if key == "refused" else _number
+        raw[key] = {int(client): convert(value) for client, value in raw[key].items()}
+    accuracies = tuple(_number(value) for value in raw.get("accuracy_per_client", ()))
+    return RoundRecord(
+        **{**raw, "accuracy_per_client": accuracies, "loss": _number(raw.get("loss"))},
+    )
+
+
+def _checked(path: Path, made: Callable[[], T]) -> T:
+    try:
+        return made()
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise HushError(f"{path}: not written by this version of hush: {' '.join(repr(error).split())}") from None
+
+
+def _numbers(raw: Mapping[str, Any]) -> dict[str, float]:
+    return {str(key): _number(value) for key, value in raw.items()}
+
+
+def _number(value: Any) -> float:
+    """JSON has no infinities: null stands for every number that is not finite."""
+    return math.nan if value is None else float(value)
+
+
+def _or(value: float, other: float) -> float:
+    return value if math.isfinite(value) else other

@@ -1,0 +1,141 @@
+"""The page of one run: the story first, then the charts, the guarantee card, and how to do it again."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from hush.report.charts_accuracy import accuracy_by_client, accuracy_by_round
+from hush.report.charts_listening import noise, weights
+from hush.report.charts_privacy import privacy_by_round
+from hush.report.page import Cell, banner, command, facts, page, panels, table, tiles
+from hush.report.read import RunView
+from hush.report.toml import toml
+from hush.report.verdict import over_budget, unprotected, verdict
+from hush.report.words import NONE, between, count, figure, percent, safe
+from hush.types import Guarantee
+
+_COLLAPSED_ABOVE = 50
+_HEADS = (
+    ("client", ""), ("budget ε", ""), ("spent ε", ""), ("left ε", ""), ("δ", ""), ("relation", "text"),
+    ("sampler", "text"), ("accountant", "text"), ("noise", "text"), ("noise multiplier", ""), ("clip", ""),
+    ("batch", ""), ("samples", ""), ("rounds", ""),
+)  # fmt: skip
+_MEANING = (
+    "Each row is an (ε, δ)-differential-privacy promise toward the server, which sees every update of that client: "
+    "with any one training example added or removed (replace-one: exchanged for another), nothing that it can see "
+    "becomes more likely by more than a factor of e to the ε spent, but for a chance of δ."
+)
+
+
+_NO_MEANING = "Nothing was promised: without noise, the epsilon toward the server has no bound."
+
+
+def run_page(view: RunView) -> str:
+    """The whole document."""
+    charts = [accuracy_by_round(view), accuracy_by_client(view), weights(view), noise(view), privacy_by_round(view)]
+    title = f"{view.recipe} on {view.dataset}"
+    body = [
+        banner(verdict(view), view.not_covered),
+        f"<h1>{safe(title)}</h1>",
+        f'<p class="subtitle">{safe(_subtitle(view))}</p>',
+        tiles(_headline(view)),
+        panels(charts),
+        _card(view),
+        _again(view),
+    ]
+    return page(f"{title} · Hush", "run report", "\n".join(body), charts)
+
+
+def _subtitle(view: RunView) -> str:
+    size = f" ({count(view.parameters, 'parameter')})" if view.parameters else ""
+    done = (
+        count(view.rounds, "round") if view.finished else f"round {view.rounds} of {view.planned_rounds}, not finished"
+    )
+    parts = [f"{view.model}{size}", count(view.clients, "client"), done, f"seed {view.seed}"]
+    if math.isfinite(view.seconds):
+        parts.append(f"{view.seconds:.1f} s")
+    return ", ".join(parts)
+
+
+def _headline(view: RunView) -> list[tuple[str, str, str]]:
+    values = [a for a in view.accuracies if math.isfinite(a)]
+    tests = "over the clients' own test data"
+    if values:
+        worst = min(values)
+        rows = [
+            ("Mean accuracy", percent(statistics.fmean(values)), tests),
+            ("Worst client", percent(worst), f"client {view.accuracies.index(worst)}; best {percent(max(values))}"),
+        ]
+    else:
+        rows = [("Mean accuracy", NONE, "no round evaluated yet"), ("Worst client", NONE, "no round evaluated yet")]
+    return rows + _privacy_headline(view)
+
+
+def _privacy_headline(view: RunView) -> list[tuple[str, str, str]]:
+    cards = view.guarantees
+    if not cards:
+        return [("Largest ε spent", NONE, "known when the run ends")]
+    spent = max(g.epsilon_spent or 0.0 for g in cards)
+    budgets = [g.epsilon_budget for g in cards if g.epsilon_budget is not None and math.isfinite(g.epsilon_budget)]
+    asked = f"budgets {between(budgets)}" if budgets else "no budgets set"
+    kept = sum(not over_budget(g) for g in cards)
+    if unprotected(view) == len(cards):
+        return [("Largest ε spent", "∞", f"no privacy; {asked}"), ("Budgets kept", "none", "nothing was promised")]
+    return [
+        ("Largest ε spent", figure(spent, 3), asked),
+        (
+            "Budgets kept",
+            f"{kept} of {len(cards)}",
+            "if the noise were secure" if view.noise != "secure" else "clients",
+        ),
+    ]
+
+
+def _card(view: RunView) -> str:
+    head = '<h2 id="guarantees">Guarantee card</h2>'
+    if not view.guarantees:
+        return f'{head}<p class="soft">Written when the run ends.</p>'
+    words = _NO_MEANING if unprotected(view) == len(view.guarantees) else _MEANING
+    made = table(_HEADS, [_row(guarantee) for guarantee in view.guarantees])
+    if len(view.guarantees) > _COLLAPSED_ABOVE:
+        made = f"<details><summary>Show all {count(len(view.guarantees), 'client')}</summary>{made}</details>"
+    return f'{head}<p class="soft">{safe(words)}</p>{made}'
+
+
+def _row(g: Guarantee) -> list[Cell]:
+    spent, budget = g.epsilon_spent, g.epsilon_budget
+    over = "over" if over_budget(g) else ""
+    left = None if spent is None or budget is None or not math.isfinite(spent) else budget - spent
+    if left is not None and not over:
+        left = max(left, 0.0)
+    clip = "none" if g.clip is None or math.isinf(g.clip) else figure(g.clip)
+    return [
+        (g.client, str(g.client), ""),
+        (budget, figure(budget), ""),
+        (spent, figure(spent), over),
+        (left, f"{left:.4f}" if left is not None and math.isfinite(left) else figure(left), over),
+        (g.delta, figure(g.delta), ""),
+        (g.relation, g.relation, "text"),
+        (g.sampler, g.sampler, "text"),
+        (g.accountant, str(g.accountant).upper(), "text"),
+        (g.noise, g.noise, "text"),
+        (g.noise_multiplier, figure(g.noise_multiplier), ""),
+        (g.clip, clip, ""),
+        (g.batch_size, str(g.batch_size), ""),
+        (g.samples, str(g.samples), ""),
+        (g.rounds, str(g.rounds), ""),
+    ]
+
+
+def _again(view: RunView) -> str:
+    rows = [
+        ("config hash", view.config_hash),
+        ("seed", str(view.seed)),
+        ("started", view.started),
+        *view.versions.items(),
+    ]
+    return (
+        f"<h2>Run it again</h2>{command(view.command)}{facts(rows)}"
+        f"<details><summary>The whole config</summary><pre>{safe(toml(view.config))}</pre></details>"
+    )

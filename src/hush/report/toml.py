@@ -1,0 +1,38 @@
+"""A config as the TOML that gives it: what a reader copies to run the same thing again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+
+def toml(config: Mapping[str, Any]) -> str:
+    """TOML text of a nested mapping: plain keys first, then a table for each mapping in it."""
+    lines = [f"{_key(key)} = {_value(value)}" for key, value in _given(config) if not isinstance(value, Mapping)]
+    for name, table in _given(config):
+        if isinstance(table, Mapping):
+            lines += ["", f"[{_key(name)}]", *(f"{_key(key)} = {_value(value)}" for key, value in _given(table))]
+    return "\n".join(lines).strip() + "\n"
+
+
+def _given(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(key, value) for key, value in table.items() if value is not None]
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _text(key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_key(key)} = {_value(item)}" for key, item in _given(value)) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    return _text(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _text(text: str) -> str:
+    """JSON's escapes are TOML's too, but for DEL, which TOML wants escaped as well."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,1 @@
+"""The coordinator: the gate for what comes in, the round loop, and the run directory."""

@@ -1,0 +1,160 @@
+"""A run directory: everything about one execution, written so that a kill at any moment loses at most one round.
+
+manifest.json       config, its hash, seed, versions, command
+rounds.jsonl        one line a round
+checkpoint-N         the server's state after round N (safetensors),
+result.json         the outcome, once there is one
+model.safetensors   the released model
+report.html         the same for people
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from hush.server.loop import ServerState
+from hush.types import HushError, RoundRecord
+
+MANIFEST, ROUNDS, RESULT, MODEL, REPORT = (
+    "manifest.json", "rounds.jsonl", "result.json", "model.safetensors", "report.html",
+)  # fmt: skip
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write beside the target, sync, and rename: a reader sees the old file or the new one, never half of it."""
+    beside = path.with_name(path.name + ".part")
+    with beside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def to_json(value: Any) -> bytes:
+    """Indented JSON of records and mappings; numbers that JSON cannot hold become null."""
+    return json.dumps(plain(value), indent=2, allow_nan=False).encode() + b"\n"
+
+
+def plain(value: Any) -> Any:
+    """Records, tuples and non-finite numbers as what JSON can hold."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class RunDir:
+    """One run's files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, manifest: Mapping[str, Any]) -> RunDir:
+        """A new run in an empty or missing directory."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if any(path.iterdir()):
+                raise HushError(f"{path}: not empty; give another directory, or --resume to go on with a run in it")
+            write_atomically(path / MANIFEST, to_json(manifest))
+        except OSError as error:
+            raise HushError(f"{path}: cannot write a run directory: {error.strerror or error}") from None
+        return cls(path)
+
+    @classmethod
+    def reopen(cls, path: Path, config_hash: str) -> RunDir:
+        """An existing run of the same config."""
+        found = read_json(path / MANIFEST).get("config_hash")
+        if found != config_hash:
+            raise HushError(
+                f"{path}: holds a run of another config (hash {str(found)[:12]}, this one {config_hash[:12]}); "
+                "resume with the file it was started with, or give another directory"
+            )
+        if not os.access(path, os.W_OK):
+            raise HushError(f"{path}: cannot be written")
+        return cls(path)
+
+    def save(self, state: ServerState, record: RoundRecord) -> None:
+        """Add one round: its line first, then the state, then the pointer to it."""
+        try:
+            with (self.path / ROUNDS).open("ab") as file:
+                file.write(json.dumps(plain(record), allow_nan=False).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            write_atomically(self._checkpoint(state.round), save(_tensors(state)))
+        except OSError as error:
+            raise HushError(f"{self.path}: round {state.round} cannot be saved: {error.strerror or error}") from None
+        for old in self.path.glob("checkpoint-*.safetensors"):
+            if old != self._checkpoint(state.round):
+                old.unlink(missing_ok=True)
+
+    def restore(self) -> tuple[ServerState, list[RoundRecord]] | None:
+        """The newest whole state and the rounds up to it; lines beyond it are cut off, to be made again."""
+        rounds = sorted(int(path.stem.rpartition("-")[2]) for path in self.path.glob("checkpoint-*.safetensors"))
+        if not rounds:
+            (self.path / ROUNDS).unlink(missing_ok=True)
+            return None
+        path = self._checkpoint(rounds[-1])
+        try:
+            state = _state(rounds[-1], load_file(path))
+        except (OSError, SafetensorError, KeyError) as error:
+            raise HushError(f"{path}: not a checkpoint of this version: {error}") from None
+        lines = (self.path / ROUNDS).read_bytes().split(b"\n")[: state.round]
+        write_atomically(self.path / ROUNDS, b"".join(line + b"\n" for line in lines))
+        return state, [_record(line) for line in lines]
+
+    def finish(self, result: Any, model: Mapping[str, Tensor]) -> None:
+        """Write the outcome. The result comes last: where it is, all the rest is."""
+        write_atomically(self.path / MODEL, save(dict(model)))
+        write_atomically(self.path / RESULT, to_json(result))
+
+    def _checkpoint(self, number: int) -> Path:
+        return self.path / f"checkpoint-{number:06d}.safetensors"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, or a plain word on why there is none."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise HushError(f"{path}: no such file; is {path.parent} a run directory?") from None
+    except (OSError, ValueError) as error:
+        raise HushError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise HushError(f"{path}: expected a JSON object")
+    return value
+
+
+def _tensors(state: ServerState) -> dict[str, Tensor]:
+    slots = {f"{slot}.{name}": t.contiguous() for slot, held in state.slots.items() for name, t in held.items()}
+    return {"models": state.models.contiguous(), "released": state.released.clone(), **slots}
+
+
+def _state(number: int, tensors: Mapping[str, Tensor]) -> ServerState:
+    slots: dict[str, dict[str, Tensor]] = {"step": {}}
+    for key, value in tensors.items():
+        slot, dot, name = key.partition(".")
+        if dot:
+            slots.setdefault(slot, {})[name] = value
+    return ServerState(number, tensors["models"], tensors["released"], slots)
+
+
+def _record(line: bytes) -> RoundRecord:
+    raw = json.loads(line)
+    for key in ("weights", "noise_estimated", "noise_planned", "refused"):
+        raw[key] = {int(client): value for client, value in raw[key].items()}
+    raw["accuracy_per_client"] = tuple(raw["accuracy_per_client"])
+    return RoundRecord(**raw)

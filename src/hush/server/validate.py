@@ -1,0 +1,42 @@
+"""The only gate for what comes in. A bad update costs its sender the round, never the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from hush.types import Task, Update
+
+
+def validate(tasks: Sequence[Task], updates: Sequence[Update]) -> tuple[list[Update], Mapping[int, str]]:
+    """The updates that may be used, in order of client number, and why each of the others may not."""
+    asked = {task.client: task for task in tasks}
+    accepted: dict[int, Update] = {}
+    refused: dict[int, str] = {}
+    for update in updates:
+        reason = _fault(asked.get(update.client), update)
+        if reason is None and update.client in accepted:
+            reason = "a second update in the same round"
+        elif reason is None:
+            accepted[update.client] = update
+            continue
+        refused[update.client] = str(reason)
+    missing = {client: "no update" for client in asked if client not in accepted and client not in refused}
+    return [accepted[client] for client in sorted(accepted)], {**refused, **missing}
+
+
+def _fault(task: Task | None, update: Update) -> str | None:
+    if task is None:
+        return "not asked in this round"
+    if update.round != task.round:
+        return f"answers round {update.round}, not {task.round}"
+    if (update.receipt.client, update.receipt.round) != (update.client, update.round):
+        return "its receipt is for another client or round"
+    if update.layout != task.layout or tuple(update.vector.shape) != (task.layout.size,):
+        return "its layout is not the model's"
+    if update.vector.dtype != torch.float32:
+        return f"its numbers are {update.vector.dtype}, not float32"
+    if not bool(torch.isfinite(update.vector).all()):
+        return "it holds numbers that are not finite"
+    return None

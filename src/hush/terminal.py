@@ -1,0 +1,127 @@
+"""What a person sees in a terminal: progress on standard error, tables on standard output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from hush.types import RoundRecord, RunResult
+
+
+class Bar:
+    """A live progress bar, in rounds."""
+
+    def __init__(self, total: int, *, quiet: bool) -> None:
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"),
+            TimeRemainingColumn(),
+        )  # fmt: skip
+        console = Console(stderr=True)
+        hidden = quiet or not console.is_terminal
+        self._progress = Progress(*columns, console=console, disable=hidden, transient=True)
+        self._task = self._progress.add_task("preparing", total=total)
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def advance(self, completed: int | None, record: RoundRecord, label: str = "training") -> None:
+        """One more round is done."""
+        words = f"{label}: accuracy {_percent(sum(record.accuracy_per_client) / len(record.accuracy_per_client))}"
+        if completed is None:
+            self._progress.update(self._task, advance=1, description=words)
+        else:
+            self._progress.update(self._task, completed=completed, description=words)
+
+
+def show_run(result: RunResult, path: Path) -> None:
+    """The outcome of one run."""
+    console = Console(highlight=False)
+    table = Table(
+        title=f"{result.recipe} on {result.dataset}, {result.model}, {result.rounds} rounds", title_justify="left"
+    )
+    for column in ("mean accuracy", "worst client", "best client", "loss", "largest epsilon spent"):
+        table.add_column(column, justify="right")
+    a = result.accuracy
+    table.add_row(
+        _percent(a["mean"]), _percent(a["min"]), _percent(a["max"]), f"{result.loss:.3f}",
+        _epsilon(max(g.epsilon_spent or 0.0 for g in result.guarantees)),
+    )  # fmt: skip
+    console.print(table)
+    _show_gaps(console, result.not_covered)
+    console.print(f"{result.seconds:.1f} s. Report: {path / 'report.html'}", soft_wrap=True)
+
+
+def show_comparison(summary: Mapping[str, Any], path: Path) -> None:
+    """One line a recipe, best first."""
+    console = Console(highlight=False)
+    table = Table(title=f"Accuracy over seeds {', '.join(map(str, summary['seeds']))}", title_justify="left")
+    for column in ("recipe", "mean", "± std", "worst client", "largest epsilon spent", "seconds"):
+        table.add_column(column, justify="left" if column == "recipe" else "right")
+    ranked = sorted(summary["recipes"].items(), key=lambda item: -item[1]["accuracy"]["mean"])
+    for name, entry in ranked:
+        runs = entry["runs"]
+        table.add_row(
+            name,
+            _percent(entry["accuracy"]["mean"]),
+            _percent(entry["accuracy"]["std"]),
+            _percent(min(run["accuracy"]["min"] for run in runs)),
+            _epsilon(max(run["epsilon_spent_max"] or 0.0 for run in runs)),
+            f"{sum(run['seconds'] for run in runs):.1f}",
+        )
+    console.print(table)
+    shared = [set(entry["not_covered"]) for entry in summary["recipes"].values()]
+    _show_gaps(console, tuple(sorted(set.union(*shared))))
+    console.print(f"Report: {path / 'report.html'}", soft_wrap=True)
+
+
+def show_plan(answer: Mapping[str, Any]) -> None:
+    """The noise for a budget."""
+    console = Console(highlight=False)
+    console.print(
+        f"noise multiplier {answer['noise_multiplier']:.4f}: spends epsilon {answer['epsilon']:.4f} at delta "
+        f"{answer['delta']:g} toward the server, over {answer['steps']} steps at sampling rate "
+        f"{answer['sample_rate']:.4g} ({answer['relation']}, Poisson batches, accountant {answer['accountant']})",
+        soft_wrap=True,
+    )
+
+
+def show_catalogue(found: Mapping[str, Any]) -> None:
+    """All that can be named."""
+    console = Console(highlight=False)
+    recipes = Table("recipe", "what it does", title="Recipes", title_justify="left")
+    for name, words in found["recipes"].items():
+        recipes.add_row(name, words)
+    console.print(recipes)
+    slots = Table("slot", "rules", title="Slots of a recipe", title_justify="left")
+    for name, rules in found["slots"].items():
+        slots.add_row(name, ", ".join(rules))
+    console.print(slots)
+    for key in ("models", "datasets", "partitions", "budgets"):
+        console.print(f"{key}: {', '.join(found[key])}")
+
+
+def _show_gaps(console: Console, gaps: tuple[str, ...]) -> None:
+    if gaps:
+        console.print("Not covered by any epsilon here:")
+    for gap in gaps:
+        console.print(f"  - {gap}", markup=False, soft_wrap=True)
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.2f} %"
+
+
+def _epsilon(value: float) -> str:
+    return "none promised" if value in (0.0, float("inf")) else f"{value:.3f}"

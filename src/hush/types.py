@@ -1,0 +1,167 @@
+"""The frozen records that cross every seam of Hush, and the one error a user sees."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from torch import Tensor
+
+Relation = Literal["add-remove", "replace-one"]
+Accountant = Literal["pld", "rdp"]
+
+
+class HushError(Exception):
+    """A mistake the user can mend. Its text names the key or file, what was found, and what is accepted.
+
+    `key` is the dotted config key it concerns, if any: whoever knows the file adds the line.
+    """
+
+    def __init__(self, text: str, key: str | None = None) -> None:
+        super().__init__(text)
+        self.key = key
+
+
+def unknown(key: str, what: str, found: object, names: Iterable[str], more: str = "") -> HushError:
+    """The error for a name that is not known: it offers the nearest one, and all that are accepted."""
+    known = list(names)
+    near = difflib.get_close_matches(str(found), known, 1, cutoff=0.4)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return HushError(f"{key}: unknown {what} {found!r}; {hint}accepted: {', '.join(known)}{more}", key)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a flat parameter vector splits into named tensors."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers in each tensor."""
+        return tuple(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def size(self) -> int:
+        """Numbers in all."""
+        return sum(self.sizes)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a client insists on."""
+
+    epsilon: float
+    delta: float
+    relation: Relation = "add-remove"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client as the server knows it: public facts, fixed at enrolment, never read from messages."""
+
+    client: int
+    policy: Policy
+    samples: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """One round's message to one client."""
+
+    client: int
+    round: int
+    model: Tensor
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Proof that a ledger reserved the cost of one round. Only `hush.privacy.ledger` makes one."""
+
+    client: int
+    round: int
+    serial: int
+
+
+@dataclass(frozen=True)
+class Update:
+    """One round's sealed answer: a flat float32 vector that a ledger receipt allowed out."""
+
+    client: int
+    round: int
+    vector: Tensor
+    layout: Layout
+    receipt: Receipt
+
+
+@dataclass(frozen=True)
+class Release:
+    """Something a choice of the recipe reveals, and whether the accountant covers it."""
+
+    what: str
+    covered: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What is kept of one round. Keys of the mappings are client numbers."""
+
+    round: int
+    weights: Mapping[int, float]
+    noise_estimated: Mapping[int, float]
+    noise_planned: Mapping[int, float]
+    refused: Mapping[int, str]
+    accuracy_per_client: tuple[float, ...] = ()
+    loss: float = math.nan
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """The guarantee card of one client, toward the server, which sees each of its updates."""
+
+    client: int
+    epsilon_budget: float | None
+    epsilon_spent: float | None
+    delta: float
+    relation: Relation
+    accountant: Accountant
+    sampler: str
+    noise: str
+    not_covered: tuple[str, ...] = ()
+    samples: int = 0
+    batch_size: int = 0
+    rounds: int = 0
+    steps: int = 0
+    sample_rate: float = 0.0
+    clip: float | None = None
+    noise_multiplier: float | None = None
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The outcome of a run, as `result.json` and `hush run --json` show it. Accuracies are fractions."""
+
+    recipe: str
+    dataset: str
+    model: str
+    rounds: int
+    seed: int
+    accuracy: Mapping[str, float]
+    accuracy_per_client: tuple[float, ...]
+    loss: float
+    guarantees: tuple[Guarantee, ...]
+    not_covered: tuple[str, ...]
+    seconds: float
+    versions: Mapping[str, str]
+    config_hash: str
+    config: Mapping[str, Any] = field(default_factory=dict)

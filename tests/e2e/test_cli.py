@@ -1,0 +1,142 @@
+"""The command line as a person uses it: real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FILE = """\
+seed = 1
+rounds = 3
+[data]
+name = "digits"
+clients = 4
+[model]
+name = "logreg"
+[privacy]
+budgets = [0.5, 1.0, 2.0, 4.0]
+delta = 1e-4
+[local]
+batch_size = 32
+lr = 0.1
+[recipe]
+name = "robust-hdp"
+"""
+
+
+def hush(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in os.environ.items() if k != "HUSH_DATA"} | {"OMP_NUM_THREADS": "1", **environment}
+    command = [sys.executable, "-c", "from hush.cli import main; main()", *arguments]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "run.toml").write_text(FILE)
+    return tmp_path
+
+
+def test_run_prints_the_result_as_json(here: Path) -> None:
+    done = hush("run", "run.toml", "--out", "out", "--set", "local.lr=0.2", "--json", cwd=here)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    keys = "recipe dataset model rounds seed accuracy accuracy_per_client loss guarantees seconds versions config_hash"
+    assert set(keys.split()) <= set(result)
+    card = "client epsilon_budget epsilon_spent delta relation accountant sampler noise not_covered"
+    assert set(card.split()) <= set(result["guarantees"][0])
+    assert result == json.loads((here / "out" / "result.json").read_text())
+    assert json.loads((here / "out" / "manifest.json").read_text())["command"].startswith("hush run run.toml")
+
+
+def test_run_for_people_names_what_is_not_covered(here: Path) -> None:
+    done = hush("run", "run.toml", cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert "mean accuracy" in done.stdout
+    assert "replayable" in done.stdout
+    (report,) = (here / "runs").glob("*/report.html")
+    assert str(report.relative_to(here)) in done.stdout
+
+
+def test_plan_list_version_report(here: Path) -> None:
+    words = ["--epsilon", "1", "--delta", "1e-5", "--samples", "1000", "--batch", "10", "--rounds", "10"]
+    answer = json.loads(hush("plan", *words, "--epochs", "2", "--accountant", "rdp", "--json", cwd=here).stdout)
+    assert (answer["steps"], answer["accountant"]) == (2000, "rdp")
+    assert "noise multiplier" in hush("plan", *words, cwd=here).stdout
+    listed = json.loads(hush("list", "--json", cwd=here).stdout)
+    assert {"recipes", "slots", "models", "datasets", "partitions", "budgets"} <= set(listed)
+    assert "robust-hdp" in hush("list", cwd=here).stdout
+    assert hush("--version", cwd=here).stdout.startswith("hush ")
+    hush("run", "run.toml", "--out", "out", "--json", cwd=here)
+    (here / "out" / "report.html").unlink()
+    assert hush("report", "out", cwd=here).stdout.strip() == "out/report.html"
+    assert (here / "out" / "report.html").exists()
+
+
+BAD_MODEL = """
+from torch import nn
+def make(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes), nn.BatchNorm1d(classes))
+"""
+
+MISTAKES = {
+    "unknown key": (["--set", "data.clientz=3"], "data.clientz", "clients"),
+    "wrong type": (["--set", "data.clients=many"], "data.clients", "integer"),
+    "negative epsilon": (["--set", "privacy.budgets=-1"], "privacy.budgets", "-1"),
+    "zero epsilon": (["--set", "privacy.budgets=[1,0,1,1]"], "privacy.budgets", "0"),
+    "delta": (["--set", "privacy.delta=1.5"], "privacy.delta", "1.5"),
+    "zero delta": (["--set", "privacy.delta=0"], "privacy.delta", "0"),
+    "batch too large": (["--set", "local.batch_size=5000"], "local.batch_size", "5000"),
+    "more clients than samples": (["--set", "data.clients=5000", "--set", "privacy.budgets=1"], "data.clients", "5000"),
+    "unknown recipe": (["--set", "recipe.name=robust-hpd"], "recipe.name", "did you mean robust-hdp"),
+    "unknown dataset": (["--set", "data.name=digit"], "data.name", "digits"),
+    "unknown model": (["--set", "model.name=cn"], "model.name", "did you mean cnn"),
+    "unknown partition": (["--set", "data.partition=idd"], "data.partition", "iid"),
+    "unknown budgets": (["--set", "privacy.budgets=dist66"], "privacy.budgets", "dist6"),
+    "missing data": (["--set", "data.name=mnist"], "HUSH_DATA", "--data"),
+    "missing data file": (["--set", "data.name=mnist", "--data", "."], "train-images", "http"),
+    "budget list of the wrong length": (["--set", "privacy.budgets=[1,2]"], "privacy.budgets", "4"),
+    "zero rounds": (["--set", "rounds=0"], "rounds", "0"),
+    "BatchNorm": (["--set", "model.name=bad_model:make"], "BatchNorm1d", "GroupNorm"),
+    "no such device": (["--set", "engine.device=tpu"], "engine.device", "cpu"),
+    "unknown option": (["--otu", "x"], "--otu", "--out"),
+    "unwritable directory": (["--out", "run.toml/x"], "run.toml/x", "cannot write"),
+    "nothing to resume": (["--resume"], "nothing to resume", "--out"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistakes_are_one_line_and_status_2(here: Path, case: str) -> None:
+    arguments, *words = MISTAKES[case]
+    (here / "bad_model.py").write_text(BAD_MODEL)
+    before = {path.name for path in here.iterdir()} | {"__pycache__"}
+    done = hush("run", "run.toml", *arguments, cwd=here)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.startswith("hush: error: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stdout == ""
+    for word in words:
+        assert word in done.stderr
+    assert {path.name for path in here.iterdir()} <= before, "nothing may be half-written"
+
+
+def test_mistakes_around_run_directories(here: Path) -> None:
+    assert hush("run", "run.toml", "--out", "out", "--json", cwd=here).returncode == 0
+    again = hush("run", "run.toml", "--out", "out", cwd=here)
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+    assert "--resume" in again.stderr
+    other = hush("run", "run.toml", "--out", "out", "--resume", "--set", "local.lr=0.3", cwd=here)
+    assert other.returncode == 2
+    assert "another config" in other.stderr
+    nothing = hush("report", "nowhere", cwd=here)
+    assert (nothing.returncode, nothing.stderr.count("\n")) == (2, 1)
+    missing = hush("run", "none.toml", cwd=here)
+    assert (missing.returncode, "no such file" in missing.stderr) == (2, True)
+    unknown = hush("compare", "run.toml", "--recipes", "weiavg,robst-hdp", cwd=here)
+    assert (unknown.returncode, "did you mean robust-hdp" in unknown.stderr) == (2, True)
+    command = hush("rnu", cwd=here)
+    assert (command.returncode, command.stderr.count("\n")) == (2, 1)

@@ -1,0 +1,208 @@
+"""Whole runs through the Python API."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import hush
+from hush.data import from_arrays
+from hush.types import RoundRecord
+
+Raw = dict[str, Any]
+
+
+def numbers(path: Path) -> Raw:
+    """result.json without what may differ between two equal runs."""
+    result = json.loads((path / "result.json").read_text())
+    result.pop("seconds")
+    return dict(result)
+
+
+def changed(raw: Raw, **tables: Raw) -> Raw:
+    return {**raw, **{name: {**raw.get(name, {}), **values} for name, values in tables.items()}}
+
+
+def test_result_and_run_directory(small: Raw, tmp_path: Path) -> None:
+    result = hush.simulate(small, out=tmp_path / "run", command="hush run x.toml")
+    assert (result.recipe, result.dataset, result.model, result.rounds, result.seed) == (
+        "robust-hdp", "digits", "logreg", 4, 1,
+    )  # fmt: skip
+    assert set(result.accuracy) == {"mean", "min", "max", "std"}
+    assert result.accuracy["mean"] == pytest.approx(np.mean(result.accuracy_per_client))
+    assert all(0 <= a <= 1 for a in result.accuracy_per_client)
+    assert len(result.guarantees) == 6
+    for card, budget in zip(result.guarantees, small["privacy"]["budgets"], strict=True):
+        assert card.epsilon_budget == budget
+        assert 0.97 * budget < card.epsilon_spent <= budget
+        assert (card.sampler, card.accountant, card.relation) == ("poisson", "pld", "add-remove")
+        assert card.noise.startswith("replayable")
+        assert any("replayable" in gap for gap in card.not_covered)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"manifest.json", "rounds.jsonl", "result.json", "model.safetensors", "report.html"} <= names
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["config_hash"] == result.config_hash
+    assert manifest["command"] == "hush run x.toml"
+    model = load_file(tmp_path / "run" / "model.safetensors")
+    assert {name: tuple(t.shape) for name, t in model.items()} == {"1.weight": (10, 64), "1.bias": (10,)}
+    lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_same_file_and_seed_same_bits(small: Raw, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        hush.simulate(small, out=tmp_path / name)
+    assert numbers(tmp_path / "a") == numbers(tmp_path / "b")
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+    other = hush.simulate({**small, "seed": 2})
+    assert other.loss != numbers(tmp_path / "a")["loss"]
+
+
+class _StopError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_resume_is_bit_identical(small: Raw, tmp_path: Path, after: int) -> None:
+    raw = changed(small, recipe={"step": {"rule": "ema", "inner": {"rule": "momentum"}}})
+
+    def stop(record: RoundRecord) -> None:
+        if record.round == after:
+            raise _StopError
+
+    hush.simulate(raw, out=tmp_path / "whole")
+    with pytest.raises(_StopError):
+        hush.simulate(raw, out=tmp_path / "cut", progress=stop)
+    assert not (tmp_path / "cut" / "result.json").exists()
+    hush.simulate(raw, out=tmp_path / "cut", resume=True)
+    assert numbers(tmp_path / "whole") == numbers(tmp_path / "cut")
+    assert (tmp_path / "whole" / "model.safetensors").read_bytes() == (
+        tmp_path / "cut" / "model.safetensors"
+    ).read_bytes()
+
+
+def test_resume_of_a_finished_run_changes_nothing(small: Raw, tmp_path: Path) -> None:
+    hush.simulate(small, out=tmp_path / "run")
+    before = numbers(tmp_path / "run")
+    hush.simulate(small, out=tmp_path / "run", resume=True)
+    assert numbers(tmp_path / "run") == before
+    assert len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()) == 4
+
+
+def test_resume_with_another_config_is_refused(small: Raw, tmp_path: Path) -> None:
+    hush.simulate(small, out=tmp_path / "run")
+    with pytest.raises(hush.HushError, match="another config"):
+        hush.simulate(changed(small, local={"lr": 0.2}), out=tmp_path / "run", resume=True)
+
+
+def test_a_client_is_the_same_among_others(small: Raw) -> None:
+    """Its updates depend on (seed, client, round) alone, so who trains beside it moves nothing but rounding."""
+    from hush.config import parse
+    from hush.engines.cohort import Cohort
+    from hush.engines.federation import prepare
+    from hush.types import Task
+
+    federation = prepare(parse(small))
+    start, layout = federation.model.start, federation.model.layout
+    together = Cohort(federation, federation.ledgers()).answer([Task(c, 2, start, layout) for c in range(6)])
+    for client in range(6):
+        (alone,) = Cohort(federation, federation.ledgers()).answer([Task(client, 2, start, layout)])
+        torch.testing.assert_close(alone.vector, together[client].vector, rtol=1e-5, atol=1e-6)
+
+
+def test_partial_participation_spends_only_what_is_trained(small: Raw) -> None:
+    result = hush.simulate({**small, "participation": 0.5})
+    assert sum(card.rounds for card in result.guarantees) == 4 * 3
+    for card in result.guarantees:
+        assert card.epsilon_spent <= card.epsilon_budget
+        assert (card.epsilon_spent > 0.9 * card.epsilon_budget) == (card.rounds > 0)
+
+
+@pytest.mark.parametrize("recipe", ["fedavg", "dp-fedavg", "weiavg", "minimum", "maximum", "robust-hdp"])
+def test_every_recipe_runs(small: Raw, recipe: str) -> None:
+    result = hush.simulate({**small, "recipe": {"name": recipe}})
+    spent = [card.epsilon_spent for card in result.guarantees]
+    budgets = small["privacy"]["budgets"]
+    if recipe == "fedavg":
+        assert all(math.isinf(e) for e in spent)
+        assert result.accuracy["mean"] > 0.5
+        assert any("no privacy" in gap for gap in result.not_covered)
+    elif recipe == "maximum":
+        assert all(0.97 * 8 < e <= 8 for e in spent)
+        assert any("largest budget" in gap for gap in result.not_covered)
+    elif recipe == "minimum":
+        assert all(0.97 * 0.3 < e <= 0.3 for e in spent)
+    else:
+        assert all(0.97 * b < e <= b for e, b in zip(spent, budgets, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("tables", "options"),
+    [
+        ({"data": {"partition": {"name": "dirichlet", "alpha": 0.5}}}, {}),
+        ({"data": {"partition": {"name": "rotation", "clusters": [2, 4]}}, "model": {"name": "cnn"}}, {}),
+        ({"data": {"partition": {"name": "quality", "groups": [3, 3], "density": [0.0, 0.3], "change_at": 3,
+                                 "density_after": [0.3, 0.0]}}}, {}),
+        ({"data": {"name": "synthetic", "partition": "auto", "samples": 100, "alpha": 1.0, "beta": 1.0}}, {}),
+        ({"model": {"name": "scattering-linear"}}, {}),
+        ({"model": {"name": "mlp", "hidden": 8}, "privacy": {"relation": "replace-one"}}, {}),
+        ({"privacy": {"accountant": "rdp", "budgets": 2.0}}, {}),
+        ({"privacy": {"noise": "secure", "budgets": "dist2"}}, {}),
+        ({"data": {"sizes": {"name": "lognormal", "sigma": 0.3}}, "local": {"batch_size": 8, "epochs": 2}}, {}),
+        ({}, {"recipe": {"weigh": {"rule": "estimated-noise", "estimator": "pairwise"}}}),
+        ({}, {"recipe": {"weigh": {"rule": "estimated-noise", "estimator": "declared"}}}),
+        ({}, {"recipe": {"weigh": "uniform", "step": {"rule": "tail", "start_round": 2}}}),
+    ],
+)  # fmt: skip
+def test_combinations_run(small: Raw, tables: dict[str, Raw], options: Raw) -> None:
+    result = hush.simulate({**changed(small, **tables), "rounds": 3, **options})
+    assert math.isfinite(result.loss)
+    assert all(card.epsilon_spent <= card.epsilon_budget for card in result.guarantees)
+
+
+def test_own_arrays_and_module(small: Raw) -> None:
+    rng = np.random.default_rng(1)
+    y = rng.integers(0, 3, 300)
+    x = rng.normal(size=(300, 5)).astype(np.float32)
+    x[np.arange(300), y] += 4
+    module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 3))
+    raw = changed(small, data={"name": "mine"}, privacy={"budgets": 50.0}, local={"lr": 0.5, "epochs": 3})
+    result = hush.simulate(raw, dataset=from_arrays(x, y), model=module)
+    assert (result.dataset, result.model) == ("custom", "custom")
+    assert result.accuracy["mean"] > 0.7
+    with pytest.raises(hush.HushError, match="BatchNorm1d"):
+        hush.simulate(raw, dataset=from_arrays(x, y), model=nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)))
+    x[7, 2] = np.nan
+    with pytest.raises(hush.HushError, match=r"(?i)nan"):
+        from_arrays(x, y)
+
+
+def test_compare(small: Raw, tmp_path: Path) -> None:
+    summary = hush.compare(small, ["dp-fedavg", "robust-hdp"], seeds=2, out=tmp_path / "cmp")
+    assert summary["seeds"] == [1, 2]
+    assert list(summary["recipes"]) == ["dp-fedavg", "robust-hdp"]
+    alone = hush.simulate({**small, "seed": 2, "recipe": {"name": "dp-fedavg"}})
+    assert summary["recipes"]["dp-fedavg"]["runs"][1]["accuracy"] == dict(alone.accuracy)
+    assert json.loads((tmp_path / "cmp" / "comparison.json").read_text())["recipes"].keys() == summary["recipes"].keys()
+    assert (tmp_path / "cmp" / "report.html").exists()
+    again = hush.compare(small, ["dp-fedavg", "robust-hdp"], seeds=2, out=tmp_path / "cmp", resume=True)
+    assert again["recipes"]["robust-hdp"]["accuracy"] == summary["recipes"]["robust-hdp"]["accuracy"]
+
+
+def test_plan() -> None:
+    answer = hush.plan(epsilon=1.0, delta=1e-5, samples=1000, batch=10, rounds=10)
+    assert set(answer) == {
+        "noise_multiplier", "epsilon", "delta", "relation", "accountant", "steps", "sample_rate",
+    }  # fmt: skip
+    assert (answer["steps"], answer["sample_rate"]) == (1000, 0.01)
+    assert 0.99 < answer["epsilon"] <= 1.0
+    with pytest.raises(hush.HushError, match="batch: 2000 is more than"):
+        hush.plan(epsilon=1.0, delta=1e-5, samples=1000, batch=2000, rounds=10)

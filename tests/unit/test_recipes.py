@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from hush.config import Config
+from hush.recipes import RECIPES, SUMMARIES, RoundView, parse
+from hush.recipes.protect import DpSgd, Nothing
+from hush.recipes.step import Add, Ema, Momentum, Tail
+from hush.recipes.weigh import Epsilon, EstimatedNoise, Samples, Uniform
+from hush.types import HushError, Member, Policy
+
+
+def view(updates: Tensor) -> RoundView:
+    n = len(updates)
+    numbers = torch.arange(1, n + 1, dtype=torch.float64)
+    return RoundView(1, tuple(range(n)), updates, 10 * numbers, numbers / 2, 1 / numbers)
+
+
+MEMBERS = [Member(c, Policy(e, d), 100, 10) for c, (e, d) in enumerate([(1.0, 1e-4), (0.2, 1e-5), (3.0, 1e-3)])]
+
+
+def test_every_recipe_is_summed_up() -> None:
+    assert set(RECIPES) == set(SUMMARIES) == {"fedavg", "dp-fedavg", "weiavg", "minimum", "maximum", "robust-hdp"}
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        (Samples(), [1 / 6, 2 / 6, 3 / 6]),
+        (Uniform(), [1 / 3, 1 / 3, 1 / 3]),
+        (Epsilon(), [1 / 6, 2 / 6, 3 / 6]),
+        (EstimatedNoise("declared"), [1 / 6, 2 / 6, 3 / 6]),
+    ],
+)
+def test_weights(option: Samples, expected: list[float]) -> None:
+    weighing, state = option.weigh(view(torch.zeros(3, 4)), {})
+    torch.testing.assert_close(weighing.weights, torch.tensor(expected, dtype=torch.float64))
+    assert state == {}
+
+
+@pytest.mark.parametrize("estimator", ["rpca", "pairwise"])
+def test_estimated_noise_prefers_the_quiet_client(estimator: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    scale = torch.tensor([0.1, 1.0, 1.0, 3.0])
+    updates = 0.2 + scale[:, None] * torch.randn(4, 2000, generator=generator)
+    weighing, _ = EstimatedNoise(estimator).weigh(view(updates), {})
+    assert weighing.weights.argmax() == 0
+    assert weighing.weights.argmin() == 3
+    assert weighing.weights.sum().item() == pytest.approx(1.0)
+    assert weighing.noise is not None
+
+
+def test_policies_by_budget_rule() -> None:
+    assert [p.epsilon for p in DpSgd("own").policies(MEMBERS)] == [1.0, 0.2, 3.0]
+    assert {(p.epsilon, p.delta) for p in DpSgd("minimum").policies(MEMBERS)} == {(0.2, 1e-5)}
+    assert {(p.epsilon, p.delta) for p in DpSgd("maximum").policies(MEMBERS)} == {(3.0, 1e-3)}
+    assert all(p.epsilon == float("inf") for p in Nothing().policies(MEMBERS))
+
+
+def test_what_is_not_covered_is_declared() -> None:
+    gaps = {name: [r.what for r in recipe.releases() if not r.covered] for name, recipe in RECIPES.items()}
+    assert gaps["robust-hdp"] == []
+    assert gaps["fedavg"] == ["model update", "number of training samples"]
+    assert gaps["maximum"] == ["privacy beyond the client's own budget", "number of training samples"]
+    assert gaps["weiavg"] == ["privacy budget"]
+
+
+def test_open_plan_costs_infinity() -> None:
+    plan = Nothing().plan(Policy(float("inf"), 1e-4), MEMBERS[0], 3, Config())
+    assert not plan.private
+    assert plan.update_noise(0.1, 50) == 0.0
+
+
+def walk(step: Add | Momentum | Ema | Tail, rounds: int) -> tuple[Tensor, Tensor]:
+    models = torch.zeros(1, 1)
+    state = step.start(models)
+    for _ in range(rounds):
+        models, state = step.step(models, torch.ones(1, 1), state)
+    return models, step.released(models, state)
+
+
+def test_steps() -> None:
+    assert walk(Add(lr=0.5), 4)[1].item() == 2.0
+    assert walk(Momentum(lr=1.0, beta=0.5), 3)[1].item() == pytest.approx(1 + 1.5 + 1.75)
+    trained, released = walk(Ema(decay=0.5), 3)
+    assert trained.item() == 3.0
+    assert released.item() == pytest.approx((0.125 * 1 + 0.25 * 2 + 0.5 * 3) / 0.875)
+    trained, released = walk(Tail(start_round=3), 5)
+    assert (trained.item(), released.item()) == (5.0, 4.0)
+    assert walk(Tail(start_round=9), 5)[1].item() == 5.0
+    assert walk(Ema(decay=0.5, inner=Momentum(beta=0.5)), 1)[1].item() == 1.0
+
+
+def test_parse_names_slots_and_mixtures() -> None:
+    assert parse({"name": "weiavg"}) == ("weiavg", RECIPES["weiavg"])
+    name, recipe = parse({"weigh": {"rule": "estimated-noise", "estimator": "pairwise"}})
+    assert (name, recipe.weigh) == ("custom", EstimatedNoise("pairwise"))
+    name, recipe = parse({"name": "robust-hdp", "step": {"rule": "ema", "decay": 0.8, "inner": {"rule": "momentum"}}})
+    assert name == "robust-hdp (modified)"
+    assert recipe.step == Ema(0.8, Momentum())
+    assert parse({"weigh": "uniform"})[1].weigh == Uniform()
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"name": "robust-hpd"}, r"recipe.name: unknown recipe 'robust-hpd'; did you mean robust-hdp\?"),
+        ({"name": 3}, "recipe.name: unknown recipe 3"),
+        ({"wiegh": "uniform"}, "recipe.wiegh: unknown key 'wiegh'; did you mean weigh?"),
+        ({"weigh": "unifrom"}, "recipe.weigh.rule: unknown rule 'unifrom'; did you mean uniform"),
+        ({"weigh": {"estimator": "rpca"}}, "recipe.weigh: expected a rule name or a table"),
+        ({"weigh": {"rule": "estimated-noise", "estimator": "svd"}}, "recipe.weigh.estimator: expected 'rpca', 'pair"),
+        ({"weigh": {"rule": "uniform", "x": 1}}, "recipe.weigh.x: unknown key"),
+        ({"step": {"rule": "momentum", "beta": 1.0}}, "recipe.step.beta: expected a number from 0 to below 1"),
+        ({"step": {"rule": "ema", "inner": {"rule": "ad"}}}, "recipe.step.inner.rule: unknown rule 'ad'"),
+        ({"step": {"rule": "add", "lr": "fast"}}, "recipe.step.lr: expected a valid number"),
+    ],
+)
+def test_mistakes(table: dict[str, object], words: str) -> None:
+    with pytest.raises(HushError, match=words) as caught:
+        parse(table)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hush.recipes import RECIPES, parse
+from hush.server.loop import ServerState, Terms, serve, start
+from hush.server.rundir import RunDir
+from hush.server.schedule import rounds_of, schedule
+from hush.server.validate import validate
+from hush.types import HushError, Layout, Member, Policy, Receipt, RoundRecord, Task, Update
+
+LAYOUT = Layout(("w", "b"), ((2, 2), (1,)))
+
+
+def task(client: int, round_number: int = 1) -> Task:
+    return Task(client, round_number, torch.zeros(5), LAYOUT)
+
+
+def update(client: int, value: float = 1.0, round_number: int = 1) -> Update:
+    receipt = Receipt(client, round_number, 1)
+    return Update(client, round_number, torch.full((5,), value), LAYOUT, receipt)
+
+
+def terms(recipe: str = "dp-fedavg", rounds: int = 3) -> Terms:
+    members = tuple(Member(c, Policy(1.0 + c, 1e-4), 10 * (c + 1), 5) for c in range(3))
+    return Terms(RECIPES[recipe], members, (1.0, 2.0, 3.0), LAYOUT, ((0, 1, 2),) * rounds)
+
+
+def test_schedule_is_fixed_size_and_repeatable() -> None:
+    plan = schedule(1, 10, 50, 0.3)
+    assert plan == schedule(1, 10, 50, 0.3) != schedule(2, 10, 50, 0.3)
+    assert all(len(members) == 3 == len(set(members)) for members in plan)
+    assert sum(rounds_of(plan, c) for c in range(10)) == 150
+    assert schedule(1, 4, 2, 1.0) == ((0, 1, 2, 3),) * 2
+    assert all(len(members) == 1 for members in schedule(1, 4, 5, 0.01))
+
+
+def bad(**changes: object) -> Update:
+    return replace(update(1), **changes)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (bad(round=2), "answers round 2"),
+        (bad(client=7), "not asked"),
+        (bad(receipt=Receipt(2, 1, 1)), "receipt"),
+        (bad(vector=torch.ones(4)), "layout"),
+        (bad(layout=Layout(("w",), ((5,),))), "layout"),
+        (bad(vector=torch.ones(5, dtype=torch.float64)), "float64"),
+        (bad(vector=torch.tensor([1.0, float("nan"), 0, 0, 0])), "not finite"),
+        (bad(vector=torch.tensor([1.0, float("inf"), 0, 0, 0])), "not finite"),
+    ],
+)
+def test_gate_refuses_and_goes_on(wrong: Update, words: str) -> None:
+    accepted, refused = validate([task(0), task(1)], [update(0), wrong])
+    assert [u.client for u in accepted] == [0]
+    assert words in refused[wrong.client]
+
+
+def test_gate_takes_one_update_a_client_in_client_order() -> None:
+    accepted, refused = validate([task(0), task(1), task(2)], [update(1), update(0), update(1, 9.0)])
+    assert [(u.client, u.vector[0].item()) for u in accepted] == [(0, 1.0), (1, 1.0)]
+    assert refused == {1: "a second update in the same round", 2: "no update"}
+
+
+def run(made: Terms, answers: list[list[Update]]) -> tuple[ServerState, list[RoundRecord]]:
+    records: list[RoundRecord] = []
+    loop = serve(made, start(made.recipe, torch.zeros(5)), lambda _, record: records.append(record))
+    next(loop)
+    try:
+        for answer in answers:
+            loop.send(answer)
+    except StopIteration as end:
+        return end.value, records
+    raise AssertionError("the loop did not end")
+
+
+def test_rounds_add_weighted_updates() -> None:
+    answer = [[update(c, float(c), r) for c in range(3)] for r in (1, 2, 3)]
+    state, records = run(terms(), answer)
+    mean = (0 * 10 + 1 * 20 + 2 * 30) / 60
+    torch.testing.assert_close(state.models, torch.full((1, 5), 3 * mean))
+    assert [record.round for record in records] == [1, 2, 3]
+    assert records[0].weights == {0: pytest.approx(1 / 6), 1: pytest.approx(1 / 3), 2: pytest.approx(1 / 2)}
+    assert records[0].noise_planned == {0: 1.0, 1: 2.0, 2: 3.0}
+
+
+def test_a_round_without_updates_moves_nothing() -> None:
+    state, records = run(terms(rounds=2), [[], [update(1, 2.0, 2)]])
+    assert records[0].weights == {}
+    assert records[0].refused == {0: "no update", 1: "no update", 2: "no update"}
+    torch.testing.assert_close(state.models, torch.full((1, 5), 2.0))
+
+
+def test_order_of_arrival_changes_nothing() -> None:
+    forward, _ = run(terms(rounds=1), [[update(c, 0.1 * c) for c in (0, 1, 2)]])
+    backward, _ = run(terms(rounds=1), [[update(c, 0.1 * c) for c in (2, 1, 0)]])
+    assert torch.equal(forward.models, backward.models)
+
+
+def saved(path: Path, recipe: str = "dp-fedavg") -> tuple[RunDir, ServerState]:
+    directory = RunDir.create(path, {"config_hash": "abc"})
+    _, made = parse({"name": recipe, "step": {"rule": "ema", "inner": {"rule": "momentum"}}})
+    state = start(made, torch.arange(5.0))
+    for number in (1, 2):
+        state = replace(state, round=number, models=state.models + 1)
+        directory.save(state, RoundRecord(number, {0: 0.5}, {}, {0: 1.0}, {1: "no update"}, (0.1, 0.2), 1.5, 0.1))
+    return directory, state
+
+
+def test_checkpoint_round_trip(tmp_path: Path) -> None:
+    directory, state = saved(tmp_path / "run")
+    kept = directory.restore()
+    assert kept is not None
+    restored, records = kept
+    assert restored.round == 2
+    assert torch.equal(restored.models, state.models)
+    assert set(restored.slots["step"]) == {"velocity", "sum", "mass"}
+    assert records[1] == RoundRecord(2, {0: 0.5}, {}, {0: 1.0}, {1: "no update"}, (0.1, 0.2), 1.5, 0.1)
+
+
+def test_restore_drops_lines_beyond_the_checkpoint(tmp_path: Path) -> None:
+    directory, _ = saved(tmp_path / "run")
+    with (directory.path / "rounds.jsonl").open("ab") as file:
+        file.write(b'{"round": 3, "weig')
+    kept = directory.restore()
+    assert kept is not None
+    assert [record.round for record in kept[1]] == [1, 2]
+    assert len((directory.path / "rounds.jsonl").read_bytes().splitlines()) == 2
+
+
+def test_run_directory_mistakes(tmp_path: Path) -> None:
+    directory, _ = saved(tmp_path / "run")
+    with pytest.raises(HushError, match="not empty"):
+        RunDir.create(directory.path, {})
+    with pytest.raises(HushError, match="another config"):
+        RunDir.reopen(directory.path, "abd")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HushError, match="cannot write a run directory"):
+        RunDir.create(tmp_path / "file" / "run", {})
+    next(directory.path.glob("checkpoint-*")).write_bytes(b"rubbish")
+    with pytest.raises(HushError, match="not a checkpoint"):
+        directory.restore()
