@@ -330,3 +330,20 @@ def test_parts_merge_without_changing_the_loss() -> None:
     assert plain.rate == 1.0
     assert plain.noise == pytest.approx((2 / 9 + 1 / 16) ** -0.5)
     assert sampled == Part(0.1, 1.0, 7)
+
+
+@pytest.mark.parametrize(("noise", "count", "delta"), [(30.0, 100, 1e-9), (300.0, 20_000, 1e-6), (1.0, 3, 1e-4)])
+def test_the_grid_itself_is_right_where_the_truth_is_known(noise: float, count: int, delta: float) -> None:
+    parts = (Part(1.0, noise, count),)  # not merged: composed on the grid, although a closed form exists
+    for direction, halved in (("remove", 1.0), ("add", 1.0), ("replace", 2.0)):
+        exact = dp.get_epsilon_gaussian(noise / halved / math.sqrt(count), delta)
+        assert exact <= pld._composed(parts, delta, direction) <= 1.0015 * exact
+
+
+def test_a_tiny_rate_stays_within_memory() -> None:
+    z = accounting.noise_multiplier(1.0, 1e-7, 1e-6, 10**6)
+    assert (
+        accounting.epsilon_after(1e-6, z, [10**6], 1e-7)[0]
+        <= 1.0
+        < accounting.epsilon_after(1e-6, 0.99 * z, [10**6], 1e-7)[0]
+    )

@@ -77,4 +77,4 @@ def _between(low: tuple[int, float], high: tuple[int, float], target: float) -> 
         return round(low[0] * max(2.0, min(16.0, (target / low[1]) ** 2)))
     share = math.log(target / low[1]) / math.log(high[1] / low[1])
     # Kept off the ends: a law that bends would otherwise creep along one side.
-    return round(low[0] * (high[0] / low[0]) ** min(max(share, 0.02), 0.98))
+    return round(low[0] * math.pow(high[0] / low[0], min(max(share, 0.02), 0.98)))

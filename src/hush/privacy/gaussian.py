@@ -115,7 +115,8 @@ def _replacement(eps: Array, rate: float, noise: float) -> Array:
     x = noise**2 * np.sign(eps) * (half + np.logaddexp(alpha, 0.5 * np.logaddexp(0.0, 2.0 * alpha)))
     upper = (1.0 - rate) * ndtr(-x / noise) + rate * ndtr((1.0 - x) / noise)
     lower = np.logaddexp(log_stay + log_ndtr(-x / noise), math.log(rate) + log_ndtr((-1.0 - x) / noise))
-    return upper - np.exp(eps + lower)
+    deltas: Array = upper - np.exp(eps + lower)
+    return deltas
 
 
 def loss(x: Array, rate: float, noise: float, direction: Direction) -> Array:

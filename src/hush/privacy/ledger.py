@@ -17,7 +17,8 @@ import math
 from collections.abc import Iterable
 
 from hush.privacy import accounting
-from hush.privacy.plan import PrivacyPlan, step_event
+from hush.privacy.cost import Cost, composed
+from hush.privacy.plan import PrivacyPlan
 from hush.types import Accountant, HushError, Policy, Receipt
 
 _SLACK = 1e-9
@@ -84,7 +85,4 @@ def _key(plan: PrivacyPlan) -> tuple[float, float]:
 
 
 def _composed(steps: Iterable[tuple[tuple[float, float], int]]) -> accounting.Event:
-    import dp_accounting
-
-    events = [step_event(rate, z, count) for (rate, z), count in steps]
-    return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
+    return composed(Cost("model update", "poisson-gaussian", z, count, rate) for (rate, z), count in steps)

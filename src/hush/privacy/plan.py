@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hush.privacy import accounting
+from hush.privacy.cost import Cost
 from hush.types import Accountant, HushError, Policy, Relation
 
 if TYPE_CHECKING:
@@ -80,25 +81,19 @@ class PrivacyPlan:
         noise = source.normal(clipped_sum.numel(), clipped_sum.dtype).to(clipped_sum.device)
         return (clipped_sum + self.noise_multiplier * self.clip * noise) / self.batch
 
-    def event(self, rounds: int) -> DpEvent:
+    def cost(self, rounds: int = 1) -> Cost:
         """What that many rounds cost."""
-        return step_event(self.rate, self.noise_multiplier, rounds * self.steps)
+        return Cost("model update", "poisson-gaussian", self.noise_multiplier, rounds * self.steps, self.rate)
+
+    def event(self, rounds: int) -> DpEvent:
+        """The same for dp_accounting."""
+        return self.cost(rounds).event()
 
     def update_noise(self, lr: float, size: int) -> float:
         """Expected squared norm of the noise in one round's update: public, since it follows from the plan."""
         if not self.private:
             return 0.0
         return self.steps * size * (lr * self.noise_multiplier * self.clip / self.batch) ** 2
-
-
-def step_event(rate: float, noise_multiplier: float, steps: int) -> DpEvent:
-    """The event of some Poisson-sampled Gaussian steps."""
-    import dp_accounting
-
-    if noise_multiplier <= 0:
-        return dp_accounting.NonPrivateDpEvent() if steps else dp_accounting.NoOpDpEvent()
-    one = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise_multiplier))
-    return dp_accounting.SelfComposedDpEvent(one, steps) if steps else dp_accounting.NoOpDpEvent()
 
 
 def calibrated(

@@ -38,37 +38,37 @@ if TYPE_CHECKING:
 
 _FINENESS = 0.1  # interval over the deviation of a step's loss; adds about 0.1**2 / 6 to the variance
 _TAIL = 1e-5  # the share of delta that each cut tail may cost
-_MOST_CELLS = 2**18
+_MOST_CELLS = 2**16  # of one step; beyond it, and beyond 16 times as many of the sum, the grid is coarser
 _LARGEST_LOSS = 700.0
 _LEAST_NOISE = 0.01
-_ORDERS = np.array([0.03, 0.06, 0.12, 0.25, 0.5, 0.75, 1.0, 1.4])
+_ORDERS = np.array([0.001, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 0.75, 1.0, 1.4, 2.0])
 
 
 class Part(NamedTuple):
-    """A run of equal steps: sampling rate, noise multiplier, how many."""
+    """A run of equal steps: sampling rate, noise multiplier, how many there are."""
 
     rate: float
     noise: float
-    count: int
+    steps: int
 
 
 def epsilon(parts: Sequence[Part], delta: float, relation: Relation, *, one_way: bool = False) -> float:
     """An upper bound on the epsilon of all parts together at `delta`.
 
     Args:
-        parts: The steps; every rate in (0, 1], no noise negative, every count positive.
+        parts: The steps; every rate in (0, 1], no noise negative, at least one step each.
         delta: In (0, 1).
         relation: The neighbouring relation.
         one_way: Look at the removal of a record only. It is the worse direction wherever we looked, so a search may
             use it; what is promised may not.
     """
-    never = sum(part.count * math.log1p(-part.rate) if part.rate < 1.0 else -math.inf for part in parts)
+    never = sum(part.steps * math.log1p(-part.rate) if part.rate < 1.0 else -math.inf for part in parts)
     if -math.expm1(never) <= delta:
         return 0.0
     if any(part.noise < _LEAST_NOISE for part in parts):
         return math.inf
     merged = merge(parts)
-    if len(merged) == 1 and merged[0].count == 1:
+    if len(merged) == 1 and merged[0].steps == 1:
         rate, noise, _ = merged[0]
         if rate == 1.0:
             return gaussian.epsilon_of(noise / 2.0 if relation == "replace-one" else noise, delta)
@@ -95,8 +95,8 @@ def merge(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 def interval(parts: Sequence[Part], direction: Direction) -> float:
     """The grid interval that suits these parts."""
-    variance = sum(part.count * gaussian.loss_variance(part.rate, part.noise, direction) for part in parts)
-    return _FINENESS * math.sqrt(variance / sum(part.count for part in parts))
+    variance = sum(part.steps * gaussian.loss_variance(part.rate, part.noise, direction) for part in parts)
+    return _FINENESS * math.sqrt(variance / sum(part.steps for part in parts))
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +116,7 @@ def _step(rate: float, noise: float, direction: Direction, width: float, tail: f
     low, high = gaussian.support(rate, noise, direction, tail)
     first = math.floor(low / width)
     last = max(math.ceil(high / width), first + 1)
-    deltas = gaussian.divergences(np.arange(first, last + 1) * width, rate, noise, direction)
+    deltas = gaussian.divergences(width * np.arange(first, last + 1, dtype=np.float64), rate, noise, direction)
     deltas = np.minimum.accumulate(np.clip(deltas, 0.0, 1.0))
     drops = np.diff(deltas)
     mass = np.empty_like(deltas)
@@ -133,7 +133,7 @@ def _step(rate: float, noise: float, direction: Direction, width: float, tail: f
 def _composed(parts: tuple[Part, ...], delta: float, direction: Direction) -> float:
     """Epsilon on the grid that suits the parts, or on a finer one where epsilon itself is only a few cells."""
     # Rounded to a power of two, so that a curve over the number of steps shares its single step.
-    tail = _TAIL * delta / (1 << (sum(part.count for part in parts) - 1).bit_length())
+    tail = _TAIL * delta / (1 << (sum(part.steps for part in parts) - 1).bit_length())
     supports = [gaussian.support(part.rate, part.noise, direction, tail) for part in parts]
     finest = max(high - low for low, high in supports) / _MOST_CELLS
     width = max(interval(parts, direction), finest)
@@ -149,9 +149,11 @@ def _on_grid(parts: tuple[Part, ...], delta: float, direction: Direction, width:
     """Compose the parts by one FFT and read epsilon off the result."""
     from scipy.fft import irfft, next_fast_len, rfft
 
-    counts = [part.count for part in parts]
+    counts = [part.steps for part in parts]
     steps = [_step(part.rate, part.noise, direction, width, tail) for part in parts]
     low, high = _window(steps, counts, _TAIL * delta)
+    if high - low > 16 * _MOST_CELLS:
+        return _on_grid(parts, delta, direction, 2.0 * width, tail)
     size = next_fast_len(max(high - low + 1, *(len(step.mass) for step in steps)), real=True)
     spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
     with np.errstate(under="ignore"):
@@ -162,7 +164,7 @@ def _on_grid(parts: tuple[Part, ...], delta: float, direction: Direction, width:
     finite = sum(count * math.log1p(-step.infinite) for step, count in zip(steps, counts, strict=True))
     infinite = 2.0 * _TAIL * delta + (sum(counts) + size) * 2.0**-52 - math.expm1(finite)
     start = low + sum(count * step.low for step, count in zip(steps, counts, strict=True))
-    return _read((start + np.arange(len(mass))) * width, mass, infinite, delta)
+    return _read(width * (start + np.arange(len(mass), dtype=np.float64)), mass, infinite, delta)
 
 
 def _window(steps: list[_Step], counts: list[int], tail: float) -> tuple[int, int]:
