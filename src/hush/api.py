@@ -109,7 +109,9 @@ def plan(
     )  # fmt: skip
     return {
         "noise_multiplier": made.noise_multiplier,
-        "epsilon": accounting.epsilon(made.event(rounds), delta, relation, accountant),
+        "epsilon": accounting.epsilon_after(
+            made.rate, made.noise_multiplier, [rounds * made.steps], delta, relation, accountant
+        )[0],
         "delta": delta,
         "relation": relation,
         "accountant": accountant,

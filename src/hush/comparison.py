@@ -10,7 +10,7 @@ from hush import report
 from hush.config import Config
 from hush.engines import cohort
 from hush.engines.federation import prepare
-from hush.engines.outcome import spread
+from hush.engines.outcome import spread, versions
 from hush.recipes import RECIPES
 from hush.server.rundir import to_json, write_atomically
 from hush.types import HushError, RoundRecord, RunResult, unknown
@@ -43,6 +43,8 @@ def compared(
     summary = {
         "command": command,
         "seeds": numbers,
+        "config": config.model_dump(),
+        "versions": versions(),
         "recipes": {recipe: _gathered(recipe, results) for recipe, results in runs.items()},
     }
     if root is not None:

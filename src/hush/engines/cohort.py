@@ -30,7 +30,8 @@ class Cohort:
     def __init__(self, federation: Federation, ledgers: Sequence[MemoryLedger]) -> None:
         self._federation = federation
         self._ledgers = ledgers
-        self._device = _device(federation.config.engine.device)
+        self._device = federation.device
+        federation.model.module.to(self._device)
         self._bounds = federation.data.bounds()
         self._phase: tuple[int, ...] | None = None
         self._x = self._y = torch.empty(0)
@@ -155,11 +156,3 @@ def _named(federation: Federation, models: Tensor) -> dict[str, Tensor]:
         for number, model in enumerate(models)
         for name, value in unflatten(model, layout).items()
     }
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise HushError("engine.device: cuda is not available here; accepted: cpu, auto", "engine.device")
-    return torch.device(name)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from hush import models, recipes
@@ -36,6 +37,7 @@ class Federation:
     policies: tuple[Policy, ...]
     plans: tuple[PrivacyPlan, ...]
     terms: Terms
+    device: torch.device
 
     def ledgers(self) -> list[MemoryLedger]:
         """A fresh ledger for each client, its plan approved."""
@@ -90,6 +92,7 @@ def prepare(
 ) -> Federation:
     """Build the federation that a config describes, or say what is wrong with it."""
     name, recipe = recipes.parse(config.recipe)
+    device = _device(config.engine.device)
     number, seed = config.data.clients, config.seed
     epsilons = budgets.budgets(config.privacy.budgets, number, seed)
     batches = budgets.batch_sizes(config.local.batch_size, number, seed)
@@ -110,7 +113,7 @@ def prepare(
     )
     planned = tuple(plan.update_noise(config.local.lr, model.layout.size) for plan in plans)
     terms = Terms(recipe, members, planned, model.layout, rounds)
-    return Federation(config, name, recipe, held, model, members, policies, plans, terms)
+    return Federation(config, name, recipe, held, model, members, policies, plans, terms, device)
 
 
 def _load(config: Config, root: str | None) -> datasets.Dataset:
@@ -137,3 +140,11 @@ def _check_batches(members: Sequence[Member]) -> None:
                 f"{member.client}; accepted: 1 to {member.samples}",
                 "local.batch_size",
             )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise HushError("engine.device: cuda is not available here; accepted: cpu, auto", "engine.device")
+    return torch.device(name)

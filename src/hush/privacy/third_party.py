@@ -1,0 +1,195 @@
+"""What DP-SCAFFOLD claims toward a third party, who sees only the models, beside what the server learns of one user.
+
+Noble, Bellet and Dieuleveut (2022, arXiv:2111.09278) give every user the same noise, sigma_g times the sensitivity
+2 C / (s R) of a mean over s R of its R rows, drawn without replacement. Their bound for T rounds: a Gaussian of noise
+sigma_g sqrt(l M), subsampled by s, composed K times, subsampled by l over the M users, composed T times; each
+subsampling by theorem 9 of Wang, Balle and Kasiviswanathan (2019, arXiv:1808.00087). Neighbours differ in one replaced
+row. The names are the paper's.
+
+Guarantees:
+    `claimed_epsilon` and `claimed_rounds` follow the paper to the round. They are as sound as `ASSUMPTION`, which every
+    `Claim` carries: show them only beside it.
+    `server_epsilon` assumes none of that: it bounds what the server learns of one user's row from that user's updates,
+    by the paper's own loose bound, so that the two views compare. `tight_server_epsilon` bounds the same by
+    `hush.privacy.accounting`, and is the one to promise.
+
+Edge cases:
+    Delta is 1 / (M R) unless given.
+    Orders are the whole numbers from 2 to 100. The paper also searches between them on a line between two whole
+    orders; there its bound is monotone, so that nothing lower is to be found.
+    The bound of a subsampled step does not vanish as noise grows, so that more noise does not always buy more rounds.
+    At a rate of 1 nothing is sampled, and the bound is that of the plain Gaussian.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hush.privacy import accounting
+from hush.privacy.cost import Cost
+from hush.types import HushError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+ASSUMPTION = (
+    "As claimed by the paper, not proved: the gain of sqrt(l M) toward a third party takes one sum of all noisy "
+    "gradients for granted. For K > 1 local steps each user's later gradients depend on its own earlier noise (user "
+    "drift), and no proof covers that."
+)
+
+_MOST_ORDER = 100
+_ORDERS = np.arange(2.0, _MOST_ORDER + 1.0)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The two views of one run.
+
+    Attributes:
+        epsilon: Claimed toward a third party.
+        delta: For every epsilon here.
+        rounds: All rounds.
+        seen: Rounds in which the server saw the user of the next two figures.
+        server_epsilon: Toward the server, by the same bound.
+        tight_server_epsilon: Toward the server, by a better bound.
+        assumption: What `epsilon` rests on.
+    """
+
+    epsilon: float
+    delta: float
+    rounds: int
+    seen: int
+    server_epsilon: float
+    tight_server_epsilon: float
+    assumption: str = ASSUMPTION
+
+
+def claim(
+    sigma_g: float,
+    s: float,
+    l: float,
+    K: int,
+    T: int,
+    M: int,
+    R: int,
+    delta: float | None = None,
+    seen: int | None = None,
+) -> Claim:
+    """Both views; `seen` is the mean number of rounds of a user unless given."""
+    seen = max(1, round(l * T)) if seen is None else seen
+    return Claim(
+        epsilon=claimed_epsilon(sigma_g, s, l, K, T, M, R, delta),
+        delta=_delta(M, R, delta),
+        rounds=T,
+        seen=seen,
+        server_epsilon=server_epsilon(sigma_g, s, K, seen, M, R, delta),
+        tight_server_epsilon=tight_server_epsilon(sigma_g, s, K, seen, M, R, delta),
+    )
+
+
+def claimed_epsilon(
+    sigma_g: float, s: float, l: float, K: int, T: int, M: int, R: int, delta: float | None = None
+) -> float:
+    """The epsilon that the paper claims toward a third party after T rounds; see `ASSUMPTION`.
+
+    Args:
+        sigma_g: Noise of a local step over its sensitivity.
+        s: Share of a user's rows in a local step.
+        l: Share of the users in a round.
+        K: Local steps a round.
+        T: Rounds.
+        M: Users.
+        R: Training rows of a user.
+        delta: 1 / (M R) unless given.
+    """
+    _check(sigma_g=sigma_g, s=s, l=l, K=K, T=T)
+    return _least(T * _round(sigma_g, s, l, K, M), _delta(M, R, delta))
+
+
+def claimed_rounds(
+    epsilon: float, sigma_g: float, s: float, l: float, K: int, M: int, R: int, delta: float | None = None
+) -> int:
+    """The most rounds whose `claimed_epsilon` is at most `epsilon`; 0 if not even one."""
+    _check(epsilon=epsilon, sigma_g=sigma_g, s=s, l=l, K=K)
+    delta, one = _delta(M, R, delta), _round(sigma_g, s, l, K, M)
+    rounds = math.floor(float(np.max((epsilon + math.log(delta) / (_ORDERS - 1.0)) / one)))
+    # The division may round up past the budget.
+    return max(0, rounds if rounds > 0 and _least(rounds * one, delta) <= epsilon else rounds - 1)
+
+
+def server_epsilon(sigma_g: float, s: float, K: int, seen: int, M: int, R: int, delta: float | None = None) -> float:
+    """What the server learns of one row of a user seen in that many rounds, by the paper's bound."""
+    _check(sigma_g=sigma_g, s=s, K=K, seen=seen)
+    return _least(seen * K * _subsampled(_gaussian(sigma_g), s), _delta(M, R, delta))
+
+
+def tight_server_epsilon(
+    sigma_g: float, s: float, K: int, seen: int, M: int, R: int, delta: float | None = None
+) -> float:
+    """The same by the sharper bound for Gaussian noise that `hush.privacy.accounting` uses."""
+    _check(sigma_g=sigma_g, s=s, K=K, seen=seen)
+    delta = _delta(M, R, delta)
+    # Sigma_g counts in the sensitivity of replace-one, which is twice the clip; a cost counts in the clip.
+    steps = Cost("model update", "fixed-gaussian", 2.0 * sigma_g, seen * K, samples=R, batch=max(1, round(s * R)))
+    return accounting.epsilon(steps.event(), delta, "replace-one", "rdp")
+
+
+@lru_cache(maxsize=1024)
+def _round(sigma_g: float, s: float, l: float, K: int, M: int) -> Array:
+    """Renyi divergences of one round toward a third party, as claimed."""
+    return _subsampled(K * _subsampled(_gaussian(sigma_g * math.sqrt(l * M)), s), l)
+
+
+def _gaussian(noise: float) -> Array:
+    return _ORDERS / (2.0 * noise**2)
+
+
+def _subsampled(divergences: Array, rate: float) -> Array:
+    """Wang et al., theorem 9, for a mechanism whose pure epsilon is infinite."""
+    if rate == 1.0:
+        return divergences
+    terms = math.log(2.0) + (_ORDERS - 1.0) * divergences
+    second = float(divergences[0])
+    terms[0] = second + min(math.log(2.0), math.log(4.0) + math.log(-math.expm1(-second)))
+    terms = _log_binomials() + terms + _ORDERS * math.log(rate)
+    result: Array = np.logaddexp(0.0, np.logaddexp.reduce(terms, axis=1)) / (_ORDERS - 1.0)
+    return result
+
+
+@lru_cache(maxsize=1)
+def _log_binomials() -> Array:
+    """Row: order; column: how many are chosen, from 2 up; minus infinity where that is more than the order."""
+    choose = [[math.comb(n, k) for k in range(2, _MOST_ORDER + 1)] for n in range(2, _MOST_ORDER + 1)]
+    return np.array([[math.log(ways) if ways else -math.inf for ways in row] for row in choose])
+
+
+def _least(divergences: Array, delta: float) -> float:
+    return float(np.min(divergences - math.log(delta) / (_ORDERS - 1.0)))
+
+
+def _delta(M: int, R: int, delta: float | None) -> float:
+    _check(M=M, R=R)
+    delta = 1.0 / (M * R) if delta is None else delta
+    if not 0.0 < delta < 1.0:
+        raise HushError(f"delta: found {delta!r}; accepted: a number between 0 and 1, both excluded")
+    return delta
+
+
+def _check(**arguments: float) -> None:
+    for name, value in arguments.items():
+        if name in ("s", "l"):
+            accepted, holds = "a number above 0 and at most 1", 0.0 < value <= 1.0
+        elif name in ("sigma_g", "epsilon"):
+            accepted, holds = "a positive number", 0.0 < value < math.inf
+        else:
+            accepted, holds = "a whole number, 1 or more", 1 <= value < math.inf and value == math.floor(value)
+        if not holds:
+            raise HushError(f"{name}: found {value!r}; accepted: {accepted}")
