@@ -4,7 +4,7 @@ Noble, Bellet and Dieuleveut (2022, arXiv:2111.09278) give every user the same n
 2 C / (s R) of a mean over s R of its R rows, drawn without replacement. Their bound for T rounds: a Gaussian of noise
 sigma_g sqrt(l M), subsampled by s, composed K times, subsampled by l over the M users, composed T times; each
 subsampling by theorem 9 of Wang, Balle and Kasiviswanathan (2019, arXiv:1808.00087). Neighbours differ in one replaced
-row. The names are the paper's.
+row. The names are the paper's (`ell` is its l).
 
 Guarantees:
     `claimed_epsilon` and `claimed_rounds` follow the paper to the round. They are as sound as `ASSUMPTION`, which every
@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 ASSUMPTION = (
-    "As claimed by the paper, not proved: the gain of sqrt(l M) toward a third party takes one sum of all noisy "
-    "gradients for granted. For K > 1 local steps each user's later gradients depend on its own earlier noise (user "
-    "drift), and no proof covers that."
+    "Toward a third party this epsilon holds as claimed by the paper: the gain of sqrt(l M) from summing the users' "
+    "noise is not proved for K > 1, where users drift apart between local steps."
 )
 
 _MOST_ORDER = 100
@@ -75,7 +74,7 @@ class Claim:
 def claim(
     sigma_g: float,
     s: float,
-    l: float,
+    ell: float,
     K: int,
     T: int,
     M: int,
@@ -84,9 +83,9 @@ def claim(
     seen: int | None = None,
 ) -> Claim:
     """Both views; `seen` is the mean number of rounds of a user unless given."""
-    seen = max(1, round(l * T)) if seen is None else seen
+    seen = max(1, round(ell * T)) if seen is None else seen
     return Claim(
-        epsilon=claimed_epsilon(sigma_g, s, l, K, T, M, R, delta),
+        epsilon=claimed_epsilon(sigma_g, s, ell, K, T, M, R, delta),
         delta=_delta(M, R, delta),
         rounds=T,
         seen=seen,
@@ -96,33 +95,34 @@ def claim(
 
 
 def claimed_epsilon(
-    sigma_g: float, s: float, l: float, K: int, T: int, M: int, R: int, delta: float | None = None
+    sigma_g: float, s: float, ell: float, K: int, T: int, M: int, R: int, delta: float | None = None
 ) -> float:
     """The epsilon that the paper claims toward a third party after T rounds; see `ASSUMPTION`.
 
     Args:
         sigma_g: Noise of a local step over its sensitivity.
         s: Share of a user's rows in a local step.
-        l: Share of the users in a round.
+        ell: Share of the users in a round.
         K: Local steps a round.
         T: Rounds.
         M: Users.
         R: Training rows of a user.
         delta: 1 / (M R) unless given.
     """
-    _check(sigma_g=sigma_g, s=s, l=l, K=K, T=T)
-    return _least(T * _round(sigma_g, s, l, K, M), _delta(M, R, delta))
+    _check(sigma_g=sigma_g, s=s, ell=ell, K=K, T=T, M=M)
+    return _least(T * _round(sigma_g, s, ell, K, M), _delta(M, R, delta))
 
 
 def claimed_rounds(
-    epsilon: float, sigma_g: float, s: float, l: float, K: int, M: int, R: int, delta: float | None = None
+    epsilon: float, sigma_g: float, s: float, ell: float, K: int, M: int, R: int, delta: float | None = None
 ) -> int:
     """The most rounds whose `claimed_epsilon` is at most `epsilon`; 0 if not even one."""
-    _check(epsilon=epsilon, sigma_g=sigma_g, s=s, l=l, K=K)
-    delta, one = _delta(M, R, delta), _round(sigma_g, s, l, K, M)
+    _check(epsilon=epsilon, sigma_g=sigma_g, s=s, ell=ell, K=K, M=M)
+    delta, one = _delta(M, R, delta), _round(sigma_g, s, ell, K, M)
     rounds = math.floor(float(np.max((epsilon + math.log(delta) / (_ORDERS - 1.0)) / one)))
-    # The division may round up past the budget.
-    return max(0, rounds if rounds > 0 and _least(rounds * one, delta) <= epsilon else rounds - 1)
+    # The division may have rounded either way across a whole number.
+    near = (count for count in (rounds + 1, rounds, rounds - 1) if count > 0)
+    return next((count for count in near if _least(count * one, delta) <= epsilon), 0)
 
 
 def server_epsilon(sigma_g: float, s: float, K: int, seen: int, M: int, R: int, delta: float | None = None) -> float:
@@ -143,9 +143,9 @@ def tight_server_epsilon(
 
 
 @lru_cache(maxsize=1024)
-def _round(sigma_g: float, s: float, l: float, K: int, M: int) -> Array:
+def _round(sigma_g: float, s: float, ell: float, K: int, M: int) -> Array:
     """Renyi divergences of one round toward a third party, as claimed."""
-    return _subsampled(K * _subsampled(_gaussian(sigma_g * math.sqrt(l * M)), s), l)
+    return _subsampled(K * _subsampled(_gaussian(sigma_g * math.sqrt(ell * M)), s), ell)
 
 
 def _gaussian(noise: float) -> Array:
@@ -172,7 +172,7 @@ def _log_binomials() -> Array:
 
 
 def _least(divergences: Array, delta: float) -> float:
-    return float(np.min(divergences - math.log(delta) / (_ORDERS - 1.0)))
+    return max(0.0, float(np.min(divergences - math.log(delta) / (_ORDERS - 1.0))))
 
 
 def _delta(M: int, R: int, delta: float | None) -> float:
@@ -185,10 +185,12 @@ def _delta(M: int, R: int, delta: float | None) -> float:
 
 def _check(**arguments: float) -> None:
     for name, value in arguments.items():
-        if name in ("s", "l"):
+        if name in ("s", "ell"):
             accepted, holds = "a number above 0 and at most 1", 0.0 < value <= 1.0
-        elif name in ("sigma_g", "epsilon"):
+        elif name == "epsilon":
             accepted, holds = "a positive number", 0.0 < value < math.inf
+        elif name == "sigma_g":
+            accepted, holds = "a number from 0.001 to 1,000,000", 1e-3 <= value <= 1e6
         else:
             accepted, holds = "a whole number, 1 or more", 1 <= value < math.inf and value == math.floor(value)
         if not holds:
