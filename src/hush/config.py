@@ -100,6 +100,7 @@ class Config(_Strict):
     seed: Annotated[int, Field(ge=0)] = 0
     rounds: Annotated[int, Field(ge=1)] = 20
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
+    quorum: Annotated[int, Field(ge=1)] = 1
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     privacy: PrivacyConfig = PrivacyConfig()

@@ -103,6 +103,16 @@ class Update:
 
 
 @dataclass(frozen=True)
+class Decline:
+    """A client's no: nothing was trained, released or charged. `final` means that it will not come back."""
+
+    client: int
+    round: int
+    reason: str
+    final: bool = False
+
+
+@dataclass(frozen=True)
 class Release:
     """Something a choice of the recipe reveals, and whether the accountant covers it."""
 
@@ -113,13 +123,14 @@ class Release:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What is kept of one round. Keys of the mappings are client numbers."""
+    """What is kept of one round. Keys of the mappings are client numbers; `charged` clients released an update."""
 
     round: int
     weights: Mapping[int, float]
     noise_estimated: Mapping[int, float]
     noise_planned: Mapping[int, float]
     refused: Mapping[int, str]
+    charged: tuple[int, ...] = ()
     accuracy_per_client: tuple[float, ...] = ()
     loss: float = math.nan
     seconds: float = 0.0
@@ -149,7 +160,10 @@ class Guarantee:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The outcome of a run, as `result.json` and `hush run --json` show it. Accuracies are fractions."""
+    """The outcome of a run, as `result.json` and `hush run --json` show it. Accuracies are fractions.
+
+    `ended` says why the run stopped where it did.
+    """
 
     recipe: str
     dataset: str
@@ -161,6 +175,7 @@ class RunResult:
     loss: float
     guarantees: tuple[Guarantee, ...]
     not_covered: tuple[str, ...]
+    ended: str
     seconds: float
     versions: Mapping[str, str]
     config_hash: str

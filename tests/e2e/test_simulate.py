@@ -144,6 +144,22 @@ def test_every_recipe_runs(small: Raw, recipe: str) -> None:
         assert all(0.97 * b < e <= b for e, b in zip(spent, budgets, strict=True))
 
 
+def test_equal_noise_and_quorum(small: Raw) -> None:
+    recipe = {"name": "weiavg", "protect": {"rule": "dp-sgd", "spread": "equal-noise"}}
+    result = hush.simulate({**small, "rounds": 8, "recipe": recipe})
+    rounds = [card.rounds for card in result.guarantees]
+    assert rounds[-1] == 8
+    assert rounds == sorted(rounds)
+    assert rounds[0] < 8
+    assert all(card.epsilon_spent <= card.epsilon_budget for card in result.guarantees)
+    assert result.ended == "all rounds are done"
+    short = hush.simulate({**small, "rounds": 8, "recipe": recipe, "quorum": 6})
+    assert short.rounds == min(rounds) + 1
+    assert "quorum 6" in short.ended
+    with pytest.raises(hush.HushError, match="quorum: 7 is more than the 6 clients"):
+        hush.simulate({**small, "quorum": 7})
+
+
 @pytest.mark.parametrize(
     ("tables", "options"),
     [

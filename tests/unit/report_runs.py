@@ -52,6 +52,7 @@ def record(number: int, seed: int = 0, **changes: Any) -> RoundRecord:
         noise_estimated={c: value * float(draw.uniform(0.8, 1.25)) for c, value in planned.items()},
         noise_planned=planned,
         refused={},
+        charged=tuple(inverse),
         accuracy_per_client=tuple(float(level + draw.uniform(-0.08, 0.08)) for _ in range(CLIENTS)),
         loss=2.3 * 0.9**number,
         seconds=0.4 * number,
@@ -99,7 +100,7 @@ def make_run(
         result = RunResult(
             recipe=recipe, dataset="digits", model="logreg", rounds=rounds, seed=seed,
             accuracy={"mean": sum(last) / CLIENTS, "min": min(last), "max": max(last), "std": 0.03},
-            accuracy_per_client=last, loss=records[-1].loss,
+            accuracy_per_client=last, loss=records[-1].loss, ended="all rounds are done",
             guarantees=tuple(guarantee(c, rounds, **{"noise": label, **(card or {})}) for c in range(CLIENTS)),
             not_covered=not_covered, seconds=8.2, versions=versions, config_hash=config_hash(config),
             config=config.model_dump(),

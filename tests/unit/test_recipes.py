@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hush.config import Config
+from hush.config import Config, LocalConfig
 from hush.recipes import RECIPES, SUMMARIES, RoundView, parse
 from hush.recipes.protect import DpSgd, Nothing
 from hush.recipes.step import Add, Ema, Momentum, Tail
@@ -68,9 +68,22 @@ def test_what_is_not_covered_is_declared() -> None:
 
 
 def test_open_plan_costs_infinity() -> None:
-    plan = Nothing().plan(Policy(float("inf"), 1e-4), MEMBERS[0], 3, Config())
+    (plan,) = Nothing().plans(MEMBERS[:1], [3], Config(local=LocalConfig(batch_size=10)))
     assert not plan.private
+    assert plan.rounds == 3
     assert plan.update_noise(0.1, 50) == 0.0
+
+
+def test_equal_noise_lets_small_budgets_leave_early() -> None:
+    spread = DpSgd().plans(MEMBERS, [20, 20, 20], Config())
+    equal = DpSgd(spread="equal-noise").plans(MEMBERS, [20, 20, 20], Config())
+    assert {plan.noise_multiplier for plan in equal} == {spread[2].noise_multiplier}
+    assert [plan.rounds for plan in spread] == [20, 20, 20]
+    assert equal[2].rounds == 20 > equal[0].rounds > equal[1].rounds >= 0
+    loud = DpSgd(spread="equal-noise", noise=40.0).plans(MEMBERS, [20, 20, 20], Config())
+    assert {plan.noise_multiplier for plan in loud} == {40.0}
+    with pytest.raises(HushError, match=r"recipe.protect.noise: can be given only with"):
+        parse({"protect": {"rule": "dp-sgd", "noise": 3.0}})
 
 
 def walk(step: Add | Momentum | Ema | Tail, rounds: int) -> tuple[Tensor, Tensor]:

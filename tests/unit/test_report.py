@@ -139,7 +139,7 @@ def test_the_verdict_depends_on_noise_and_budgets(tmp_path: Path) -> None:
 def test_privacy_is_counted_in_the_rounds_that_were_paid_for(tmp_path: Path) -> None:
     records = [record(number) for number in range(1, 5)]
     without = {c: w for c, w in records[0].weights.items() if c > 1}
-    records[0] = dataclasses.replace(records[0], weights=without, refused={0: "no update", 1: "it holds NaN"})
+    records[0] = dataclasses.replace(records[0], weights=without, charged=tuple(range(1, CLIENTS)))
     view = read_run(make_run(tmp_path / "run", rounds=4, records=records))
     cards = [guarantee(0, 3), *(guarantee(client, 4) for client in range(1, CLIENTS))]
     lines = spending(dataclasses.replace(view, guarantees=tuple(cards))).lines
@@ -163,7 +163,7 @@ def test_equal_plans_are_computed_once_and_many_are_thinned(tmp_path: Path, monk
     assert len(spending(view).lines) == 4
     assert len(asked) == 4 and all(len(steps) == 5 for _, steps in asked)
     members = range(100)
-    everyone = tuple(record(number, weights=dict.fromkeys(members, 0.01)) for number in range(1, ROUNDS + 1))
+    everyone = tuple(record(number, charged=tuple(members)) for number in range(1, ROUNDS + 1))
     cards = tuple(dataclasses.replace(view.guarantees[0], client=c, noise_multiplier=1 + c / 10) for c in members)
     many = dataclasses.replace(view, records=everyone, guarantees=cards)
     assert (len(spending(many).lines), spending(many).total) == (60, 100)

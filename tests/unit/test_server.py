@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from hush.recipes import RECIPES, parse
-from hush.server.loop import ServerState, Terms, serve, start
+from hush.server.loop import ServerState, Terms, serve, short_of_quorum, start
 from hush.server.rundir import RunDir
 from hush.server.schedule import rounds_of, schedule
 from hush.server.validate import validate
-from hush.types import HushError, Layout, Member, Policy, Receipt, RoundRecord, Task, Update
+from hush.types import Decline, HushError, Layout, Member, Policy, Receipt, RoundRecord, Task, Update
 
 LAYOUT = Layout(("w", "b"), ((2, 2), (1,)))
 
@@ -97,6 +97,37 @@ def test_a_round_without_updates_moves_nothing() -> None:
     torch.testing.assert_close(state.models, torch.full((1, 5), 2.0))
 
 
+def declined(client: int, number: int) -> Decline:
+    return Decline(client, number, "budget spent", final=True)
+
+
+def test_a_client_that_leaves_is_not_asked_again() -> None:
+    made = terms(rounds=3)
+    asked: list[list[int]] = []
+    records: list[RoundRecord] = []
+    loop = serve(made, start(made.recipe, torch.zeros(5)), lambda _, record: records.append(record))
+    tasks = next(loop)
+    try:
+        while True:
+            asked.append([t.client for t in tasks])
+            number = tasks[0].round
+            tasks = loop.send([declined(1, number) if t.client == 1 else update(t.client, 1.0, number) for t in tasks])
+    except StopIteration:
+        pass
+    assert asked == [[0, 1, 2], [0, 2], [0, 2]]
+    assert records[0].refused == {1: "budget spent"}
+    assert records[0].charged == (0, 2)
+
+
+def test_the_run_ends_below_the_quorum() -> None:
+    made = replace(terms(rounds=5), quorum=2)
+    answers = [[update(0), declined(1, 1), declined(2, 1)]]
+    state, records = run(made, answers)
+    assert state.round == 1
+    assert records[0].weights == {}, "one update is below the quorum: nothing moves"
+    assert short_of_quorum(made, state) == "after round 1: 1 of 3 clients have budget left, quorum 2"
+
+
 def test_order_of_arrival_changes_nothing() -> None:
     forward, _ = run(terms(rounds=1), [[update(c, 0.1 * c) for c in (0, 1, 2)]])
     backward, _ = run(terms(rounds=1), [[update(c, 0.1 * c) for c in (2, 1, 0)]])
@@ -109,7 +140,7 @@ def saved(path: Path, recipe: str = "dp-fedavg") -> tuple[RunDir, ServerState]:
     state = start(made, torch.arange(5.0))
     for number in (1, 2):
         state = replace(state, round=number, models=state.models + 1)
-        directory.save(state, RoundRecord(number, {0: 0.5}, {}, {0: 1.0}, {1: "no update"}, (0.1, 0.2), 1.5, 0.1))
+        directory.save(state, RoundRecord(number, {0: 0.5}, {}, {0: 1.0}, {1: "no update"}, (0,), (0.1, 0.2), 1.5, 0.1))
     return directory, state
 
 
@@ -121,7 +152,7 @@ def test_checkpoint_round_trip(tmp_path: Path) -> None:
     assert restored.round == 2
     assert torch.equal(restored.models, state.models)
     assert set(restored.slots["step"]) == {"velocity", "sum", "mass"}
-    assert records[1] == RoundRecord(2, {0: 0.5}, {}, {0: 1.0}, {1: "no update"}, (0.1, 0.2), 1.5, 0.1)
+    assert records[1] == RoundRecord(2, {0: 0.5}, {}, {0: 1.0}, {1: "no update"}, (0,), (0.1, 0.2), 1.5, 0.1)
 
 
 def test_restore_drops_lines_beyond_the_checkpoint(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from hush.local.train import Job, train
 from hush.models import unflatten
 from hush.privacy import noise
 from hush.privacy.ledger import BudgetSpentError, MemoryLedger
-from hush.server.loop import ServerState, serve, start
+from hush.server.loop import Answer, ServerState, serve, short_of_quorum, start
 from hush.server.rundir import RunDir
-from hush.types import HushError, Receipt, RoundRecord, RunResult, Task, Update
+from hush.types import Decline, HushError, Receipt, RoundRecord, RunResult, Task, Update
 
 Progress = Callable[[RoundRecord], None]
 
@@ -36,16 +36,20 @@ class Cohort:
         self._phase: tuple[int, ...] | None = None
         self._x = self._y = torch.empty(0)
 
-    def answer(self, tasks: Sequence[Task]) -> list[Update]:
+    def answer(self, tasks: Sequence[Task]) -> list[Answer]:
         """Train every task whose client can afford it. The receipt comes first, the work after."""
         granted: list[tuple[Task, Receipt]] = []
+        declined: list[Answer] = []
         for task in tasks:
             try:
-                granted.append(
-                    (task, self._ledgers[task.client].reserve(self._federation.plans[task.client], task.round))
-                )
-            except BudgetSpentError:
-                continue
+                receipt = self._ledgers[task.client].reserve(self._federation.plans[task.client], task.round)
+            except BudgetSpentError as error:
+                declined.append(Decline(task.client, task.round, f"budget spent: {error}", final=True))
+            else:
+                granted.append((task, receipt))
+        return [*declined, *self._train(granted)]
+
+    def _train(self, granted: Sequence[tuple[Task, Receipt]]) -> list[Update]:
         if not granted:
             return []
         self._hold(granted[0][0].round)
@@ -123,7 +127,8 @@ def run(
             tasks = loop.send(cohort.answer(tasks))
     except StopIteration as end:
         state = end.value
-    result = outcome(federation, ledgers, records)
+    ended = short_of_quorum(federation.terms, state) or "all rounds are done"
+    result = outcome(federation, ledgers, records, ended)
     if directory is not None:
         directory.finish(result, _named(federation, state.released))
     return result
@@ -143,7 +148,7 @@ def _open(federation: Federation, out: Path | None, resume: bool, command: str) 
 def _recharge(federation: Federation, ledgers: Sequence[MemoryLedger], records: Sequence[RoundRecord]) -> None:
     """Charge the rounds that a resumed run has already released."""
     for record in records:
-        for client in federation.terms.schedule[record.round - 1]:
+        for client in record.charged:
             ledgers[client].reserve(federation.plans[client], record.round)
 
 

@@ -103,16 +103,15 @@ def prepare(
         for c, samples in enumerate(held.train_counts)
     )
     _check_batches(members)
+    if config.quorum > number:
+        raise HushError(f"quorum: {config.quorum} is more than the {number} clients; accepted: 1 to {number}", "quorum")
     shape = tuple(held.dataset.x.shape[1:])
     model = models.adopt(module, shape) if module else models.build(config.model, shape, held.dataset.classes, seed)
     rounds = schedule(seed, number, config.rounds, config.participation)
     policies = tuple(recipe.protect.policies(members))
-    plans = tuple(
-        recipe.protect.plan(policy, member, rounds_of(rounds, member.client), config)
-        for member, policy in zip(members, policies, strict=True)
-    )
+    plans = tuple(recipe.protect.plans(members, [rounds_of(rounds, c) for c in range(number)], config))
     planned = tuple(plan.update_noise(config.local.lr, model.layout.size) for plan in plans)
-    terms = Terms(recipe, members, planned, model.layout, rounds)
+    terms = Terms(recipe, members, planned, model.layout, rounds, config.quorum)
     return Federation(config, name, recipe, held, model, members, policies, plans, terms, device)
 
 

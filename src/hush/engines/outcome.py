@@ -42,7 +42,9 @@ def manifest(federation: Federation, command: str) -> dict[str, Any]:
     }
 
 
-def outcome(federation: Federation, ledgers: Sequence[MemoryLedger], records: Sequence[RoundRecord]) -> RunResult:
+def outcome(
+    federation: Federation, ledgers: Sequence[MemoryLedger], records: Sequence[RoundRecord], ended: str
+) -> RunResult:
     """The result of a run whose last round is the last record."""
     last, config = records[-1], federation.config
     return RunResult(
@@ -56,6 +58,7 @@ def outcome(federation: Federation, ledgers: Sequence[MemoryLedger], records: Se
         loss=last.loss,
         guarantees=federation.guarantees(ledgers),
         not_covered=federation.not_covered(),
+        ended=ended,
         seconds=last.seconds,
         versions=versions(),
         config_hash=config_hash(config),

@@ -15,6 +15,8 @@ Edge cases:
     at least 1 - (1 - sample_rate) ** steps.
     An event without noise has infinite epsilon; no event at all has epsilon 0.
     `rdp` has no bound for Poisson sampling under replace-one: refused.
+    Batches of a fixed size, drawn without replacement, have a bound by `rdp` under replace-one alone; all else is
+    refused.
     Results are cached: equal clients cost once.
 """
 
@@ -27,6 +29,7 @@ from typing import TYPE_CHECKING, get_args
 
 from hush.privacy import calibrate, events, gaussian, pld
 from hush.privacy.events import Event as Event
+from hush.privacy.events import Fixed
 from hush.privacy.pld import Part
 from hush.types import Accountant, HushError, Relation, unknown
 
@@ -45,7 +48,8 @@ def epsilon(event: Event, delta: float, relation: Relation = "add-remove", accou
     """An upper bound on the epsilon of an event.
 
     Args:
-        event: Gaussian, Poisson-sampled Gaussian, no-op or non-private, and compositions of these.
+        event: Gaussian, Poisson-sampled Gaussian, Gaussian on batches of a fixed size, no-op or non-private, and
+            compositions of these.
         delta: In (0, 1).
         relation: How neighbouring datasets differ.
         accountant: `pld` or `rdp`.
@@ -112,10 +116,12 @@ def affordable_steps(
 
 
 @lru_cache(maxsize=65536)
-def _spent(parts: tuple[Part, ...], delta: float, relation: Relation, accountant: Accountant) -> float:
+def _spent(parts: tuple[Part | Fixed, ...], delta: float, relation: Relation, accountant: Accountant) -> float:
     if not parts:
         return 0.0
-    return pld.epsilon(parts, delta, relation) if accountant == "pld" else events.renyi_epsilon(parts, delta, relation)
+    if accountant == "pld":
+        return pld.epsilon(events.without_fixed(parts), delta, relation)
+    return events.renyi_epsilon(parts, delta, relation)
 
 
 @lru_cache(maxsize=65536)

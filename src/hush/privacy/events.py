@@ -8,7 +8,10 @@ Guarantees:
 Edge cases:
     A release without noise is a step with noise 0, and costs infinity. No step at all costs 0.
     Under replace-one a record moves the sum by twice the clip. dp_accounting's Renyi accountant ignores that for a
-    Gaussian (we halve the noise for it) and has no bound for Poisson sampling (refused).
+    Gaussian, on all rows or on batches of a fixed size (we halve the noise for it), and has no bound for Poisson
+    sampling (refused).
+    Batches of a fixed size, drawn without replacement, have a bound under replace-one by the Renyi accountant alone. A
+    PLD at the rate of Poisson sampling would understate them, so that every other combination is refused.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import contextlib
 import logging
 import math
 import warnings
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from hush.privacy import pld
@@ -28,10 +33,25 @@ if TYPE_CHECKING:
 
     from dp_accounting import DpEvent
 
+    from hush.privacy.gaussian import Array
+
 Event: TypeAlias = "DpEvent"
 
 
-def parts_of(event: Event) -> list[Part]:
+@dataclass(frozen=True)
+class Fixed:
+    """A run of equal steps on batches of a fixed size: rows drawn from, rows drawn, noise multiplier, how many.
+
+    Not a tuple like `Part`: the two must never compare equal, and so never share a cached epsilon.
+    """
+
+    samples: int
+    batch: int
+    noise: float
+    steps: int
+
+
+def parts_of(event: Event) -> list[Part | Fixed]:
     """The steps of an event."""
     import dp_accounting as dp
 
@@ -42,32 +62,53 @@ def parts_of(event: Event) -> list[Part]:
     if isinstance(event, dp.ComposedDpEvent):
         return [part for each in event.events for part in parts_of(each)]
     if isinstance(event, dp.SelfComposedDpEvent):
-        return [Part(rate, noise, count * event.count) for rate, noise, count in parts_of(event.event) if event.count]
+        return [_repeated(part, event.count) for part in parts_of(event.event) if event.count]
+    if isinstance(event, dp.SampledWithoutReplacementDpEvent) and isinstance(event.event, dp.GaussianDpEvent):
+        step = Fixed(event.source_dataset_size, event.sample_size, event.event.noise_multiplier, 1)
+        if 0 < step.batch <= step.samples and step.noise >= 0.0:
+            return [step]
     rate = 1.0
     if isinstance(event, dp.PoissonSampledDpEvent):
         rate, event = event.sampling_probability, event.event
     if isinstance(event, dp.GaussianDpEvent) and 0.0 <= rate <= 1.0 and event.noise_multiplier >= 0.0:
         return [Part(rate, event.noise_multiplier, 1)] if rate else []
     raise HushError(
-        f"event: cannot account for {event!r} at rate {rate}; accepted: Gaussian, Poisson-sampled Gaussian, no-op and "
-        "non-private events, and compositions of these"
+        f"event: cannot account for {event!r} at rate {rate}; accepted: Gaussian, Poisson-sampled Gaussian, "
+        "Gaussian on batches of a fixed size, no-op and non-private events, and compositions of these"
     )
 
 
-def renyi_epsilon(parts: Sequence[Part], delta: float, relation: Relation) -> float:
+def without_fixed(parts: Sequence[Part | Fixed]) -> tuple[Part, ...]:
+    """These steps, or a `HushError` where batches of a fixed size are among them."""
+    kept = tuple(part for part in parts if isinstance(part, Part))
+    if len(kept) < len(parts):
+        raise _refusal(kept)
+    return kept
+
+
+def renyi_epsilon(parts: Sequence[Part | Fixed], delta: float, relation: Relation) -> float:
     """The epsilon of these steps by dp_accounting's Renyi accountant."""
-    from dp_accounting.rdp import RdpAccountant
+    from dp_accounting.rdp import RdpAccountant, compute_epsilon
 
     halved = 2.0 if relation == "replace-one" else 1.0
-    if halved > 1.0 and any(part.rate < 1.0 for part in parts):
+    fixed = [part for part in parts if isinstance(part, Fixed)]
+    others = [part for part in parts if isinstance(part, Part)]
+    if halved > 1.0 and any(part.rate < 1.0 for part in others):
+        if fixed:
+            raise _refusal(others)
         raise HushError("accountant: rdp has no bound for Poisson sampling under replace-one; accepted here: pld")
+    if halved == 1.0:
+        others = list(without_fixed(parts))
     if any(part.noise == 0.0 for part in parts):
         return math.inf
     with _quiet():
         accountant = RdpAccountant()
-        for rate, noise, count in pld.merge(parts):
+        for rate, noise, count in pld.merge(others):
             accountant.compose(_step_event(rate, noise / halved), count)
-        return float(accountant.get_epsilon(delta))
+        divergences = accountant.rdp
+        for part in fixed:
+            divergences = divergences + part.steps * _fixed_step(part.samples, part.batch, part.noise / halved)
+        return float(compute_epsilon(accountant.orders, divergences, delta)[0])
 
 
 def reference_epsilon(event: Event, delta: float, relation: Relation = "add-remove") -> float:
@@ -75,7 +116,7 @@ def reference_epsilon(event: Event, delta: float, relation: Relation = "add-remo
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.privacy_accountant import NeighboringRelation
 
-    parts = parts_of(event)
+    parts = without_fixed(parts_of(event))
     if not parts or any(part.noise == 0.0 for part in parts):
         return math.inf if parts else 0.0
     merged = pld.merge(parts)
@@ -88,6 +129,36 @@ def reference_epsilon(event: Event, delta: float, relation: Relation = "add-remo
         for rate, noise, count in merged:
             accountant.compose(_step_event(rate, noise), count)
         return float(accountant.get_epsilon(delta))
+
+
+@lru_cache(maxsize=256)
+def _fixed_step(samples: int, batch: int, noise: float) -> Array:
+    """Renyi divergences, at dp_accounting's orders, of one step with noise in units of what a replaced row moves."""
+    import dp_accounting as dp
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+    accountant.compose(dp.SampledWithoutReplacementDpEvent(samples, batch, dp.GaussianDpEvent(noise)))
+    divergences: Array = accountant.rdp
+    return divergences
+
+
+def _repeated(part: Part | Fixed, count: int) -> Part | Fixed:
+    if isinstance(part, Fixed):
+        return replace(part, steps=count * part.steps)
+    return part._replace(steps=count * part.steps)
+
+
+def _refusal(others: Sequence[Part]) -> HushError:
+    if any(part.rate < 1.0 for part in others):
+        return HushError(
+            "event: found Poisson batches and batches of a fixed size, which no accountant covers together; "
+            "accepted: one of the two"
+        )
+    return HushError(
+        "event: found batches of a fixed size, drawn without replacement; "
+        "accepted for these: accountant rdp under relation replace-one"
+    )
 
 
 def _step_event(rate: float, noise: float) -> Event:

@@ -18,7 +18,7 @@ Edge cases:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hush.privacy import accounting
@@ -112,3 +112,11 @@ def open_plan(
 ) -> PrivacyPlan:
     """Training with no protection, through the same code."""
     return PrivacyPlan(samples, batch, epochs, rounds, math.inf, 0.0, policy.relation, accountant)
+
+
+def with_noise(plan: PrivacyPlan, noise_multiplier: float, policy: Policy) -> PrivacyPlan:
+    """The plan with another noise, for as many of its rounds as the policy then affords."""
+    steps = accounting.affordable_steps(
+        policy.epsilon, policy.delta, plan.rate, noise_multiplier, policy.relation, plan.accountant
+    )
+    return replace(plan, noise_multiplier=noise_multiplier, rounds=min(plan.rounds, steps // plan.steps))

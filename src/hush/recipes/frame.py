@@ -39,8 +39,8 @@ class Protect(Option, Protocol):
         """The policy each client trains under; epsilon is infinite where nothing is promised."""
         ...
 
-    def plan(self, policy: Policy, member: Member, rounds: int, config: Config) -> PrivacyPlan:
-        """The plan that keeps it for that many rounds."""
+    def plans(self, members: Sequence[Member], rounds: Sequence[int], config: Config) -> list[PrivacyPlan]:
+        """The plan that keeps each client's policy over the rounds it is invited to."""
         ...
 
 

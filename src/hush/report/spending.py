@@ -73,8 +73,7 @@ def _charged(records: Sequence[RoundRecord]) -> dict[int, tuple[int, ...]]:
     """The rounds that each client paid for: a refused update was paid for, one that never came was not."""
     paid: dict[int, list[int]] = {}
     for record in records:
-        refused = {client for client, reason in record.refused.items() if reason != "no update"}
-        for client in refused | set(record.weights):
+        for client in record.charged:
             paid.setdefault(client, []).append(record.round)
     return {client: tuple(rounds) for client, rounds in paid.items()}
 

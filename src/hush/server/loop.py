@@ -12,7 +12,7 @@ from hush.recipes.frame import Recipe, SlotStates
 from hush.recipes.view import RoundView
 from hush.server.schedule import Schedule
 from hush.server.validate import validate
-from hush.types import Layout, Member, RoundRecord, Task, Update
+from hush.types import Decline, Layout, Member, RoundRecord, Task, Update
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Terms:
     planned_noise: tuple[float, ...]
     layout: Layout
     schedule: Schedule
+    quorum: int = 1
 
 
 @dataclass(frozen=True)
@@ -36,36 +37,57 @@ class ServerState:
     slots: SlotStates
 
 
+Answer = Update | Decline
 Keep = Callable[[ServerState, RoundRecord], None]
 
 
 def start(recipe: Recipe, vector: Tensor) -> ServerState:
     """The state before the first round."""
     models = vector.repeat(recipe.assign.models, 1)
-    return ServerState(0, models, models, {"step": recipe.step.start(models)})
+    return ServerState(
+        0, models, models, {"step": recipe.step.start(models), "loop": {"gone": torch.zeros(0, dtype=torch.int64)}}
+    )
 
 
-def serve(terms: Terms, state: ServerState, keep: Keep) -> Generator[list[Task], list[Update], ServerState]:
-    """Run the rounds that are left. `keep` is called with the new state and the record after each of them."""
+def short_of_quorum(terms: Terms, state: ServerState) -> str | None:
+    """Why the run cannot go on, if too few clients have budget left."""
+    left = len(terms.members) - len(state.slots["loop"]["gone"])
+    if left >= terms.quorum:
+        return None
+    return f"after round {state.round}: {left} of {len(terms.members)} clients have budget left, quorum {terms.quorum}"
+
+
+def serve(terms: Terms, state: ServerState, keep: Keep) -> Generator[list[Task], list[Answer], ServerState]:
+    """Run the rounds that are left. `keep` is called with the new state and the record after each of them.
+
+    A client that declines for good is not asked again. When fewer than the quorum are left, the run ends; a round in
+    which fewer than the quorum happen to answer moves nothing.
+    """
     recipe = terms.recipe
-    while state.round < len(terms.schedule):
+    while state.round < len(terms.schedule) and short_of_quorum(terms, state) is None:
         number = state.round + 1
         slots = dict(state.slots)
 
-        # 1. Invite the clients of this round, each with the model it works on.
-        clients = terms.schedule[number - 1]
+        # 1. Invite the clients of this round that have budget left, each with the model it works on.
+        gone = set(state.slots["loop"]["gone"].tolist())
+        clients = [client for client in terms.schedule[number - 1] if client not in gone]
         placed = dict(zip(clients, recipe.assign.place(clients, slots.get("assign", {})), strict=True))
         tasks = [Task(c, number, state.models[placed[c]], terms.layout) for c in clients]
 
         # 2. Wait for what comes back.
-        updates = yield tasks
+        answers = yield tasks
 
-        # 3. Let in what is valid.
+        # 3. Let in what is valid, and note who leaves.
+        updates = [answer for answer in answers if isinstance(answer, Update)]
+        declines = [answer for answer in answers if isinstance(answer, Decline)]
         accepted, refused = validate(tasks, updates)
+        refused = {**refused, **{decline.client: decline.reason for decline in declines}}
+        gone |= {decline.client for decline in declines if decline.final}
+        slots["loop"] = {"gone": torch.tensor(sorted(gone), dtype=torch.int64)}
         move = torch.zeros_like(state.models)
         weights: dict[int, float] = {}
         noise: dict[int, float] = {}
-        if accepted:
+        if len(accepted) >= terms.quorum:
             view = _view(terms, number, accepted)
 
             # 4. Project.
@@ -87,7 +109,8 @@ def serve(terms: Terms, state: ServerState, keep: Keep) -> Generator[list[Task],
         released = recipe.step.released(models, slots["step"])
         state = ServerState(number, models, released, slots)
         planned = {c: terms.planned_noise[c] for c in weights}
-        keep(state, RoundRecord(number, weights, noise, planned, refused))
+        charged = tuple(sorted({update.client for update in updates}))
+        keep(state, RoundRecord(number, weights, noise, planned, refused, charged))
     return state
 
 

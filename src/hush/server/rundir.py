@@ -156,5 +156,6 @@ def _record(line: bytes) -> RoundRecord:
     raw = json.loads(line)
     for key in ("weights", "noise_estimated", "noise_planned", "refused"):
         raw[key] = {int(client): value for client, value in raw[key].items()}
-    raw["accuracy_per_client"] = tuple(raw["accuracy_per_client"])
+    for key in ("charged", "accuracy_per_client"):
+        raw[key] = tuple(raw[key])
     return RoundRecord(**raw)
