@@ -9,8 +9,8 @@ Guarantees:
 
 Edge cases:
     - `uniform` is float64, so that a sampling rate is met to 53 bits; it is in [0, 1) and never 1.
-    - `normal` is computed in float64 and never infinite. It is floating-point Gaussian noise: attacks on its low bits
-      (Mironov, CCS 2012) are outside the promise; see docs/privacy-promise.md.
+    - `normal` is never infinite. It is floating-point Gaussian noise: attacks on its low bits (Mironov, CCS 2012) are
+      outside the promise; see docs/privacy-promise.md. `discrete` has no such bits.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hush.privacy.discrete import BITS, discrete_gaussian
 from hush.seeds import derive
 
 SECURE = "secure"
@@ -39,6 +40,10 @@ class Source(Protocol):
         """Standard normal numbers."""
         ...
 
+    def discrete(self, size: int, sigma: int) -> Tensor:
+        """Whole numbers of the discrete Gaussian of scale sigma, exactly."""
+        ...
+
 
 class _Replayable:
     def __init__(self, seed: int) -> None:
@@ -49,6 +54,12 @@ class _Replayable:
 
     def normal(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.randn(size, generator=self._generator, dtype=dtype)
+
+    def discrete(self, size: int, sigma: int) -> Tensor:
+        return discrete_gaussian(size, sigma, self._words)
+
+    def _words(self, size: int) -> Tensor:
+        return torch.randint(0, 2**BITS, (size,), generator=self._generator, dtype=torch.int64)
 
 
 class _Secure:
@@ -61,6 +72,13 @@ class _Secure:
         angle = 2.0 * np.pi * self._unit(half)
         drawn = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
         return torch.from_numpy(drawn).to(dtype)
+
+    def discrete(self, size: int, sigma: int) -> Tensor:
+        return discrete_gaussian(size, sigma, self._words)
+
+    def _words(self, size: int) -> Tensor:
+        drawn = np.frombuffer(os.urandom(8 * size), dtype=np.uint64) >> np.uint64(64 - BITS)
+        return torch.from_numpy(drawn.astype(np.int64))
 
     def _unit(self, size: int) -> np.ndarray:
         words = np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
