@@ -5,12 +5,12 @@ Imports are inside the functions, so that `import hush` and `hush --help` stay q
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hush.types import Accountant, HushError, Policy, Relation, RoundRecord, RunResult
+from hush.types import Accountant, HushError, Relation, RoundRecord, RunResult
 
 if TYPE_CHECKING:
     from torch import nn
@@ -89,34 +89,71 @@ def plan(
     epochs: int = 1,
     accountant: Accountant = "pld",
     relation: Relation = "add-remove",
+    noise_multiplier: float | None = None,
+    plot: str | Path | None = None,
 ) -> dict[str, Any]:
-    """The noise that a client with this budget needs, and the epsilon it then spends."""
-    from hush.privacy import accounting
-    from hush.privacy.plan import calibrated
+    """What a budget costs one client.
 
-    for name, value in (("samples", samples), ("batch", batch), ("rounds", rounds), ("epochs", epochs)):
-        if value < 1:
-            raise HushError(f"{name}: expected 1 or more, found {value}")
-    if not (epsilon > 0 and math.isfinite(epsilon)):
-        raise HushError(f"epsilon: expected a positive number, found {epsilon}")
-    if not 0 < delta < 1:
-        raise HushError(f"delta: expected a number between 0 and 1 (both excluded), found {delta}")
+    Args:
+        epsilon: The client's budget.
+        delta: Its delta.
+        samples: Its training rows.
+        batch: Expected rows in a step.
+        rounds: Rounds it takes part in.
+        epochs: Local epochs a round.
+        accountant: `pld` or `rdp`.
+        relation: How neighbouring datasets differ.
+        noise_multiplier: To ask what this noise costs, in place of the least that keeps the budget.
+        plot: Where to write a page with epsilon by round.
+
+    Returns:
+        The noise multiplier and the epsilon it spends, epsilon by round, the rounds that the budget affords at that
+        noise, and what other batches and epochs would need.
+    """
+    from hush.privacy.forecast import forecast
+
     if batch > samples:
         raise HushError(f"batch: {batch} is more than the {samples} samples; accepted: 1 to {samples}")
-    made = calibrated(
-        Policy(epsilon, delta, relation), samples=samples, batch=batch, epochs=epochs, rounds=rounds, clip=1.0,
-        accountant=accountant,
-    )  # fmt: skip
+    found = forecast(epsilon, delta, samples, batch, rounds, epochs, relation, accountant, 1.0, noise_multiplier)
+    if plot is not None:
+        from hush.report import write_plan
+
+        write_plan(Path(plot), found)
     return {
-        "noise_multiplier": made.noise_multiplier,
-        "epsilon": accounting.epsilon_after(
-            made.rate, made.noise_multiplier, [rounds * made.steps], delta, relation, accountant
-        )[0],
+        "noise_multiplier": found.chosen.noise_multiplier,
+        "epsilon": found.spent[-1],
         "delta": delta,
         "relation": relation,
         "accountant": accountant,
-        "steps": rounds * made.steps,
-        "sample_rate": made.rate,
+        "steps": rounds * found.chosen.steps,
+        "sample_rate": found.chosen.sample_rate,
+        "epsilon_by_round": dict(zip(map(str, found.marks), found.spent, strict=True)),
+        "affordable_rounds": found.affordable_rounds,
+        "choices": [asdict(choice) for choice in found.choices],
+    }
+
+
+def outlook(
+    config: ConfigLike,
+    *,
+    overrides: Sequence[str] = (),
+    data: str | None = None,
+    plot: str | Path | None = None,
+) -> dict[str, Any]:
+    """Every client of a federation with its noise and the weight it would get, before anything is trained."""
+    from hush.engines.federation import prepare
+    from hush.engines.outlook import outlook as look
+
+    federation = prepare(_config(config, overrides), root=data)
+    found = look(federation)
+    if plot is not None:
+        from hush.report import write_plan
+
+        write_plan(Path(plot), found)
+    return {
+        "recipe": federation.recipe_name,
+        "clients": [asdict(each) for each in found],
+        "not_covered": list(federation.not_covered()),
     }
 
 

@@ -97,22 +97,39 @@ def compare(
 
 @app.command()
 def plan(
-    epsilon: Annotated[float, typer.Option(help="The client's budget.")],
-    delta: Annotated[float, typer.Option(help="Its delta.")],
-    samples: Annotated[int, typer.Option(help="Its training samples.")],
-    batch: Annotated[int, typer.Option(help="Its expected batch size.")],
-    rounds: Annotated[int, typer.Option(help="Rounds it takes part in.")],
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE.toml]", help="A federation: every client of it.")
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="One client's budget.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Its delta.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Its training samples.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Its expected batch size.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds it takes part in.")] = None,
     epochs: Annotated[int, typer.Option(help="Local epochs a round.")] = 1,
     accountant: Annotated[str, typer.Option(help="pld or rdp.")] = "pld",
     relation: Annotated[str, typer.Option(help="add-remove or replace-one.")] = "add-remove",
+    noise: Annotated[float | None, typer.Option(help="Ask what this noise multiplier costs.")] = None,
+    sets: Sets = None,
+    data: Data = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a page with a plot.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Answer what a budget costs: the noise that keeps it."""
+    """Answer what a budget costs: for one client by its numbers, or for every client of a config."""
     from hush import api
-    from hush.terminal import show_plan
+    from hush.terminal import show_outlook, show_plan
 
+    given = {"--epsilon": epsilon, "--delta": delta, "--samples": samples, "--batch": batch, "--rounds": rounds}
+    if file is not None:
+        if extra := [name for name, value in given.items() if value is not None]:
+            raise HushError(f"{', '.join(extra)}: not with {file}, which gives every client's numbers; use --set")
+        found = api.outlook(file, overrides=sets or (), data=data, plot=plot)
+        print(json.dumps(found, indent=2)) if as_json else show_outlook(found)
+        return
+    if missing := [name for name, value in given.items() if value is None]:
+        raise HushError(f"plan: missing {', '.join(missing)}; give these, or a FILE.toml")
     answer = api.plan(
-        epsilon=epsilon, delta=delta, samples=samples, batch=batch, rounds=rounds, epochs=epochs,
+        epsilon=epsilon or 0.0, delta=delta or 0.0, samples=samples or 0, batch=batch or 0, rounds=rounds or 0,
+        epochs=epochs, noise_multiplier=noise, plot=plot,
         accountant=_choice("--accountant", accountant, "pld", "rdp"),
         relation=_choice("--relation", relation, "add-remove", "replace-one"),
     )  # fmt: skip

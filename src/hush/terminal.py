@@ -87,7 +87,7 @@ def show_comparison(summary: Mapping[str, Any], path: Path) -> None:
 
 
 def show_plan(answer: Mapping[str, Any]) -> None:
-    """The noise for a budget."""
+    """The noise for a budget, how it is spent, and what other choices would need."""
     console = Console(highlight=False)
     console.print(
         f"noise multiplier {answer['noise_multiplier']:.4f}: spends epsilon {answer['epsilon']:.4f} at delta "
@@ -95,6 +95,44 @@ def show_plan(answer: Mapping[str, Any]) -> None:
         f"{answer['sample_rate']:.4g} ({answer['relation']}, Poisson batches, accountant {answer['accountant']})",
         soft_wrap=True,
     )
+    console.print(f"At this noise the budget affords {answer['affordable_rounds']} rounds.")
+    marks = list(answer["epsilon_by_round"].items())
+    shown = sorted({round(i * (len(marks) - 1) / 5) for i in range(6)})
+    console.print(
+        "epsilon after round: " + ", ".join(f"{marks[i][0]}: {marks[i][1]:.3g}" for i in shown), soft_wrap=True
+    )
+    table = Table(title="For the same budget and rounds", title_justify="left")
+    for column in ("batch", "epochs", "steps a round", "noise multiplier", "noise of a step", "noise of an update"):
+        table.add_column(column, justify="right")
+    for choice in answer["choices"]:
+        table.add_row(
+            str(choice["batch"]), str(choice["epochs"]), str(choice["steps"]), f"{choice['noise_multiplier']:.4g}",
+            f"{choice['gradient_noise']:.4g}", f"{choice['update_noise']:.4g}",
+        )  # fmt: skip
+    console.print(table)
+    console.print(
+        "noise: of each coordinate, for clip 1 and learning rate 1; of a step its deviation, else its variance"
+    )
+
+
+def show_outlook(found: Mapping[str, Any]) -> None:
+    """Every client of a federation."""
+    console = Console(highlight=False)
+    columns = ("client", "budget", "spends", "delta", "rows", "batch", "rounds", "steps", "noise", "variance", "weight")
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right")
+    for each in found["clients"]:
+        planned = each["epsilon_planned"]
+        table.add_row(
+            str(each["client"]), f"{each['epsilon_budget']:.3g}", "no bound" if planned is None else f"{planned:.3g}",
+            f"{each['delta']:g}", str(each["samples"]), str(each["batch_size"]), str(each["rounds"]),
+            str(each["steps"]), f"{each['noise_multiplier']:.3g}", f"{each['noise_variance']:.3g}",
+            f"{each['weight']:.4f}",
+        )  # fmt: skip
+    console.print(f"{found['recipe']}: what each client may expect")
+    console.print(table)
+    _show_gaps(console, tuple(found["not_covered"]))
 
 
 def show_catalogue(found: Mapping[str, Any]) -> None:

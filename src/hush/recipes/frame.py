@@ -72,6 +72,10 @@ class Weigh(Option, Protocol):
         """Weights that sum to one."""
         ...
 
+    def foreseen(self, view: RoundView) -> Tensor:
+        """The weights to expect from the public facts alone, before any update is seen."""
+        ...
+
 
 class Step(Option, Protocol):
     """How the server moves."""

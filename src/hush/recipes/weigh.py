@@ -21,15 +21,31 @@ def _share(values: Tensor) -> Weighing:
     return Weighing(values / values.sum())
 
 
+class _Public:
+    """Weights that need no update: what is foreseen is what is given."""
+
+    def weigh(self, view: RoundView, state: State) -> tuple[Weighing, State]:
+        """In proportion to `facts`."""
+        return _share(self.facts(view)), state
+
+    def foreseen(self, view: RoundView) -> Tensor:
+        """The same."""
+        return _share(self.facts(view)).weights
+
+    def facts(self, view: RoundView) -> Tensor:
+        """What the weights are in proportion to."""
+        raise TypeError(f"{type(self).__name__} names no facts")
+
+
 @dataclass(frozen=True)
-class Samples:
+class Samples(_Public):
     """By amount of data, as FedAvg does."""
 
     rule: ClassVar[str] = "samples"
 
-    def weigh(self, view: RoundView, state: State) -> tuple[Weighing, State]:
+    def facts(self, view: RoundView) -> Tensor:
         """In proportion to N_i."""
-        return _share(view.samples), state
+        return view.samples
 
     def releases(self) -> tuple[Release, ...]:
         """How much data each client has."""
@@ -37,14 +53,14 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(_Public):
     """All alike."""
 
     rule: ClassVar[str] = "uniform"
 
-    def weigh(self, view: RoundView, state: State) -> tuple[Weighing, State]:
+    def facts(self, view: RoundView) -> Tensor:
         """One over n."""
-        return _share(torch.ones_like(view.samples)), state
+        return torch.ones_like(view.samples)
 
     def releases(self) -> tuple[Release, ...]:
         """Nothing."""
@@ -52,14 +68,14 @@ class Uniform:
 
 
 @dataclass(frozen=True)
-class Epsilon:
+class Epsilon(_Public):
     """By declared budget, as WeiAvg does. It believes what clients declare."""
 
     rule: ClassVar[str] = "epsilon"
 
-    def weigh(self, view: RoundView, state: State) -> tuple[Weighing, State]:
+    def facts(self, view: RoundView) -> Tensor:
         """In proportion to epsilon_i."""
-        return _share(view.epsilon), state
+        return view.epsilon
 
     def releases(self) -> tuple[Release, ...]:
         """Each client's budget."""
@@ -84,6 +100,10 @@ class EstimatedNoise:
         else:
             noise = (estimate.rpca if self.estimator == "rpca" else estimate.pairwise)(view.updates)
         return Weighing(estimate.inverse(noise), noise), state
+
+    def foreseen(self, view: RoundView) -> Tensor:
+        """As if the estimates were perfect."""
+        return estimate.inverse(view.planned_noise)
 
     def releases(self) -> tuple[Release, ...]:
         """Nothing, unless the plan is used."""

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from hush.report.build import write
+from hush.report.plan import write_plan
 
-__all__ = ["write"]
+__all__ = ["write", "write_plan"]

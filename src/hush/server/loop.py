@@ -114,19 +114,29 @@ def serve(terms: Terms, state: ServerState, keep: Keep) -> Generator[list[Task],
     return state
 
 
+def enrolled(terms: Terms) -> RoundView:
+    """All that is known before the first update: the public facts of every client."""
+    return _facts(terms, 0, [member.client for member in terms.members], torch.zeros(len(terms.members), 0))
+
+
 def _view(terms: Terms, number: int, updates: Sequence[Update]) -> RoundView:
-    members = [terms.members[update.client] for update in updates]
+    vectors = torch.stack([update.vector for update in updates])
+    return _facts(terms, number, [update.client for update in updates], vectors)
+
+
+def _facts(terms: Terms, number: int, clients: Sequence[int], vectors: Tensor) -> RoundView:
+    members = [terms.members[client] for client in clients]
 
     def facts(values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64)
 
     return RoundView(
         round=number,
-        clients=tuple(update.client for update in updates),
-        updates=torch.stack([update.vector for update in updates]),
+        clients=tuple(clients),
+        updates=vectors,
         samples=facts([member.samples for member in members]),
         epsilon=facts([member.policy.epsilon for member in members]),
-        planned_noise=facts([terms.planned_noise[update.client] for update in updates]),
+        planned_noise=facts([terms.planned_noise[client] for client in clients]),
     )
 
 
