@@ -75,7 +75,7 @@ class PrivacyConfig(_Strict):
     delta: Delta = 1e-4
     clip: Positive = 1.0
     relation: Literal["add-remove", "replace-one"] = "add-remove"
-    accountant: Literal["pld", "rdp"] = "pld"
+    accountant: Literal["pld", "rdp", "rdp-64"] = "pld"
     noise: Literal["replayable", "secure"] = "replayable"
 
 
@@ -97,6 +97,7 @@ class EngineConfig(_Strict):
 class Config(_Strict):
     """One run, whole."""
 
+    mode: Literal["sound", "faithful"] = "sound"
     seed: Annotated[int, Field(ge=0)] = 0
     rounds: Annotated[int, Field(ge=1)] = 20
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Relation = Literal["add-remove", "replace-one"]
-Accountant = Literal["pld", "rdp"]
+Accountant = Literal["pld", "rdp", "rdp-64"]
 
 
 class HushError(Exception):
@@ -84,11 +84,17 @@ class Task:
 
 @dataclass(frozen=True)
 class Receipt:
-    """Proof that a ledger reserved the cost of one round. Only `hush.privacy.ledger` makes one."""
+    """Proof that a ledger reserved the cost of one round. Only `hush.privacy.ledger` makes one.
 
-    client: int
+    `serial` counts the client's charges. `head` names the ledger row of this one: the server keeps the newest and
+    echoes it, so that a client can tell when its ledger is an old copy.
+    """
+
+    client: int | str
     round: int
     serial: int
+    run: str = ""
+    head: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,11 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The guarantee card of one client, toward the server, which sees each of its updates."""
+    """The guarantee card of one client.
+
+    `epsilon_spent` and `epsilon_left` are toward the server, which sees each of the client's updates;
+    `epsilon_third_party` is toward someone who sees only the models, on the grounds that `third_party` names.
+    """
 
     client: int
     epsilon_budget: float | None
@@ -156,6 +166,9 @@ class Guarantee:
     sample_rate: float = 0.0
     clip: float | None = None
     noise_multiplier: float | None = None
+    epsilon_left: float | None = None
+    epsilon_third_party: float | None = None
+    third_party: str = ""
 
 
 @dataclass(frozen=True)

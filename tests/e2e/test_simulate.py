@@ -215,10 +215,44 @@ def test_compare(small: Raw, tmp_path: Path) -> None:
 
 def test_plan() -> None:
     answer = hush.plan(epsilon=1.0, delta=1e-5, samples=1000, batch=10, rounds=10)
-    assert set(answer) == {
+    assert set(answer) >= {
         "noise_multiplier", "epsilon", "delta", "relation", "accountant", "steps", "sample_rate",
     }  # fmt: skip
     assert (answer["steps"], answer["sample_rate"]) == (1000, 0.01)
     assert 0.99 < answer["epsilon"] <= 1.0
+    assert answer["epsilon_by_round"]["10"] == answer["epsilon"]
+    assert answer["affordable_rounds"] == 10
+    louder = hush.plan(epsilon=1.0, delta=1e-5, samples=1000, batch=10, rounds=10, noise_multiplier=5.0)
+    assert louder["epsilon"] < answer["epsilon"]
+    assert louder["affordable_rounds"] > 10
     with pytest.raises(hush.HushError, match="batch: 2000 is more than"):
         hush.plan(epsilon=1.0, delta=1e-5, samples=1000, batch=2000, rounds=10)
+
+
+def test_outlook_foresees_noise_and_weights(small: Raw, tmp_path: Path) -> None:
+    found = hush.outlook(small, plot=tmp_path / "plan.html")
+    weights = [each["weight"] for each in found["clients"]]
+    variances = [each["noise_variance"] for each in found["clients"]]
+    assert sum(weights) == pytest.approx(1.0)
+    assert weights == pytest.approx([(1 / v) / sum(1 / u for u in variances) for v in variances])
+    assert all(each["epsilon_planned"] <= each["epsilon_budget"] for each in found["clients"])
+    assert "noise in an update" in (tmp_path / "plan.html").read_text()
+    run = hush.simulate(small)
+    assert [card.noise_multiplier for card in run.guarantees] == [each["noise_multiplier"] for each in found["clients"]]
+    open_ended = hush.outlook({**small, "recipe": {"name": "fedavg"}})
+    assert all(each["epsilon_planned"] is None for each in open_ended["clients"])
+
+
+def test_faithful_mode_adds_the_papers_noise(small: Raw) -> None:
+    sound, faithful = (hush.simulate({**small, "rounds": 2, "mode": mode}) for mode in ("sound", "faithful"))
+    assert {card.accountant for card in faithful.guarantees} == {"rdp-64"}
+    for ours, theirs in zip(sound.guarantees, faithful.guarantees, strict=True):
+        assert theirs.noise_multiplier > ours.noise_multiplier
+        assert theirs.epsilon_spent <= theirs.epsilon_budget
+
+
+def test_cards_say_what_is_left_and_toward_whom(small: Raw) -> None:
+    for card in hush.simulate({**small, "rounds": 2}).guarantees:
+        assert card.epsilon_left == pytest.approx(card.epsilon_budget - card.epsilon_spent)
+        assert card.epsilon_third_party == card.epsilon_spent
+        assert "no better figure is claimed" in card.third_party

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hush.config import Config, LocalConfig
+from hush.config import Config, LocalConfig, PrivacyConfig
 from hush.recipes import RECIPES, SUMMARIES, RoundView, parse
 from hush.recipes.protect import DpSgd, Nothing
 from hush.recipes.step import Add, Ema, Momentum, Tail
@@ -135,3 +135,17 @@ def test_mistakes(table: dict[str, object], words: str) -> None:
     with pytest.raises(HushError, match=words) as caught:
         parse(table)
     assert "\n" not in str(caught.value)
+
+
+def test_faithful_mode_uses_the_papers_accountant() -> None:
+    """Robust-HDP's accountant asks for 1.25 times the noise of a full Renyi one at epsilon 1, and 4.7 at 0.15."""
+    name, recipe = parse({"name": "robust-hdp"}, "faithful")
+    assert name == "robust-hdp"
+    members = [Member(c, Policy(e, 1e-4), 2400, 32) for c, e in enumerate([1.0, 0.15])]
+    config = Config(privacy=PrivacyConfig(accountant="rdp"))
+    full = DpSgd().plans(members, [200, 200], config)
+    dated = recipe.protect.plans(members, [200, 200], config)
+    assert {plan.accountant for plan in dated} == {"rdp-64"}
+    ratios = [b.noise_multiplier / a.noise_multiplier for a, b in zip(full, dated, strict=True)]
+    assert ratios == pytest.approx([1.25, 4.7], rel=0.03)
+    assert parse({"name": "fedavg"}, "faithful")[1] == RECIPES["fedavg"]

@@ -21,6 +21,7 @@ from hush.server.loop import Terms
 from hush.server.schedule import rounds_of, schedule
 from hush.types import Guarantee, HushError, Member, Policy
 
+_THIRD_PARTY = "no better figure is claimed than toward the server: models are computed from the updates it sees"
 _SIMULATED = "test accuracy per client: an un-noised count on held-out rows, shown by the simulation alone"
 
 
@@ -42,8 +43,8 @@ class Federation:
     def ledgers(self) -> list[MemoryLedger]:
         """A fresh ledger for each client, its plan approved."""
         made = [
-            MemoryLedger(member.client, policy, self.config.privacy.accountant)
-            for member, policy in zip(self.members, self.policies, strict=True)
+            MemoryLedger(member.client, policy, plan.accountant)
+            for member, policy, plan in zip(self.members, self.policies, self.plans, strict=True)
         ]
         for ledger, plan in zip(made, self.plans, strict=True):
             ledger.approve(plan)
@@ -60,11 +61,12 @@ class Federation:
         """The guarantee card of each client."""
         secure = self.config.privacy.noise == "secure"
         label = noise.SECURE if secure else noise.REPLAYABLE
+        spent = [ledger.spent() for ledger in ledgers]
         return tuple(
             Guarantee(
                 client=member.client,
                 epsilon_budget=member.policy.epsilon,
-                epsilon_spent=ledger.spent(),
+                epsilon_spent=cost,
                 delta=policy.delta,
                 relation=policy.relation,
                 accountant=plan.accountant,
@@ -78,8 +80,13 @@ class Federation:
                 sample_rate=plan.rate,
                 clip=plan.clip,
                 noise_multiplier=plan.noise_multiplier,
+                epsilon_left=max(0.0, member.policy.epsilon - cost),
+                epsilon_third_party=cost,
+                third_party=_THIRD_PARTY,
             )
-            for member, policy, plan, ledger in zip(self.members, self.policies, self.plans, ledgers, strict=True)
+            for member, policy, plan, ledger, cost in zip(
+                self.members, self.policies, self.plans, ledgers, spent, strict=True
+            )
         )
 
 
@@ -91,7 +98,7 @@ def prepare(
     module: nn.Module | None = None,
 ) -> Federation:
     """Build the federation that a config describes, or say what is wrong with it."""
-    name, recipe = recipes.parse(config.recipe)
+    name, recipe = recipes.parse(config.recipe, config.mode)
     device = _device(config.engine.device)
     number, seed = config.data.clients, config.seed
     epsilons = budgets.budgets(config.privacy.budgets, number, seed)

@@ -1,7 +1,8 @@
 """From what was released to what it cost, and back: events to epsilon, a budget to noise or to a number of steps.
 
 The default accountant, `pld`, is the privacy loss distribution of `hush.privacy.pld`; `rdp` is dp_accounting's Renyi
-accountant, looser but with a longer record. Events are dp_accounting's: they describe, this module computes.
+accountant, looser but with a longer record; `rdp-64` is Robust-HDP's, looser still, for comparison. Events are
+dp_accounting's: they describe, this module computes.
 
 Guarantees:
     Every epsilon is an upper bound for the event, delta and relation given.
@@ -121,7 +122,7 @@ def _spent(parts: tuple[Part | Fixed, ...], delta: float, relation: Relation, ac
         return 0.0
     if accountant == "pld":
         return pld.epsilon(events.without_fixed(parts), delta, relation)
-    return events.renyi_epsilon(parts, delta, relation)
+    return events.renyi_epsilon(parts, delta, relation, dated=accountant == "rdp-64")
 
 
 @lru_cache(maxsize=65536)

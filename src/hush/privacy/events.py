@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 Event: TypeAlias = "DpEvent"
 
 
+_DATED_ORDERS = (*(1 + tenth / 10 for tenth in range(1, 100)), *range(12, 65))
+
+
 @dataclass(frozen=True)
 class Fixed:
     """A run of equal steps on batches of a fixed size: rows drawn from, rows drawn, noise multiplier, how many.
@@ -86,8 +89,11 @@ def without_fixed(parts: Sequence[Part | Fixed]) -> tuple[Part, ...]:
     return kept
 
 
-def renyi_epsilon(parts: Sequence[Part | Fixed], delta: float, relation: Relation) -> float:
-    """The epsilon of these steps by dp_accounting's Renyi accountant."""
+def renyi_epsilon(parts: Sequence[Part | Fixed], delta: float, relation: Relation, *, dated: bool = False) -> float:
+    """The epsilon of these steps by dp_accounting's Renyi accountant.
+
+    With `dated`, as Robust-HDP computed it: orders up to 64, and the plain conversion to epsilon (Mironov 2017).
+    """
     from dp_accounting.rdp import RdpAccountant, compute_epsilon
 
     halved = 2.0 if relation == "replace-one" else 1.0
@@ -101,13 +107,18 @@ def renyi_epsilon(parts: Sequence[Part | Fixed], delta: float, relation: Relatio
         others = list(without_fixed(parts))
     if any(part.noise == 0.0 for part in parts):
         return math.inf
+    if dated and fixed:
+        raise HushError("accountant: rdp-64 has no bound for batches of a fixed size; accepted here: rdp")
     with _quiet():
-        accountant = RdpAccountant()
+        accountant = RdpAccountant(_DATED_ORDERS if dated else None)
         for rate, noise, count in pld.merge(others):
             accountant.compose(_step_event(rate, noise / halved), count)
         divergences = accountant.rdp
         for part in fixed:
             divergences = divergences + part.steps * _fixed_step(part.samples, part.batch, part.noise / halved)
+        if dated:
+            plain = zip(accountant.orders, divergences, strict=True)
+            return float(min(divergence - math.log(delta) / (order - 1) for order, divergence in plain))
         return float(compute_epsilon(accountant.orders, divergences, delta)[0])
 
 

@@ -14,7 +14,7 @@ Guarantees:
 Edge cases:
     When delta is at least the chance that a record is ever sampled, sampling alone keeps the promise: epsilon is 0.
     A delta below about 1e-11 drowns in the rounding of the FFT: epsilon is `math.inf`, still an upper bound.
-    Losses beyond 700, and noise below a hundredth of the clip, count as infinite loss.
+    Losses beyond 700, and noise below 0.035 of the clip, count as infinite loss.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FINENESS = 0.1  # interval over the deviation of a step's loss; adds about 0.1*
 _TAIL = 1e-5  # the share of delta that each cut tail may cost
 _MOST_CELLS = 2**16  # of one step; beyond it, and beyond 16 times as many of the sum, the grid is coarser
 _LARGEST_LOSS = 700.0
-_LEAST_NOISE = 0.01
+_LEAST_NOISE = 0.035
 _ORDERS = np.array([0.001, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 0.75, 1.0, 1.4, 2.0])
 
 

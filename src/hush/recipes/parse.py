@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from hush.recipes import assign, local, project, protect, step, weigh
 from hush.recipes.frame import Recipe
-from hush.recipes.papers import RECIPES
+from hush.recipes.papers import FAITHFUL, RECIPES
 from hush.types import HushError, unknown
 
 
@@ -29,12 +29,13 @@ SLOTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def parse(table: Mapping[str, Any]) -> tuple[str, Recipe]:
-    """The recipe and the name to show for it."""
+def parse(table: Mapping[str, Any], mode: Literal["sound", "faithful"] = "sound") -> tuple[str, Recipe]:
+    """The recipe and the name to show for it; in faithful mode as its paper ran it, where that differs."""
     name = table.get("name")
     if name is not None and (not isinstance(name, str) or name not in RECIPES):
         raise unknown("recipe.name", "recipe", name, RECIPES)
-    base = RECIPES[name] if name is not None else Recipe()
+    known = {**RECIPES, **FAITHFUL} if mode == "faithful" else RECIPES
+    base = known[name] if name is not None else Recipe()
     slots = {key: value for key, value in table.items() if key != "name"}
     for key in slots:
         if key not in SLOTS:

@@ -47,12 +47,15 @@ class DpSgd:
     `spread`: `all-rounds` makes each budget last for all of a client's rounds, with the noise that this takes.
     `equal-noise` gives every client the same noise multiplier, so that those with small budgets leave early. It is
     `noise`, or else what the client with the largest budget needs to stay to the end.
+
+    `accountant`: the config's, or the one of Robust-HDP's experiments, whose Renyi orders stop at 64.
     """
 
     rule: ClassVar[str] = "dp-sgd"
     budget: Literal["own", "minimum", "maximum"] = "own"
     spread: Literal["all-rounds", "equal-noise"] = "all-rounds"
     noise: float | None = None
+    accountant: Literal["configured", "rdp-64"] = "configured"
 
     def __post_init__(self) -> None:
         if self.noise is not None and not self.noise > 0:
@@ -72,10 +75,11 @@ class DpSgd:
     def plans(self, members: Sequence[Member], rounds: Sequence[int], config: Config) -> list[PrivacyPlan]:
         """How each client keeps its policy."""
         policies = self.policies(members)
+        accountant = config.privacy.accountant if self.accountant == "configured" else self.accountant
         spread = [
             calibrated(
                 policy, samples=member.samples, batch=member.batch, epochs=config.local.epochs, rounds=number,
-                clip=config.privacy.clip, accountant=config.privacy.accountant,
+                clip=config.privacy.clip, accountant=accountant,
             )
             for policy, member, number in zip(policies, members, rounds, strict=True)
         ]  # fmt: skip

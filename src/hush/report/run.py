@@ -24,7 +24,8 @@ _HEADS = (
 _MEANING = (
     "Each row is an (ε, δ)-differential-privacy promise toward the server, which sees every update of that client: "
     "with any one training example added or removed (replace-one: exchanged for another), nothing that it can see "
-    "becomes more likely by more than a factor of e to the ε spent, but for a chance of δ."
+    "becomes more likely by more than a factor of e to the ε spent, but for a chance of δ. Toward someone who sees "
+    "only the models, no better figure is claimed than toward the server."
 )
 
 

@@ -1,0 +1,70 @@
+"""The files of a ledger on the disk: which there are, who may read them, and whether a new one may be made.
+
+Guarantees:
+    - A ledger is opened only if its owner alone can read it and the owner can write it (mode 0600).
+    - A new ledger never takes the place of an old one, nor of the traces of one.
+
+Edge cases:
+    - A ledger that is gone while its anchor is there was lost or deleted, with all that it had counted: refused.
+    - Looking at a ledger (`check_present`) needs no right to write.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from hush.types import HushError
+
+_ENDS = ("", "-wal", "-shm", "-journal", ".head")
+
+
+def beside(ledger: Path, end: str) -> Path:
+    """The file of a ledger with that ending."""
+    return ledger.with_name(ledger.name + end)
+
+
+def check_present(ledger: Path) -> None:
+    """Raise a `HushError` unless there is a file."""
+    if not ledger.exists():
+        lost = ", though its .head is: the ledger was lost or deleted" if beside(ledger, ".head").exists() else ""
+        raise HushError(f"{ledger}: not there{lost}; accepted: a ledger file")
+    if not ledger.is_file():
+        raise HushError(f"{ledger}: not a file; accepted: a ledger file")
+
+
+def check_private(ledger: Path) -> None:
+    """Raise a `HushError` unless the file is there, ours to write, and nobody else's to read."""
+    check_present(ledger)
+    mode = stat.S_IMODE(ledger.stat().st_mode)
+    if not mode & stat.S_IWUSR or not os.access(ledger, os.W_OK):
+        raise HushError(f"{ledger}: read-only (mode {mode:04o}); accepted: a ledger that can be written, mode 0600")
+    if mode & 0o077:
+        raise HushError(f"{ledger}: open to others (mode {mode:04o}); accepted: mode 0600 (chmod 600)")
+
+
+def claim(ledger: Path) -> None:
+    """Make an empty file for a new ledger, or raise a `HushError`."""
+    for end in _ENDS:
+        if beside(ledger, end).exists():
+            raise HushError(f"{beside(ledger, end)}: already exists; accepted: a name that no ledger has had")
+    try:
+        os.close(os.open(ledger, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except OSError as error:
+        raise HushError(f"{ledger}: cannot make a ledger here: {error.strerror}") from None
+
+
+def abandon(ledger: Path) -> None:
+    """Remove a ledger that was claimed and could not be made."""
+    for end in _ENDS:
+        beside(ledger, end).unlink(missing_ok=True)
+
+
+def keep(ledger: Path) -> None:
+    """Have the name of a new file survive a power loss."""
+    directory = os.open(ledger.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

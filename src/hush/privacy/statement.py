@@ -1,0 +1,62 @@
+"""A ledger file in words and numbers, for people and for auditors. Nothing here changes a ledger.
+
+Guarantees:
+    - What is said about spending is computed from the costs of every row, after the whole ledger has been checked.
+    - `export` gives every row as it is stored, so that a third party can recompute the hashes and the epsilon.
+
+Edge cases:
+    - Of a damaged ledger `describe` says that it is damaged and nothing else: its numbers prove nothing.
+    - A file that is no ledger, or one of a newer version, is a `HushError`. Infinity is None, for JSON.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hush.privacy import balance, book, ledger
+from hush.privacy.chain import BrokenLedgerError
+
+
+def describe(path: str | Path) -> dict[str, Any]:
+    """Whose ledger it is, what is spent and left, and where its charges stand."""
+    try:
+        rows, held = ledger.inspect(path)
+    except BrokenLedgerError as error:
+        return {"path": str(path), "chain_ok": False, "fault": str(error)}
+    policy, accountant = held.terms.policy, held.terms.accountant
+    spent = balance.epsilon(held.totals, policy, accountant)
+    states = Counter(charge.state for charge in held.charges.values())
+    charges = Counter(charge.row.run for charge in held.charges.values())
+    return {
+        "path": str(path),
+        "chain_ok": True,
+        "client": held.terms.client,
+        "policy": {"epsilon": _finite(policy.epsilon), "delta": policy.delta, "relation": policy.relation},
+        "accountant": accountant,
+        "spent": _finite(spent),
+        "left": _finite(balance.left(spent, policy)),
+        "rows": len(rows),
+        "charges": {state: states[state] for state in (book.RESERVED, book.READY, book.SENT, book.BURNED)},
+        "runs": [{"run": run, "rounds": held.rounds_of(run), "charges": n} for run, n in charges.items()],
+        "head": rows[-1].head,
+    }
+
+
+def verify(path: str | Path) -> int:
+    """Check the whole ledger and say how many rows it has, or raise a `HushError`."""
+    rows, _ = ledger.inspect(path)
+    return len(rows)
+
+
+def export(path: str | Path) -> Iterator[dict[str, Any]]:
+    """Every row, oldest first, after the whole ledger has been checked."""
+    rows, _ = ledger.inspect(path)
+    return (row._asdict() for row in rows)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

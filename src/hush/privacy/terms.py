@@ -1,0 +1,120 @@
+"""What a ledger keeps for life: whose it is, the client's policy, the accountant; and how a ledger writes them down.
+
+Guarantees:
+    - `read` and `read_policy` accept what `write` and `write_policy` wrote, and nothing else.
+    - A lifetime policy may be tightened (a lower epsilon or delta) and never loosened: what was promised about earlier
+      releases stays promised. A looser one needs a new ledger, and with it data that the old one does not cover.
+
+Edge cases:
+    - An infinite epsilon promises nothing. It is written as null, since JSON has no word for it.
+    - Another relation is neither tighter nor looser: refused. So is another accountant.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from hush.privacy.chain import BrokenLedgerError
+from hush.types import Accountant, HushError, Policy, Relation, unknown
+
+_FORMAT = 1
+_POLICY = {"delta", "epsilon", "relation"}
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Whose ledger it is, and what it keeps."""
+
+    client: int | str
+    policy: Policy
+    accountant: Accountant
+
+
+def check(terms: Terms) -> None:
+    """Raise a `HushError` for terms that no ledger can keep."""
+    client, policy = terms.client, terms.policy
+    if type(client) is not int and (type(client) is not str or not client.isprintable() or not 0 < len(client) < 200):
+        raise HushError(f"client: found {client!r}; accepted: a number, or a name in printable characters")
+    if not policy.epsilon > 0:
+        raise HushError(f"epsilon: found {policy.epsilon!r}; accepted: a positive number")
+    if not 0 < policy.delta < 1:
+        raise HushError(f"delta: found {policy.delta!r}; accepted: a number between 0 and 1, both excluded")
+    if policy.relation not in get_args(Relation):
+        raise unknown("relation", "relation", policy.relation, get_args(Relation))
+    if terms.accountant not in get_args(Accountant):
+        raise unknown("accountant", "accountant", terms.accountant, get_args(Accountant))
+
+
+def check_tighter(new: Terms, old: Terms) -> None:
+    """Raise a `HushError` unless the new terms promise at least what the old ones did."""
+    check(new)
+    for name, wanted, stored in (
+        ("epsilon", new.policy.epsilon, old.policy.epsilon),
+        ("delta", new.policy.delta, old.policy.delta),
+    ):
+        if wanted > stored:
+            raise HushError(f"{name}: found {wanted:g}; accepted: at most {stored:g}, this ledger's lifetime policy")
+    for name, asked, kept in (
+        ("relation", new.policy.relation, old.policy.relation),
+        ("accountant", new.accountant, old.accountant),
+    ):
+        if asked != kept:
+            raise HushError(f"{name}: found {asked}; accepted: {kept}, as this ledger has it for life")
+
+
+def write_policy(policy: Policy) -> str:
+    """A policy as a row keeps it."""
+    return _text(_policy_words(policy))
+
+
+def write(terms: Terms) -> str:
+    """Terms as the first row keeps them."""
+    words = {"accountant": terms.accountant, "client": terms.client, "format": _FORMAT}
+    return _text(words | _policy_words(terms.policy))
+
+
+def read(text: str) -> Terms:
+    """Read what `write` wrote, and nothing else."""
+    words = _object(text, _POLICY | {"accountant", "client", "format"})
+    if words["format"] != _FORMAT:
+        raise BrokenLedgerError("row 1 does not hold the terms of a ledger")
+    return _terms(words, words["client"], words["accountant"])
+
+
+def read_policy(text: str) -> Policy:
+    """Read what `write_policy` wrote, and nothing else."""
+    return _terms(_object(text, _POLICY), 0, "pld").policy
+
+
+def _terms(words: dict[str, Any], client: Any, accountant: Any) -> Terms:
+    epsilon = math.inf if words["epsilon"] is None else words["epsilon"]
+    if type(epsilon) not in (int, float) or type(words["delta"]) not in (int, float):
+        raise BrokenLedgerError("a row holds a policy that is none")
+    found = Terms(client, Policy(float(epsilon), float(words["delta"]), words["relation"]), accountant)
+    try:
+        check(found)
+    except HushError as error:
+        raise BrokenLedgerError(f"a row holds a policy that is none: {error}") from None
+    return found
+
+
+def _policy_words(policy: Policy) -> dict[str, Any]:
+    epsilon = None if policy.epsilon == math.inf else policy.epsilon
+    return {"delta": policy.delta, "epsilon": epsilon, "relation": policy.relation}
+
+
+def _object(text: str, keys: set[str]) -> dict[str, Any]:
+    try:
+        words = json.loads(text)
+    except ValueError:
+        words = None
+    if not isinstance(words, dict) or set(words) != keys:
+        raise BrokenLedgerError(f"a row holds {text[:60]!r} where {', '.join(sorted(keys))} belong")
+    return words
+
+
+def _text(words: dict[str, Any]) -> str:
+    return json.dumps(words, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -1,0 +1,212 @@
+"""Random schedules before four judges who share no code with `hush.privacy.pld`.
+
+The judges: dp_accounting's Renyi accountant (never below us), its PLD on a grid three times finer than ours, the PRV
+accountant of Opacus, and the closed form of the Gaussian. Every check is also shown a wrong accountant.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+import dp_accounting as dp
+import pytest
+from dp_accounting.pld import PLDAccountant
+
+from hush.privacy import accounting, events, gaussian, pld
+from hush.privacy.cost import Cost, composed
+from hush.seeds import rng
+from hush.types import Relation
+
+
+class Schedule(NamedTuple):
+    """A composition of (rate, noise, steps), a few kinds of them."""
+
+    parts: tuple[tuple[float, float, int], ...]
+    delta: float
+
+    def event(self, *, rate: float = 1.0, noise: float = 1.0, steps: int = 0) -> dp.DpEvent:
+        """The composition, with rates and noise scaled and a share of 1 / `steps` of the steps added."""
+        return composed(
+            Cost("x", "poisson-gaussian", noise * z, count + (count // steps + 1 if steps else 0), min(1.0, rate * q))
+            for q, z, count in self.parts
+        )
+
+
+Cost_of = Callable[[dp.DpEvent, float, Relation], float]
+
+
+def schedules(count: int, seed: int, *, most_parts: int = 3, hard: bool = False) -> list[Schedule]:
+    """Random ones; `hard` has lower rates and less noise, where the judges take their time."""
+    least_rate, least_noise = (-3.0, 0.4) if hard else (-2.3, 0.7)
+    draw = rng(seed, "schedules")
+    drawn = []
+    for _ in range(count):
+        kinds = int(draw.integers(1, most_parts + 1))
+        parts = []
+        for _ in range(kinds):
+            rate = 1.0 if draw.random() < 0.2 else float(10 ** draw.uniform(least_rate, -0.1))
+            steps = int(10 ** draw.uniform(0.0, 3.3))
+            # Where epsilon is neither nothing nor everything, by the central limit theorem.
+            share = 10 ** draw.uniform(-1.3, 0.3) / math.sqrt(kinds * steps)
+            noise = 1.0 / share if rate == 1.0 else math.log1p((share / rate) ** 2) ** -0.5
+            parts.append((rate, max(noise, least_noise), steps))
+        drawn.append(Schedule(tuple(parts), float(10 ** draw.uniform(-7.0, -3.0))))
+    return drawn
+
+
+def close(ours: float, theirs: float) -> bool:
+    return abs(ours - theirs) <= max(0.01, 0.01 * theirs)
+
+
+def within_renyi(ours: float, schedule: Schedule) -> bool:
+    return ours <= accounting.epsilon(schedule.event(), schedule.delta, "add-remove", "rdp") + 1e-3
+
+
+def within_prv(ours: float, schedule: Schedule) -> bool:
+    return close(ours, prv_epsilon(schedule))
+
+
+def within_fine_pld(ours: float, schedule: Schedule, relation: Relation = "add-remove") -> bool:
+    return close(ours, fine_epsilon(schedule, relation))
+
+
+@functools.cache
+def prv_epsilon(schedule: Schedule) -> float:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from opacus.accountants import PRVAccountant
+
+        accountant = PRVAccountant()
+        accountant.history = [(z, q, count) for q, z, count in schedule.parts]
+        return float(accountant.get_epsilon(schedule.delta, eps_error=0.005))
+
+
+@functools.cache
+def fine_epsilon(schedule: Schedule, relation: Relation) -> float:
+    direction: gaussian.Direction = "replace" if relation == "replace-one" else "remove"
+    accountant = PLDAccountant(
+        dp.NeighboringRelation.REPLACE_ONE if relation == "replace-one" else dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
+        pld.interval(pld.merge([pld.Part(*part) for part in schedule.parts]), direction) / 3.0,
+    )
+    plain = sum(count / z**2 for q, z, count in schedule.parts if q == 1.0)
+    if plain:
+        accountant.compose(dp.GaussianDpEvent(plain**-0.5))
+    for q, z, count in schedule.parts:
+        if q < 1.0:
+            accountant.compose(dp.PoissonSampledDpEvent(q, dp.GaussianDpEvent(z)), count)
+    return float(accountant.get_epsilon(schedule.delta))
+
+
+def objections(ours: float, schedule: Schedule) -> list[str]:
+    judges = {"renyi": within_renyi, "prv": within_prv, "pld": within_fine_pld}
+    return [name for name, holds in judges.items() if not holds(ours, schedule)]
+
+
+def epsilon(schedule: Schedule, relation: Relation = "add-remove") -> float:
+    return accounting.epsilon(schedule.event(), schedule.delta, relation)
+
+
+QUICK = schedules(60, 1)
+# Loud enough that a small mistake is more than the tolerance, and sampled throughout.
+TELLING = [s for s in QUICK if 0.5 < epsilon(s) < 3.0 and all(q < 0.5 for q, _, _ in s.parts)][:6]
+
+
+@pytest.mark.parametrize("start", range(0, 60, 10))
+def test_the_fine_grid_agrees(start: int) -> None:
+    for schedule in QUICK[start : start + 10]:
+        assert within_fine_pld(epsilon(schedule), schedule), schedule
+
+
+@pytest.mark.parametrize("start", range(0, 40, 10))
+def test_renyi_is_never_below(start: int) -> None:
+    for schedule in QUICK[start : start + 10]:
+        assert within_renyi(epsilon(schedule), schedule), schedule
+
+
+@pytest.mark.parametrize("schedule", schedules(12, 2, most_parts=2))
+def test_opacus_agrees(schedule: Schedule) -> None:
+    pytest.importorskip("opacus")
+    assert within_prv(epsilon(schedule), schedule)
+
+
+@pytest.mark.parametrize("schedule", schedules(10, 3))
+def test_the_fine_grid_agrees_under_replace_one(schedule: Schedule) -> None:
+    assert within_fine_pld(epsilon(schedule, "replace-one"), schedule, "replace-one")
+
+
+@pytest.mark.parametrize("schedule", TELLING)
+def test_a_rate_that_is_wrong_by_five_percent_is_noticed(schedule: Schedule) -> None:
+    for rate in (0.95, 1.05):
+        assert not within_fine_pld(accounting.epsilon(schedule.event(rate=rate), schedule.delta), schedule), (
+            "the check would let a wrong rate pass"
+        )
+
+
+def test_a_forgotten_factor_of_two_is_noticed() -> None:
+    assert len(TELLING) == 6
+    for schedule in TELLING:
+        assert not within_fine_pld(epsilon(schedule, "add-remove"), schedule, "replace-one")
+        assert not within_renyi(accounting.epsilon(schedule.event(noise=0.5), schedule.delta), schedule)
+
+
+def test_opacus_would_notice_both() -> None:
+    pytest.importorskip("opacus")
+    for schedule in TELLING[:3]:
+        assert not within_prv(accounting.epsilon(schedule.event(rate=0.95), schedule.delta), schedule)
+        assert not within_prv(accounting.epsilon(schedule.event(noise=0.5), schedule.delta), schedule)
+
+
+@pytest.mark.parametrize(("relation", "shift"), [("add-remove", 1.0), ("replace-one", 2.0)])
+def test_the_closed_form_agrees_at_and_near_full_batches(relation: Relation, shift: float) -> None:
+    for schedule in QUICK:
+        full = Schedule(
+            tuple((1.0, 3.0 * z * math.sqrt(count), count) for _, z, count in schedule.parts), schedule.delta
+        )
+        noise = sum(count / z**2 for _, z, count in full.parts) ** -0.5
+        exact = dp.get_epsilon_gaussian(noise / shift, schedule.delta)
+        assert accounting.epsilon(full.event(), schedule.delta, relation) == pytest.approx(exact, rel=1e-6, abs=1e-9)
+        # Just below a full batch nothing is merged or looked up: the grid itself has to find the same.
+        assert close(accounting.epsilon(full.event(rate=1.0 - 1e-9), schedule.delta, relation), exact)
+        wrong = dp.get_epsilon_gaussian(noise / shift * 1.05, schedule.delta)
+        assert exact < 0.5 or not close(accounting.epsilon(full.event(), schedule.delta, relation), wrong)
+
+
+def broken(cost: Cost_of, schedule: Schedule, relation: Relation = "add-remove") -> list[str]:
+    """What fails of: more noise costs less, larger batches and more rounds cost more."""
+
+    def change(**scaled: float) -> float:
+        return cost(schedule.event(**scaled), schedule.delta, relation)
+
+    base = change()
+    holds = {"noise": change(noise=1.1) < base, "rounds": base < change(steps=10)}
+    if any(q < 1.0 for q, _, _ in schedule.parts):
+        holds["batch"] = base < change(rate=1.1)
+    return [name for name, kept in holds.items() if not kept]
+
+
+@pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
+def test_epsilon_is_monotone_in_noise_rounds_and_batch(relation: Relation) -> None:
+    assert [schedule for schedule in QUICK if broken(accounting.epsilon, schedule, relation)] == []
+
+
+def test_noise_scaled_by_the_rate_is_noticed_as_not_monotone() -> None:
+    def wrong(event: dp.DpEvent, delta: float, relation: Relation) -> float:
+        parts = [part for part in events.parts_of(event) if isinstance(part, pld.Part)]
+        costs = [Cost("x", "poisson-gaussian", 50.0 * part.noise * part.rate, part.steps, part.rate) for part in parts]
+        return accounting.epsilon(composed(costs), delta, relation)
+
+    assert [broken(wrong, schedule) for schedule in TELLING] == [["batch"]] * len(TELLING)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(100, 150))
+def test_five_hundred_schedules_before_all_judges(seed: int) -> None:
+    for schedule in schedules(10, seed, hard=True):
+        ours = epsilon(schedule)
+        assert objections(ours, schedule) == [], schedule
+        assert within_fine_pld(epsilon(schedule, "replace-one"), schedule, "replace-one"), schedule
+        assert broken(accounting.epsilon, schedule) == [], schedule
