@@ -77,6 +77,7 @@ class PrivacyConfig(_Strict):
     relation: Literal["add-remove", "replace-one"] = "add-remove"
     accountant: Literal["pld", "rdp", "rdp-64"] = "pld"
     noise: Literal["replayable", "secure"] = "replayable"
+    discrete: bool = False
 
 
 class LocalConfig(_Strict):

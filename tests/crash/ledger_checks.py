@@ -13,9 +13,8 @@ from typing import Any
 import ledger_jobs
 from ledger_jobs import COSTS, POLICY
 
-from hush.privacy import balance, ledger
-from hush.privacy.book import READY, SENT, Book
-from hush.privacy.ledger import Ledger
+from hush.privacy.ledger import Ledger, balance, ledger
+from hush.privacy.ledger.book import READY, SENT, Book
 from hush.types import Policy
 
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

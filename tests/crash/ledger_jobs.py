@@ -18,9 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hush.privacy import balance, ledger
 from hush.privacy.cost import Cost
-from hush.privacy.ledger import BudgetSpentError, Ledger
+from hush.privacy.ledger import BudgetSpentError, Ledger, balance, ledger
 from hush.types import HushError, Policy, Receipt
 
 RUN = "spring"

@@ -13,9 +13,9 @@ import pytest
 from ledger_checks import Nursery, check, check_finished, fresh
 from ledger_jobs import COSTS, FAILED, POLICY
 
-from hush.privacy import accounting, ledger
-from hush.privacy.book import BURNED
-from hush.privacy.ledger import Ledger
+from hush.privacy import accounting
+from hush.privacy.ledger import Ledger, ledger
+from hush.privacy.ledger.book import BURNED
 from hush.seeds import rng
 
 ROUNDS = 1000  # more than the budget affords

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hush.privacy import statement
 from hush.privacy.cost import Cost
-from hush.privacy.ledger import BrokenLedgerError, Ledger
+from hush.privacy.ledger import BrokenLedgerError, Ledger, statement
 from hush.seeds import rng
 from hush.types import HushError, Policy
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from hush.privacy import accounting, balance, chain, statement
-from hush.privacy.book import BURNED, READY, SENT, Book
-from hush.privacy.chain import BrokenLedgerError
+from hush.privacy import accounting
 from hush.privacy.cost import Cost
-from hush.privacy.ledger import BudgetSpentError, Ledger, MemoryLedger
+from hush.privacy.ledger import BudgetSpentError, Ledger, balance, chain, statement
+from hush.privacy.ledger.book import BURNED, READY, SENT, Book
+from hush.privacy.ledger.chain import BrokenLedgerError
 from hush.privacy.plan import PrivacyPlan, calibrated, open_plan
 from hush.types import HushError, Policy
 
@@ -59,7 +59,7 @@ def test_spent_is_what_the_accountant_says_of_all_costs(ledger: Ledger) -> None:
 
 
 def test_an_unapproved_plan_is_checked_round_by_round() -> None:
-    ledger = MemoryLedger(0, POLICY, "pld")
+    ledger = Ledger.in_memory(0, POLICY, "pld")
     loose = plan(5, epsilon=2.0)
     charged = 0
     with pytest.raises(BudgetSpentError):
@@ -72,7 +72,7 @@ def test_an_unapproved_plan_is_checked_round_by_round() -> None:
 
 def test_a_plan_beyond_the_budget_is_not_approved() -> None:
     with pytest.raises(BudgetSpentError):
-        MemoryLedger(0, POLICY, "pld").approve(plan(5, epsilon=1.2))
+        Ledger.in_memory(0, POLICY, "pld").approve(plan(5, epsilon=1.2))
 
 
 def test_what_is_approved_needs_no_accountant(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,14 +100,14 @@ def test_different_plans_compose(ledger: Ledger) -> None:
 
 def test_no_privacy_costs_infinity() -> None:
     everything = Policy(math.inf, 1e-4)
-    ledger = MemoryLedger(0, everything, "pld")
+    ledger = Ledger.in_memory(0, everything, "pld")
     bare = open_plan(everything, samples=100, batch=20, epochs=1, rounds=5)
     ledger.approve(bare)
     ledger.reserve(bare, 1)
     assert ledger.spent() == math.inf
     assert ledger.left() == math.inf
     with pytest.raises(BudgetSpentError):
-        MemoryLedger(0, POLICY, "pld").reserve(bare, 1)
+        Ledger.in_memory(0, POLICY, "pld").reserve(bare, 1)
 
 
 def test_a_round_is_charged_once(ledger: Ledger) -> None:
@@ -372,7 +372,7 @@ def test_a_book_refuses_rows_that_break_the_rules() -> None:
 
 
 def test_importing_the_ledger_does_not_import_torch() -> None:
-    code = "import sys, hush.privacy.ledger, hush.privacy.statement, hush.privacy.limits; print('torch' in sys.modules)"
+    code = "import sys, hush.privacy.ledger.statement, hush.privacy.limits; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from hush.privacy import files, statement, terms
 from hush.privacy.cost import Cost
-from hush.privacy.ledger import BrokenLedgerError, BudgetSpentError, Ledger, LockedError
-from hush.privacy.terms import Terms
+from hush.privacy.ledger import BrokenLedgerError, BudgetSpentError, Ledger, LockedError, files, statement, terms
+from hush.privacy.ledger.terms import Terms
 from hush.types import HushError, Policy
 
 POLICY = Policy(1.0, 1e-4)

@@ -16,7 +16,7 @@ from hush.engines.outcome import manifest, outcome
 from hush.local.train import Job, train
 from hush.models import unflatten
 from hush.privacy import noise
-from hush.privacy.ledger import BudgetSpentError, MemoryLedger
+from hush.privacy.ledger import BudgetSpentError, Ledger
 from hush.server.loop import Answer, ServerState, serve, short_of_quorum, start
 from hush.server.rundir import RunDir
 from hush.types import Decline, HushError, Receipt, RoundRecord, RunResult, Task, Update
@@ -27,7 +27,7 @@ Progress = Callable[[RoundRecord], None]
 class Cohort:
     """The clients, simulated together."""
 
-    def __init__(self, federation: Federation, ledgers: Sequence[MemoryLedger]) -> None:
+    def __init__(self, federation: Federation, ledgers: Sequence[Ledger]) -> None:
         self._federation = federation
         self._ledgers = ledgers
         self._device = federation.device
@@ -145,7 +145,7 @@ def _open(federation: Federation, out: Path | None, resume: bool, command: str) 
     return RunDir.create(out, content)
 
 
-def _recharge(federation: Federation, ledgers: Sequence[MemoryLedger], records: Sequence[RoundRecord]) -> None:
+def _recharge(federation: Federation, ledgers: Sequence[Ledger], records: Sequence[RoundRecord]) -> None:
     """Charge the rounds that a resumed run has already released."""
     for record in records:
         for client in record.charged:

@@ -14,7 +14,7 @@ from hush.config import Config
 from hush.data import budgets, clients, datasets
 from hush.models import Model
 from hush.privacy import noise
-from hush.privacy.ledger import MemoryLedger
+from hush.privacy.ledger import Ledger
 from hush.privacy.plan import POISSON, PrivacyPlan
 from hush.recipes import Recipe
 from hush.server.loop import Terms
@@ -40,10 +40,10 @@ class Federation:
     terms: Terms
     device: torch.device
 
-    def ledgers(self) -> list[MemoryLedger]:
+    def ledgers(self) -> list[Ledger]:
         """A fresh ledger for each client, its plan approved."""
         made = [
-            MemoryLedger(member.client, policy, plan.accountant)
+            Ledger.in_memory(member.client, policy, plan.accountant)
             for member, policy, plan in zip(self.members, self.policies, self.plans, strict=True)
         ]
         for ledger, plan in zip(made, self.plans, strict=True):
@@ -57,7 +57,7 @@ class Federation:
             named.append("the noise itself: replayable from the seed, for experiments only, so nothing here is private")
         return (*named, _SIMULATED)
 
-    def guarantees(self, ledgers: Sequence[MemoryLedger]) -> tuple[Guarantee, ...]:
+    def guarantees(self, ledgers: Sequence[Ledger]) -> tuple[Guarantee, ...]:
         """The guarantee card of each client."""
         secure = self.config.privacy.noise == "secure"
         label = noise.SECURE if secure else noise.REPLAYABLE

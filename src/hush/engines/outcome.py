@@ -11,7 +11,7 @@ from typing import Any
 
 from hush.config import config_hash
 from hush.engines.federation import Federation
-from hush.privacy.ledger import MemoryLedger
+from hush.privacy.ledger import Ledger
 from hush.types import RoundRecord, RunResult
 
 
@@ -42,9 +42,7 @@ def manifest(federation: Federation, command: str) -> dict[str, Any]:
     }
 
 
-def outcome(
-    federation: Federation, ledgers: Sequence[MemoryLedger], records: Sequence[RoundRecord], ended: str
-) -> RunResult:
+def outcome(federation: Federation, ledgers: Sequence[Ledger], records: Sequence[RoundRecord], ended: str) -> RunResult:
     """The result of a run whose last round is the last record."""
     last, config = records[-1], federation.config
     return RunResult(

@@ -13,6 +13,7 @@ Edge cases:
     - An empty batch is noised and released like any other.
     - A plan without privacy (`open_plan`) has an infinite clip, no noise, and an event of infinite cost.
     - `rate` is at most 1: a batch larger than the data is refused.
+    - A `discrete` plan noises whole numbers with whole numbers: exact, and free of floating point's low bits.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from hush.privacy.noise import Source
 
 POISSON = "poisson"
+GRAINS = 4096
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class PrivacyPlan:
     noise_multiplier: float
     relation: Relation
     accountant: Accountant
+    discrete: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch <= self.samples:
@@ -74,12 +77,25 @@ class PrivacyPlan:
         """The rows of one batch."""
         return (source.uniform(self.samples) < self.rate).nonzero().flatten()
 
+    @property
+    def grid(self) -> float:
+        """The unit in which a discrete plan counts: the noise has a deviation of `GRAINS` of them."""
+        return self.noise_multiplier * self.clip / GRAINS
+
     def privatise(self, clipped_sum: Tensor, source: Source) -> Tensor:
-        """The noised mean gradient that one step may use."""
+        """The noised mean gradient that one step may use. A discrete plan takes whole numbers of `grid`."""
         if not self.private:
             return clipped_sum / self.batch
+        if self.discrete:
+            return self._privatise_exactly(clipped_sum, source)
         noise = source.normal(clipped_sum.numel(), clipped_sum.dtype).to(clipped_sum.device)
         return (clipped_sum + self.noise_multiplier * self.clip * noise) / self.batch
+
+    def _privatise_exactly(self, whole: Tensor, source: Source) -> Tensor:
+        if whole.is_floating_point():
+            raise TypeError("a discrete plan noises whole numbers")
+        noised = whole.cpu() + source.discrete(whole.numel(), GRAINS)
+        return (noised.double() * (self.grid / self.batch)).float().to(whole.device)
 
     def cost(self, rounds: int = 1) -> Cost:
         """What that many rounds cost."""
@@ -97,14 +113,22 @@ class PrivacyPlan:
 
 
 def calibrated(
-    policy: Policy, *, samples: int, batch: int, epochs: int, rounds: int, clip: float, accountant: Accountant = "pld"
+    policy: Policy,
+    *,
+    samples: int,
+    batch: int,
+    epochs: int,
+    rounds: int,
+    clip: float,
+    accountant: Accountant = "pld",
+    discrete: bool = False,
 ) -> PrivacyPlan:
     """The plan with the least noise that keeps the policy over that many rounds."""
     draft = PrivacyPlan(samples, batch, epochs, rounds, clip, 1.0, policy.relation, accountant)
     z = accounting.noise_multiplier(
         policy.epsilon, policy.delta, draft.rate, max(rounds, 1) * draft.steps, policy.relation, accountant
     )
-    return PrivacyPlan(samples, batch, epochs, rounds, clip, z, policy.relation, accountant)
+    return PrivacyPlan(samples, batch, epochs, rounds, clip, z, policy.relation, accountant, discrete)
 
 
 def open_plan(

@@ -79,7 +79,7 @@ class DpSgd:
         spread = [
             calibrated(
                 policy, samples=member.samples, batch=member.batch, epochs=config.local.epochs, rounds=number,
-                clip=config.privacy.clip, accountant=accountant,
+                clip=config.privacy.clip, accountant=accountant, discrete=config.privacy.discrete,
             )
             for policy, member, number in zip(policies, members, rounds, strict=True)
         ]  # fmt: skip

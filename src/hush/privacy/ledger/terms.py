@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from hush.privacy.chain import BrokenLedgerError
+from hush.privacy.ledger.chain import BrokenLedgerError
 from hush.types import Accountant, HushError, Policy, Relation, unknown
 
 _FORMAT = 1

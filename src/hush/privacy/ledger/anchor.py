@@ -23,9 +23,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hush.privacy import files
-from hush.privacy.chain import BrokenLedgerError, Row
-from hush.privacy.faults import LockedError
+from hush.privacy.ledger import files
+from hush.privacy.ledger.chain import BrokenLedgerError, Row
+from hush.privacy.ledger.faults import LockedError
 
 _LINE = re.compile(rb"([0-9]{20}):([0-9a-f]{64})\n")
 _LENGTH = 86

@@ -34,17 +34,15 @@ import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hush.privacy import anchor, balance, book, chain, faults, files, schema, terms
-from hush.privacy.account import Account, costs_of
-from hush.privacy.account import BudgetSpentError as BudgetSpentError
-from hush.privacy.anchor import Anchor
-from hush.privacy.book import BURNED, READY, RESERVED, SENT, Book, Charge, Stamp
-from hush.privacy.chain import BrokenLedgerError, Row
 from hush.privacy.cost import Cost
-from hush.privacy.faults import Hook
-from hush.privacy.faults import LockedError as LockedError
+from hush.privacy.ledger import anchor, balance, book, chain, faults, files, schema, terms
+from hush.privacy.ledger.account import Account, costs_of
+from hush.privacy.ledger.anchor import Anchor
+from hush.privacy.ledger.book import BURNED, READY, RESERVED, SENT, Book, Charge, Stamp
+from hush.privacy.ledger.chain import BrokenLedgerError, Row
+from hush.privacy.ledger.faults import Hook
+from hush.privacy.ledger.terms import Terms
 from hush.privacy.plan import PrivacyPlan
-from hush.privacy.terms import Terms
 from hush.types import Accountant, HushError, Policy, Receipt
 
 _SYNCHRONOUS = "FULL"
@@ -65,7 +63,10 @@ class Ledger(Account):
     @staticmethod
     def in_memory(client: int | str, policy: Policy, accountant: Accountant = "pld") -> Ledger:
         """A ledger for the length of one simulation."""
-        return MemoryLedger(client, policy, accountant)
+        agreed = Terms(client, policy, accountant)
+        terms.check(agreed)
+        db = sqlite3.connect(":memory:", isolation_level=None, cached_statements=16)
+        return Ledger(db, _start(db, agreed, (0, "")), f"client {client}", None, faults.ignore)
 
     @staticmethod
     def create(path: str | Path, client: int | str, policy: Policy, accountant: Accountant = "pld") -> Ledger:
@@ -271,16 +272,6 @@ class Ledger(Account):
         with _translated(self._where):
             found = self._db.execute("SELECT bytes FROM payloads WHERE seq=?", (charge.row.seq,)).fetchone()
         return None if found is None else (self._receipt(charge), found[0])
-
-
-class MemoryLedger(Ledger):
-    """A ledger for the length of one simulation."""
-
-    def __init__(self, client: int | str, policy: Policy, accountant: Accountant) -> None:
-        agreed = Terms(client, policy, accountant)
-        terms.check(agreed)
-        db = sqlite3.connect(":memory:", isolation_level=None, cached_statements=16)
-        super().__init__(db, _start(db, agreed, (0, "")), f"client {client}", None, faults.ignore)
 
 
 def inspect(path: str | Path) -> tuple[list[Row], Book]:

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hush.privacy import balance, book, ledger
-from hush.privacy.chain import BrokenLedgerError
+from hush.privacy.ledger import balance, book, ledger
+from hush.privacy.ledger.chain import BrokenLedgerError
 
 
 def describe(path: str | Path) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from hush.privacy import balance
-from hush.privacy.book import BURNED, Book
 from hush.privacy.cost import Cost
+from hush.privacy.ledger import balance
+from hush.privacy.ledger.book import BURNED, Book
+from hush.privacy.ledger.terms import Terms
 from hush.privacy.plan import PrivacyPlan
-from hush.privacy.terms import Terms
 from hush.types import HushError
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hush.privacy.chain import BrokenLedgerError
+from hush.privacy.ledger.chain import BrokenLedgerError
 from hush.types import HushError
 
 _KIND = 0x48555348  # "HUSH": tells our files from other SQLite files

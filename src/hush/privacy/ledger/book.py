@@ -24,10 +24,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
-from hush.privacy import balance, chain, cost, terms
-from hush.privacy.chain import BrokenLedgerError, Row
+from hush.privacy import cost
 from hush.privacy.cost import Cost
-from hush.privacy.terms import Terms
+from hush.privacy.ledger import balance, chain, terms
+from hush.privacy.ledger.chain import BrokenLedgerError, Row
+from hush.privacy.ledger.terms import Terms
 from hush.types import HushError, Policy
 
 OPENED, POLICY = "OPENED", "POLICY"

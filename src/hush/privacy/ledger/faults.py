@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from hush.privacy.chain import BrokenLedgerError
+from hush.privacy.ledger.chain import BrokenLedgerError
 from hush.types import HushError
 
 # SQLite's result codes, which never change.

@@ -9,7 +9,7 @@ Guarantees:
 
 Edge cases:
     - The chain alone cannot tell that its last rows were cut off, or that the whole is an old copy. The head tells:
-      kept beside the ledger (`hush.privacy.anchor`) and echoed by the server.
+      kept beside the ledger (`hush.privacy.ledger.anchor`) and echoed by the server.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Row(NamedTuple):
     """One line of a ledger: something that happened, never to be changed.
 
     `at` is the client's clock in seconds, for people only. `salt` is drawn anew for each row of a file, so that a copy
-    which goes its own way never has the rows of the original. `detail` depends on `kind` (see `hush.privacy.book`).
+    which goes its own way never has the rows of the original. `detail` depends on `kind` (see `book`).
     """
 
     seq: int
