@@ -34,6 +34,7 @@ def simulate(
     model: nn.Module | None = None,
     command: str = "",
     progress: Progress | None = None,
+    announce: Callable[[tuple[str, ...]], None] | None = None,
 ) -> RunResult:
     """Run one federation.
 
@@ -47,12 +48,13 @@ def simulate(
         model: Your own module in place of a named model.
         command: What to note in the manifest as the way to run it again.
         progress: Called after every round.
+        announce: Called before the first round with what no epsilon covers.
     """
     from hush.config import located
 
     checked = _config(config, overrides)
     try:
-        return _simulate(checked, out, resume, data, dataset, model, command, progress)
+        return _simulate(checked, out, resume, data, dataset, model, command, progress, announce)
     except HushError as error:
         raise (located(error, Path(config), overrides) if isinstance(config, str | Path) else error) from None
 
@@ -157,6 +159,28 @@ def outlook(
     }
 
 
+def audit(
+    config: ConfigLike,
+    *,
+    client: int | None = None,
+    kind: str = "auto",
+    canaries: int | None = None,
+    runs: int | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+    overrides: Sequence[str] = (),
+    data: str | None = None,
+) -> dict[str, Any]:
+    """Attack the training that a config describes: a lower bound on epsilon, beside the epsilon that is claimed."""
+    from hush.engines.audit import audit as attack
+
+    found = attack(
+        _config(config, overrides), root=data, client=client, kind=kind, canaries=canaries, runs=runs,
+        confidence=confidence, seed=seed,
+    )  # fmt: skip
+    return {**asdict(found), "refuted": found.refuted}
+
+
 def _config(config: ConfigLike, overrides: Sequence[str]) -> Config:
     from hush.config import Config, load, overridden, parse
 
@@ -175,6 +199,7 @@ def _simulate(
     model: nn.Module | None,
     command: str,
     progress: Progress | None,
+    announce: Callable[[tuple[str, ...]], None] | None,
 ) -> RunResult:
     from hush import report
     from hush.engines import cohort
@@ -182,7 +207,7 @@ def _simulate(
 
     federation = prepare(config, root=data, dataset=dataset, module=model)
     path = Path(out) if out is not None else None
-    result = cohort.run(federation, path, resume=resume, command=command, progress=progress)
+    result = cohort.run(federation, path, resume=resume, command=command, progress=progress, announce=announce)
     if path is not None:
         report.write(path)
     return result

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 
+from hush.cli_trust import audit, ledger_app
 from hush.types import HushError
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Federated learning in which every participant sets its own privacy budget.",
 )
+
+app.add_typer(ledger_app, name="ledger")
+app.command()(audit)
 
 File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The run's config.")]
 Out = Annotated[Path | None, typer.Option(help="The directory to write; by default a new one under runs/.")]
@@ -70,7 +74,7 @@ def run(
     with Bar(config.rounds, quiet=as_json) as bar:
         result = api.simulate(
             file, overrides=sets or (), out=path, resume=resume, data=data, command=_command(),
-            progress=lambda record: bar.advance(record.round, record),
+            progress=lambda record: bar.advance(record.round, record), announce=bar.warn,
         )  # fmt: skip
     if as_json:
         _print_result(result)
@@ -106,7 +110,7 @@ def plan(
     batch: Annotated[int | None, typer.Option(help="Its expected batch size.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds it takes part in.")] = None,
     epochs: Annotated[int, typer.Option(help="Local epochs a round.")] = 1,
-    accountant: Annotated[str, typer.Option(help="pld or rdp.")] = "pld",
+    accountant: Annotated[str, typer.Option(help="pld, rdp, or rdp-64 (Robust-HDP's).")] = "pld",
     relation: Annotated[str, typer.Option(help="add-remove or replace-one.")] = "add-remove",
     noise: Annotated[float | None, typer.Option(help="Ask what this noise multiplier costs.")] = None,
     sets: Sets = None,
@@ -130,7 +134,7 @@ def plan(
     answer = api.plan(
         epsilon=epsilon or 0.0, delta=delta or 0.0, samples=samples or 0, batch=batch or 0, rounds=rounds or 0,
         epochs=epochs, noise_multiplier=noise, plot=plot,
-        accountant=_choice("--accountant", accountant, "pld", "rdp"),
+        accountant=_choice("--accountant", accountant, "pld", "rdp", "rdp-64"),
         relation=_choice("--relation", relation, "add-remove", "replace-one"),
     )  # fmt: skip
     print(json.dumps(answer, indent=2)) if as_json else show_plan(answer)
@@ -152,6 +156,19 @@ def report(directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run 
     from hush.report import write
 
     print(write(directory))
+
+
+@app.command()
+def bench(
+    suite: Annotated[list[str] | None, typer.Option(help="cpu, gpu, server or plan; may be repeated.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure ratios against rivals, side by side."""
+    from hush.bench import run
+    from hush.terminal import show_bench
+
+    found = run(suite or ())
+    print(json.dumps(found, indent=2)) if as_json else show_bench(found)
 
 
 def _compare(

@@ -24,6 +24,7 @@ class Bar:
         )  # fmt: skip
         console = Console(stderr=True)
         hidden = quiet or not console.is_terminal
+        self._quiet = quiet
         self._progress = Progress(*columns, console=console, disable=hidden, transient=True)
         self._task = self._progress.add_task("preparing", total=total)
 
@@ -35,6 +36,11 @@ class Bar:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.stop()
+
+    def warn(self, gaps: tuple[str, ...]) -> None:
+        """The run's first line: what no epsilon covers."""
+        if not self._quiet:
+            self._progress.console.print(f"Not covered by any epsilon here: {'; '.join(gaps)}", soft_wrap=True)
 
     def advance(self, completed: int | None, record: RoundRecord, label: str = "training") -> None:
         """One more round is done."""
@@ -133,6 +139,59 @@ def show_outlook(found: Mapping[str, Any]) -> None:
     console.print(f"{found['recipe']}: what each client may expect")
     console.print(table)
     _show_gaps(console, tuple(found["not_covered"]))
+
+
+def show_bench(found: Mapping[str, Any]) -> None:
+    """The figures, a line each."""
+    console = Console(highlight=False)
+    for key, value in found["figures"].items():
+        console.print(f"{key:48} {value:10.4g}", soft_wrap=True)
+    machine = found["machine"]
+    console.print(f"{machine['cores']} cores, {machine['threads']} threads, GPU {machine['gpu']}", soft_wrap=True)
+
+
+def show_ledger(found: Mapping[str, Any]) -> None:
+    """What a ledger says."""
+    if not found["chain_ok"]:
+        return
+    console = Console(highlight=False)
+    policy = found["policy"]
+    budget = "none promised" if policy["epsilon"] is None else f"{policy['epsilon']:.4g}"
+    rows = [
+        ("client", str(found["client"])),
+        (
+            "budget",
+            f"epsilon {budget}, delta {policy['delta']:g}, {policy['relation']}, accountant {found['accountant']}",
+        ),
+        ("spent", "no bound" if found["spent"] is None else f"{found['spent']:.6g}"),
+        ("left", "no bound" if found["left"] is None else f"{found['left']:.6g}"),
+        ("charges", ", ".join(f"{number} {state.lower()}" for state, number in found["charges"].items())),
+        (
+            "runs",
+            "; ".join(f"{each['run'] or '(unnamed)'}: {each['rounds']} rounds" for each in found["runs"]) or "none",
+        ),
+        ("chain", f"whole, {found['rows']} rows, head {found['head']}"),
+    ]
+    for name, value in rows:
+        console.print(f"{name:8} {value}", soft_wrap=True, markup=False)
+
+
+def show_audit(found: Mapping[str, Any]) -> None:
+    """The bound, the claim, and what to make of them."""
+    console = Console(highlight=False)
+    console.print(
+        f"client {found['client']}: claimed epsilon {found['epsilon_claimed']:.4g} at delta {found['delta']:g}; the "
+        f"attack shows at least {found['epsilon_lower']:.4g} with {100 * found['confidence']:g} % confidence",
+        soft_wrap=True,
+    )
+    console.print(
+        f"{found['kind']} audit, {found['canaries']} canaries, {found['runs']} trainings of {found['steps']} steps, "
+        f"noise {found['noise']}, {found['seconds']:.1f} s; "
+        f"if scores were normal: {found['epsilon_if_gaussian']:.4g} (no proof)",
+        soft_wrap=True,
+    )
+    verdict = "REFUTED: the claim cannot be true" if found["refuted"] else "not refuted; an audit cannot prove a claim"
+    console.print(verdict)
 
 
 def show_catalogue(found: Mapping[str, Any]) -> None:

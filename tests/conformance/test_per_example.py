@@ -1,7 +1,9 @@
-"""Clipped sums against Opacus, and against the promise that one example moves a sum by at most its clip."""
+"""Clipped sums against Opacus, against PyTorch's vectorised gradients, and against the promise that one example moves a
+sum by at most its clip. The layers one by one are in test_layers.py."""
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import numpy as np
@@ -9,12 +11,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nets import batch, double, random, reference
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hush.config import ModelConfig
+from hush.local import fallback
+from hush.local.clip import factors
+from hush.local.norms import bounded, squares
 from hush.local.per_example import clipped_sums
+from hush.local.record import Recorder
+from hush.local.sums import even_sums, pieces
 from hush.models import Model, adopt, build
+from hush.types import HushError
 
 CLASSES = 5
 
@@ -40,14 +49,6 @@ def make(name: str, shape: tuple[int, ...]) -> Model:
     return build(ModelConfig(name=name, hidden=7), shape, CLASSES, seed=3)
 
 
-def double(model: Model) -> Model:
-    return Model(model.name, model.module.double(), model.layout, model.start.double())
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape))
-
-
 def opacus_gradients(model: Model, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Per-example gradients, examples x p, by Opacus's hooks."""
     import copy
@@ -71,17 +72,13 @@ def opacus_gradients(model: Model, vector: Tensor, x: Tensor, y: Tensor) -> Tens
 @pytest.mark.parametrize("clip", [0.05, 1.0, 1e6])
 def test_sums_equal_opacus(name: str, clip: float) -> None:
     model = double(make(name, (1, 8, 8)))
-    clients, examples = 3, 6
-    vectors = model.start + 0.1 * random(clients, model.layout.size, seed=1)
-    x = random(clients, examples, 1, 8, 8, seed=2)
-    y = torch.from_numpy(np.random.default_rng(3).integers(0, CLASSES, (clients, examples)))
-    mask = torch.from_numpy(np.random.default_rng(4).random((clients, examples)) < 0.7)
+    vectors, x, y, mask = batch(model, (1, 8, 8), CLASSES)
     clips = torch.tensor([clip, 2 * clip, 0.5 * clip], dtype=torch.float64)
     ours = clipped_sums(model, vectors, x, y, mask, clips, physical_batch=6)
-    for i in range(clients):
+    for i in range(len(vectors)):
         gradients = opacus_gradients(model, vectors[i], x[i], y[i])
-        factors = (clips[i] / gradients.norm(dim=1)).clamp(max=1.0) * mask[i]
-        torch.testing.assert_close(ours[i], factors @ gradients, rtol=1e-9, atol=1e-9)
+        scale = (clips[i] / gradients.norm(dim=1)).clamp(max=1.0) * mask[i]
+        torch.testing.assert_close(ours[i], scale @ gradients, rtol=1e-9, atol=1e-9)
 
 
 @settings(max_examples=40, deadline=None)
@@ -113,15 +110,73 @@ def test_no_example_moves_a_sum_by_more_than_the_clip(
     torch.testing.assert_close(whole, rest + lone, rtol=1e-4, atol=slack)
 
 
-def test_not_finite_examples_add_nothing() -> None:
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+@pytest.mark.parametrize("even", [False, True])
+def test_the_clip_holds_in_every_precision(name: str, precision: str, even: bool) -> None:
+    """Many examples, each a client of its own: what it adds is what its sum is."""
+    model = build(ModelConfig(name=name, hidden=40), (1, 8, 8), CLASSES, seed=1)
+    clients = 300
+    vectors = model.start + 0.2 * random(clients, model.layout.size).float()
+    x, y = random(clients, 1, 1, 8, 8, seed=1).float(), torch.zeros(clients, 1, dtype=torch.long)
+    clips = torch.from_numpy(np.random.default_rng(2).uniform(1e-3, 1.0, clients))
+    mask = torch.ones(clients, 1, dtype=torch.bool)
+    if even:
+        sums = even_sums(Recorder(model), vectors, x[:, 0], y[:, 0], mask[:, 0], clips, 4096, precision)
+    else:
+        sums = clipped_sums(model, vectors, x, y, mask, clips, precision=precision)
+    norms = sums.double().norm(dim=1)
+    assert (norms <= clips).all()
+    assert (norms > 0.9999 * clips).double().mean() > 0.9, (
+        "most of these are clipped, and not by more than they must be"
+    )
+
+
+def test_a_clip_rounded_to_nearest_would_break_the_bound() -> None:
+    """The planted twin: plain clip / norm in float32 overshoots for some examples."""
+    model = build(ModelConfig(name="mlp", hidden=40), (64,), CLASSES, seed=1)
+    gradients = fallback.gradients(model, model.start[None], random(1, 300, 64).float(), torch.zeros(1, 300).long())[0]
+    careless = (1.0 / gradients.norm(dim=1, keepdim=True)) * gradients
+    assert (careless.double().norm(dim=1) > 1.0).any()
+
+
+@pytest.mark.parametrize(("precision", "cost"), [("float32", 1e-5), ("tf32", 1e-5), ("bf16", 0.1)])
+def test_what_each_precision_costs(precision: str, cost: float) -> None:
+    model = build(ModelConfig(name="cnn"), (1, 12, 12), CLASSES, seed=1)
+    vectors, x, y, mask = batch(model, (1, 12, 12), CLASSES, examples=8)
+    clips = torch.full((3,), 0.5, dtype=torch.float64)
+    exact = reference(double(build(ModelConfig(name="cnn"), (1, 12, 12), CLASSES, seed=1)), vectors, x, y, mask, clips)
+    sums = clipped_sums(model, vectors.float(), x.float(), y, mask, clips, precision=precision)
+    error = float((sums - exact).norm() / exact.norm())
+    assert error < cost
+    assert precision != "bf16" or error > 1e-5, "bf16 is not float32 by another name"
+
+
+def test_an_unknown_precision_is_refused() -> None:
     model = build(ModelConfig(name="logreg"), (6,), CLASSES, seed=1)
-    x = random(1, 4, 6).float()
-    x[0, 1, 2], x[0, 3, 0] = float("nan"), float("inf")
+    vectors, x, y, mask = batch(model, (6,), CLASSES)
+    with pytest.raises(HushError, match="unknown precision 'fp8'"):
+        clipped_sums(model, vectors, x, y, mask, torch.ones(3).double(), precision="fp8")
+
+
+@pytest.mark.parametrize("blind", [False, True])
+@pytest.mark.parametrize("even", [False, True])
+@pytest.mark.parametrize("name", ["logreg", "cnn"])
+def test_not_finite_examples_add_nothing(name: str, even: bool, blind: bool) -> None:
+    model = build(ModelConfig(name=name), (1, 4, 4), CLASSES, seed=1)
+    x = random(1, 4, 1, 4, 4).float()
+    x[0, 1, 0, 2, 2], x[0, 3, 0, 0, 0] = float("nan"), float("inf")
     y = torch.zeros(1, 4, dtype=torch.long)
     clips = torch.ones(1, dtype=torch.float64)
-    everything = clipped_sums(model, model.start[None], x, y, torch.ones(1, 4, dtype=torch.bool), clips)
-    finite = clipped_sums(model, model.start[None], x, y, torch.tensor([[True, False, True, False]]), clips)
-    assert torch.equal(everything, finite)
+
+    def sums(mask: Tensor) -> Tensor:
+        if even:
+            return even_sums(Recorder(model), model.start[None], x[0], y[0], mask[0], clips, 9, blind=blind)
+        return clipped_sums(model, model.start[None], x, y, mask, clips)
+
+    everything, finite = sums(torch.ones(1, 4, dtype=torch.bool)), sums(torch.tensor([[True, False, True, False]]))
+    torch.testing.assert_close(everything, finite, rtol=1e-6, atol=1e-7)
+    assert everything.isfinite().all()
     assert everything.norm() > 0
 
 
@@ -151,3 +206,34 @@ def test_physical_batch_changes_nothing_but_rounding() -> None:
     sums = [clipped_sums(model, model.start.repeat(2, 1), x, y, mask, clips, size) for size in (1, 7, 4096)]
     torch.testing.assert_close(sums[0], sums[2], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(sums[1], sums[2], rtol=1e-5, atol=1e-6)
+
+
+@given(counts=st.lists(st.integers(0, 50), max_size=8), limit=st.integers(1, 40))
+def test_pieces_hold_every_example_once_and_never_too_many(counts: list[int], limit: int) -> None:
+    rows, seen = 0, dict.fromkeys(range(len(counts)), 0)
+    for clients, sizes, part in pieces(counts, limit):
+        assert part.start == rows
+        assert part.stop - part.start == sum(sizes) <= limit
+        rows = part.stop
+        for client, size in zip(clients, sizes, strict=True):
+            seen[client] += size
+    assert list(seen.values()) == counts
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e-19, 1e-3, 1.0, 1e17, 1e19, 1e30])
+@pytest.mark.parametrize("width", [1, 128, 300])
+def test_quick_norms_are_never_too_small_and_hardly_too_large(scale: float, width: int) -> None:
+    rows = (scale * random(200, width)).float()
+    exact = rows.double().norm(dim=1)
+    found = bounded(lambda precisely: squares(rows, precisely), rows)
+    assert (found >= exact).all()
+    assert (found <= exact * (1 + 1e-5) + math.sqrt(width) * 1.1e-19).all()
+
+
+def test_factors_are_rounded_toward_zero() -> None:
+    norms = torch.from_numpy(np.geomspace(1.0, 1e44, 3001))
+    found = factors(norms, torch.ones(()), None, torch.float32).double()
+    assert (found * norms <= 1.0).all()
+    assert (found[norms < 1e36] * norms[norms < 1e36] > 1 - 1e-6).all()
+    nearest = (1.0 / norms).float().double()
+    assert (nearest * norms > 1.0).any(), "rounding to nearest is what this guards against"

@@ -64,7 +64,7 @@ def finish(here: Path, out: str, *more: str) -> None:
     assert process.returncode == 0, errors
 
 
-def check(here: Path, kills: list[tuple[int, float]]) -> None:
+def check_kills(here: Path, kills: list[tuple[int, float]]) -> None:
     (here / "run.toml").write_text(FILE)
     finish(here, "whole")
     for number, (lines, delay) in enumerate(kills):
@@ -76,9 +76,9 @@ def check(here: Path, kills: list[tuple[int, float]]) -> None:
 
 
 def test_killed_twice(tmp_path: Path) -> None:
-    check(tmp_path, [(2, 0.0), (7, 0.004)])
+    check_kills(tmp_path, [(2, 0.0), (7, 0.004)])
 
 
 @pytest.mark.soak
 def test_killed_at_every_round(tmp_path: Path) -> None:
-    check(tmp_path, [(n, 0.002 * (n % 5)) for n in range(1, 12)])
+    check_kills(tmp_path, [(n, 0.002 * (n % 5)) for n in range(1, 12)])

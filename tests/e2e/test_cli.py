@@ -77,6 +77,53 @@ def test_plan_list_version_report(here: Path) -> None:
     assert (here / "out" / "report.html").exists()
 
 
+def test_plan_of_a_federation(here: Path) -> None:
+    done = hush("plan", "run.toml", "--plot", "plan.html", "--json", cwd=here)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [each["epsilon_budget"] for each in found["clients"]] == [0.5, 1.0, 2.0, 4.0]
+    assert (here / "plan.html").exists()
+    assert "weight" in hush("plan", "run.toml", cwd=here).stdout
+    for wrong in (
+        ["--epsilon", "1"],
+        ["run.toml", "--epsilon", "1"],
+        ["--epsilon", "0", *["--delta", "1e-5", "--samples", "9"]],
+    ):
+        refused = hush("plan", *wrong, cwd=here)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+
+
+def test_ledger_commands(here: Path) -> None:
+    from hush.privacy.ledger import Ledger
+    from hush.privacy.plan import calibrated
+    from hush.types import Policy
+
+    policy = Policy(1.0, 1e-4)
+    plan = calibrated(policy, samples=100, batch=20, epochs=1, rounds=4, clip=1.0)
+    with Ledger.create(here / "a.ledger", "hospital", policy) as ledger:
+        ledger.reserve(plan, 1, run="first")
+    shown = json.loads(hush("ledger", "show", "a.ledger", "--json", cwd=here).stdout)
+    assert (shown["client"], shown["chain_ok"], shown["rows"]) == ("hospital", True, 2)
+    assert 0 < shown["spent"] < 1.0 == shown["policy"]["epsilon"]
+    assert "hospital" in hush("ledger", "show", "a.ledger", cwd=here).stdout
+    assert "chain whole" in hush("ledger", "verify", "a.ledger", cwd=here).stdout
+    rows = [json.loads(line) for line in hush("ledger", "export", "a.ledger", cwd=here).stdout.splitlines()]
+    assert len(rows) == 2
+    for file in ("run.toml", "none.ledger"):
+        refused = hush("ledger", "show", file, cwd=here)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+        assert refused.stderr.startswith("hush: error: ")
+
+
+def test_audit_command(here: Path) -> None:
+    done = hush("audit", "run.toml", "--runs", "60", "--kind", "two-datasets", "--json", cwd=here)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["client"] == 3
+    assert found["epsilon_lower"] <= found["epsilon_claimed"] <= 4.0
+    assert found["refuted"] is False
+
+
 BAD_MODEL = """
 from torch import nn
 def make(shape, classes):

@@ -172,6 +172,8 @@ def test_equal_noise_and_quorum(small: Raw) -> None:
         ({"model": {"name": "mlp", "hidden": 8}, "privacy": {"relation": "replace-one"}}, {}),
         ({"privacy": {"accountant": "rdp", "budgets": 2.0}}, {}),
         ({"privacy": {"noise": "secure", "budgets": "dist2"}}, {}),
+        ({"privacy": {"discrete": True}}, {}),
+        ({"privacy": {"discrete": True, "noise": "secure"}}, {}),
         ({"data": {"sizes": {"name": "lognormal", "sigma": 0.3}}, "local": {"batch_size": 8, "epochs": 2}}, {}),
         ({}, {"recipe": {"weigh": {"rule": "estimated-noise", "estimator": "pairwise"}}}),
         ({}, {"recipe": {"weigh": {"rule": "estimated-noise", "estimator": "declared"}}}),

@@ -94,10 +94,16 @@ def run(
     resume: bool = False,
     command: str = "",
     progress: Progress | None = None,
+    announce: Callable[[tuple[str, ...]], None] | None = None,
 ) -> RunResult:
-    """Run a federation to its end, keeping every round in `out` if that is given."""
+    """Run a federation to its end, keeping every round in `out` if that is given.
+
+    `announce` is told, before the first round, what no epsilon covers.
+    """
     began = time.perf_counter()
     directory = _open(federation, out, resume, command)
+    if announce is not None:
+        announce(federation.not_covered())
     ledgers = federation.ledgers()
     records: list[RoundRecord] = []
     state = start(federation.recipe, federation.model.start)

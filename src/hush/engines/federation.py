@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -117,6 +118,7 @@ def prepare(
     rounds = schedule(seed, number, config.rounds, config.participation)
     policies = tuple(recipe.protect.policies(members))
     plans = tuple(recipe.protect.plans(members, [rounds_of(rounds, c) for c in range(number)], config))
+    _check_grids(plans, model.layout.size)
     planned = tuple(plan.update_noise(config.local.lr, model.layout.size) for plan in plans)
     terms = Terms(recipe, members, planned, model.layout, rounds, config.quorum)
     return Federation(config, name, recipe, held, model, members, policies, plans, terms, device)
@@ -136,6 +138,16 @@ def _per_client(value: Any, clients_number: int, key: str) -> list[float]:
     if len(value) != clients_number:
         raise HushError(f"{key}: a list of {len(value)} numbers for {clients_number} clients", key)
     return [float(v) for v in value]
+
+
+def _check_grids(plans: Sequence[PrivacyPlan], size: int) -> None:
+    for client, plan in enumerate(plans):
+        if plan.discrete and plan.clip <= 0.5 * plan.grid * math.sqrt(size):
+            raise HushError(
+                f"privacy.discrete: {size:,} parameters are too many for the noise of client {client} (multiplier "
+                f"{plan.noise_multiplier:.3g}); use a smaller model, a larger budget, or discrete = false",
+                "privacy.discrete",
+            )
 
 
 def _check_batches(members: Sequence[Member]) -> None:

@@ -1,83 +1,172 @@
 """DP-SGD for many clients at once.
 
+On a processor every thread trains its share of the clients, batch after batch as they come; on an accelerator alike
+clients train together, shorter batches padded and masked.
+
 Guarantees:
     - Rows, clip, noise and divisor come from the client's `PrivacyPlan`, which is also what is accounted.
     - A client draws from its own source in a fixed order (rows, then noise, step by step), so its update does not
       depend on who trains beside it, beyond rounding.
 
 Edge cases:
-    - Clients with different batch sizes, steps and amounts of data train together: alike ones are grouped, shorter
-      batches are padded and masked, and a client with fewer steps stops earlier.
+    - Clients with different batch sizes, steps and amounts of data train together; a client with fewer steps stops
+      earlier.
     - A batch may be empty; its step is noise alone.
+    - While threads train, PyTorch's own threads rest: their number is set to one and put back.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from hush.local.per_example import clipped_sums
+from hush.local import device, fallback
+from hush.local.exact import integer_sums
+from hush.local.job import Job as Job
+from hush.local.per_example import piece, recorder_for
+from hush.local.precision import Precision
+from hush.local.record import Recorder
+from hush.local.sums import even_sums, ragged_sums
 from hush.models import Model
-from hush.privacy.noise import Source
-from hush.privacy.plan import PrivacyPlan
+
+_WORTH = 10_000_000  # examples times parameters from which threads pay
 
 
-@dataclass(frozen=True)
-class Job:
-    """One client's training in one round."""
-
-    vector: Tensor
-    first_row: int
-    plan: PrivacyPlan
-    lr: float
-    source: Source
-
-
-def train(model: Model, x: Tensor, y: Tensor, jobs: Sequence[Job], physical_batch: int = 4096) -> list[Tensor]:
+def train(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    jobs: Sequence[Job],
+    physical_batch: int = 4096,
+    precision: Precision = "float32",
+) -> list[Tensor]:
     """The update (end minus start) of each job. A job's rows are `x[first_row : first_row + plan.samples]`."""
+    if not jobs:
+        return []
+    exact = any(job.plan.discrete for job in jobs)
+    fast = not exact and recorder_for(model, x[:1], y[:1]) is not None
+    spread = fast and not x.is_cuda
+    threads = torch.get_num_threads() if sum(map(_work, jobs)) * model.layout.size >= _WORTH else 1
+    groups = _shares(jobs, threads) if spread else _alike(jobs)
+    if fast and x.is_cuda and all(device.suits([jobs[i] for i in group]) for group in groups):
+        limit = piece(model, jobs[0].vector, physical_batch)
+        ends = device.train_groups(model, x, y, [[jobs[i] for i in group] for group in groups], limit, precision)
+        return _updates(jobs, groups, ends)
+
+    def work(group: Sequence[int]) -> Tensor:
+        mine = [jobs[i] for i in group]
+        batch = _Batch(model, x, y, physical_batch, precision, Recorder(model) if fast else None)
+        return _train_group(mine, batch)
+
+    return _updates(jobs, groups, _all(work, groups) if spread else [work(group) for group in groups])
+
+
+def _updates(jobs: Sequence[Job], groups: Sequence[Sequence[int]], ends: Sequence[Tensor]) -> list[Tensor]:
     updates: list[Tensor] = [torch.empty(0)] * len(jobs)
-    for group in _alike(jobs):
-        ends = _train_group(model, x, y, [jobs[i] for i in group], physical_batch)
-        for i, end in zip(group, ends, strict=True):
+    for group, vectors in zip(groups, ends, strict=True):
+        for i, end in zip(group, vectors, strict=True):
             updates[i] = end - jobs[i].vector
     return updates
 
 
-def _alike(jobs: Sequence[Job]) -> Iterator[list[int]]:
+def _alike(jobs: Sequence[Job]) -> list[list[int]]:
     """Groups of similar batch size, longest first within a group, so that little is padded."""
 
-    def octave(i: int) -> int:
-        return round(2 * math.log2(jobs[i].plan.batch))
+    def kind(i: int) -> tuple[bool, int]:
+        return jobs[i].plan.discrete, round(2 * math.log2(jobs[i].plan.batch))
 
-    order = sorted(range(len(jobs)), key=lambda i: (octave(i), -jobs[i].plan.steps))
-    for _, group in groupby(order, key=octave):
-        yield list(group)
+    order = sorted(range(len(jobs)), key=lambda i: (kind(i), -jobs[i].plan.steps))
+    return [list(group) for _, group in groupby(order, key=kind)]
 
 
-def _train_group(model: Model, x: Tensor, y: Tensor, jobs: Sequence[Job], physical_batch: int) -> Tensor:
+def _shares(jobs: Sequence[Job], number: int) -> list[list[int]]:
+    """Groups of nearly equal work, longest first within a group."""
+    work = [_work(job) for job in jobs]
+    shares: list[list[int]] = [[] for _ in range(min(number, len(jobs)))]
+    for i in sorted(range(len(jobs)), key=lambda i: -work[i]):
+        min(shares, key=lambda share: sum(work[k] for k in share)).append(i)
+    return [sorted(share, key=lambda i: -jobs[i].plan.steps) for share in shares]
+
+
+def _work(job: Job) -> int:
+    return job.plan.steps * job.plan.batch
+
+
+def _all(work: Callable[[Sequence[int]], Tensor], groups: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Every group on a thread of its own."""
+    if len(groups) == 1:
+        return [work(groups[0])]
+    with _one_thread_each(), ThreadPoolExecutor(len(groups)) as pool:
+        return list(pool.map(work, groups))
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The data, and how sums over batches of it are computed."""
+
+    model: Model
+    x: Tensor
+    y: Tensor
+    physical_batch: int
+    precision: Precision
+    recorder: Recorder | None
+
+    def sums(self, vectors: Tensor, drawn: Sequence[Tensor], clips: Tensor) -> Tensor:
+        """The clipped gradient sum of each client over the rows it drew."""
+        limit = piece(self.model, vectors, self.physical_batch)
+        if self.recorder is not None and not vectors.is_cuda:
+            rows = torch.cat(list(drawn))
+            counts = [len(r) for r in drawn]
+            x, y = self.x.index_select(0, rows), self.y.index_select(0, rows)
+            return ragged_sums(self.recorder, vectors, x, y, counts, clips, limit, self.precision)
+        rows, mask = _padded(drawn, vectors.device)
+        if self.recorder is None:
+            return fallback.sums(self.model, vectors, self.x[rows], self.y[rows], mask, clips, self.physical_batch)
+        at = rows.t().flatten()
+        return even_sums(
+            self.recorder, vectors, self.x[at], self.y[at], mask.t().flatten(), clips, limit, self.precision
+        )
+
+
+def _train_group(jobs: Sequence[Job], batch: _Batch) -> Tensor:
     vectors = torch.stack([job.vector for job in jobs])
+    grids = torch.tensor([job.plan.grid for job in jobs], dtype=torch.float64, device=vectors.device)
+
+    def whole(at: Tensor, drawn: Sequence[Tensor], clips: Tensor) -> Tensor:
+        rows, mask = _padded(drawn, at.device)
+        x, y = batch.x[rows], batch.y[rows]
+        return integer_sums(batch.model, at, x, y, mask, clips, grids[: len(at)], batch.physical_batch)
+
     clips = torch.tensor([job.plan.clip for job in jobs], dtype=torch.float64, device=vectors.device)
     for step in range(jobs[0].plan.steps):
         active = sum(job.plan.steps > step for job in jobs)
-        rows, mask = _batch(jobs[:active], x.device)
-        sums = clipped_sums(model, vectors[:active], x[rows], y[rows], mask, clips[:active], physical_batch)
+        drawn = [job.plan.sample(job.source) + job.first_row for job in jobs[:active]]
+        sums = (whole if jobs[0].plan.discrete else batch.sums)(vectors[:active], drawn, clips[:active])
         for i, job in enumerate(jobs[:active]):
             vectors[i] -= job.lr * job.plan.privatise(sums[i], job.source)
     return vectors
 
 
-def _batch(jobs: Sequence[Job], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Row numbers of each client's Poisson batch, padded to the longest, and the mask of the real ones."""
-    drawn = [job.plan.sample(job.source) + job.first_row for job in jobs]
-    longest = max(1, max(len(rows) for rows in drawn))
-    rows = torch.stack(
-        [torch.nn.functional.pad(r, (0, longest - len(r)), value=jobs[i].first_row) for i, r in enumerate(drawn)]
-    )
-    lengths = torch.tensor([len(r) for r in drawn])
-    mask = torch.arange(longest)[None] < lengths[:, None]
+def _padded(drawn: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Row numbers padded to the longest batch, and the mask of the real ones."""
+    lengths = torch.tensor([len(rows) for rows in drawn])
+    rows = torch.nn.utils.rnn.pad_sequence(list(drawn), batch_first=True)
+    mask = torch.arange(rows.shape[1])[None] < lengths[:, None]
     return rows.to(device), mask.to(device)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from hush.config import ModelConfig
 from hush.models import resnet, scattering
 from hush.models.adopt import adopt, imported
 from hush.models.model import Model, wrap
 from hush.seeds import rng
 from hush.types import HushError, unknown
+
+if TYPE_CHECKING:
+    from hush.config import ModelConfig
 
 Shape = tuple[int, ...]
 

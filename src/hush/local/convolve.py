@@ -1,0 +1,119 @@
+"""Convolutions of any dimension, and the weight gradient of each example by itself.
+
+Guarantees:
+    - `each_by_columns` and `each_by_groups` compute the same numbers but for rounding; they differ in speed alone.
+
+Edge cases:
+    - An uneven `padding="same"` is applied to the input beforehand, as PyTorch does.
+    - A convolution without any example or output position has gradients of zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Kernel, stride, padding and dilation along each axis, and the number of groups of channels."""
+
+    kernel: Sizes
+    stride: Sizes
+    padding: Sizes
+    dilation: Sizes
+    groups: int
+
+    @property
+    def size(self) -> int:
+        """Positions in the kernel."""
+        return math.prod(self.kernel)
+
+    def spans(self) -> Sizes:
+        """Input positions that one output position reaches over, along each axis."""
+        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
+
+
+def prepared(
+    x: Tensor,
+    kernel: Sizes,
+    stride: int | Sequence[int],
+    padding: int | str | Sequence[int],
+    dilation: int | Sequence[int],
+    groups: int,
+) -> tuple[Tensor, Geometry]:
+    """The input and the geometry of a convolution as PyTorch's functions describe it."""
+    axes = len(kernel)
+    steps, gaps = _sizes(stride, axes), _sizes(dilation, axes)
+    if padding == "same":
+        around = [(k - 1) * d for k, d in zip(kernel, gaps, strict=True)]
+        if any(total % 2 for total in around):
+            x = functional.pad(x, [side for t in reversed(around) for side in (t // 2, t - t // 2)])
+            around = [0] * axes
+        return x, Geometry(kernel, steps, tuple(t // 2 for t in around), gaps, groups)
+    edges = (0,) * axes if isinstance(padding, str) else _sizes(padding, axes)
+    return x, Geometry(kernel, steps, edges, gaps, groups)
+
+
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, g: Geometry) -> Tensor:
+    """The convolution itself."""
+    return torch.convolution(x, weight, bias, g.stride, g.padding, g.dilation, False, (0,) * len(g.kernel), g.groups)
+
+
+def input_gradient(d: Tensor, x: Tensor, weight: Tensor, g: Geometry) -> Tensor:
+    """The gradient for the input; of `x` the shape alone matters."""
+    return _backward(d, x, weight, g, (True, False, False))[0]
+
+
+def columns(x: Tensor, g: Geometry) -> Tensor:
+    """What each output position sees: examples x channels * kernel x positions."""
+    padded = functional.pad(x, [p for p in reversed(g.padding) for _ in range(2)]) if any(g.padding) else x
+    for axis, (span, step, gap) in enumerate(zip(g.spans(), g.stride, g.dilation, strict=True)):
+        padded = padded.unfold(2 + axis, span, step)[..., ::gap]
+    axes = len(g.kernel)
+    order = (0, 1, *range(2 + axes, 2 + 2 * axes), *range(2, 2 + axes))
+    # Spelled out because an empty batch leaves no room for -1.
+    rows, positions = x.shape[1] * g.size, math.prod(padded.shape[2 : 2 + axes])
+    return padded.permute(order).reshape(len(x), rows, positions)
+
+
+def each_by_columns(x: Tensor, d: Tensor, g: Geometry) -> Tensor:
+    """Weight gradients of each example, as one matrix product for each example and group."""
+    batch = len(x) * g.groups
+    seen = columns(x, g)
+    seen = seen.reshape(batch, seen.shape[1] // g.groups, seen.shape[2])
+    out = d.reshape(batch, d.shape[1] // g.groups, seen.shape[2])
+    each = torch.bmm(out, seen.transpose(1, 2))
+    return each.view(len(x), d.shape[1], x.shape[1] // g.groups, *g.kernel)
+
+
+def each_by_groups(x: Tensor, d: Tensor, g: Geometry) -> Tensor:
+    """Weight gradients of each example, as one convolution in which every example is a group of its own."""
+    shape = (d.shape[1], x.shape[1] // g.groups, *g.kernel)
+    if not len(x):
+        return x.new_zeros(0, *shape)
+    alone = Geometry(g.kernel, g.stride, g.padding, g.dilation, g.groups * len(x))
+    merged_x, merged_d = (t.contiguous().view(1, -1, *t.shape[2:]) for t in (x, d))
+    sizes_only = x.new_empty(len(x) * shape[0], *shape[1:])
+    return _backward(merged_d, merged_x, sizes_only, alone, (False, True, False))[1].view(len(x), *shape)
+
+
+def _backward(
+    d: Tensor, x: Tensor, weight: Tensor, g: Geometry, wanted: tuple[bool, bool, bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    out: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
+        d, x, weight, None, g.stride, g.padding, g.dilation, False, (0,) * len(g.kernel), g.groups, wanted
+    )
+    return out
+
+
+def _sizes(value: int | Sequence[int], axes: int) -> Sizes:
+    listed = (value,) if isinstance(value, int) else tuple(value)
+    return listed * axes if len(listed) == 1 else listed

@@ -1,0 +1,131 @@
+"""DP-SGD on an accelerator: groups of alike clients side by side, while the host draws ahead.
+
+Guarantees:
+    - Those of `hush.local.train`. The mean and the noise of a step are the plan's: what `privatise` makes of a sum and
+      of its noise is read off the plan itself, since it is linear in both.
+
+Edge cases:
+    - Clients that have done their steps stay in the group without moving.
+    - `suits` says which jobs can be trained this way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from hush.local.ahead import DEPTH, Ahead, places
+from hush.local.job import Job
+from hush.local.precision import Precision
+from hush.local.replay import Replay, kept
+from hush.models import Model
+from hush.privacy.plan import PrivacyPlan
+
+_MOST = 2**26  # numbers of noise that may wait on the host
+_THREADS = 16
+
+
+class _Constant:
+    """A source without chance, to read off a plan what it does."""
+
+    def __init__(self, value: float) -> None:
+        self._value = value
+
+    def uniform(self, size: int) -> Tensor:
+        return torch.full((size,), self._value, dtype=torch.float64)
+
+    def normal(self, size: int, dtype: torch.dtype) -> Tensor:
+        return torch.full((size,), self._value, dtype=dtype)
+
+    def discrete(self, size: int, sigma: int) -> Tensor:
+        return torch.full((size,), int(self._value), dtype=torch.int64)
+
+
+def suits(jobs: Sequence[Job]) -> bool:
+    """Whether noise is added as a multiple of normal numbers, and little enough of it to be drawn ahead."""
+    return not any(job.plan.discrete for job in jobs) and DEPTH * len(jobs) * jobs[0].vector.numel() <= _MOST
+
+
+def train_groups(
+    model: Model, x: Tensor, y: Tensor, groups: Sequence[Sequence[Job]], limit: int, precision: Precision
+) -> list[Tensor]:
+    """The vectors of each group at its end, clients x p. Jobs with more steps come first in a group."""
+    here = torch.cuda.current_stream(x.device)
+    draws = [sum(job.plan.steps for job in jobs) for jobs in groups]
+    most = min(_THREADS, os.cpu_count() or 1)
+    running = [
+        _Group(
+            jobs, kept(model, x, y, number, (len(jobs), places(jobs)), limit, precision), round(most * n / sum(draws))
+        )
+        for number, (jobs, n) in enumerate(zip(groups, draws, strict=True))
+    ]
+    # Every share of draws needs a thread of its own, or it could wait for one that waits for it.
+    with ThreadPoolExecutor(most + len(groups)) as pool:
+        try:
+            for group in running:
+                group.stream.wait_stream(here)
+                group.ahead.start(pool)
+            while waiting := [group for group in running if group.done < group.steps]:
+                # The one that is furthest behind, so that large and small steps share the device.
+                group = min(waiting, key=lambda g: g.done / g.steps)
+                with torch.cuda.stream(group.stream):
+                    group.advance()
+        finally:
+            for group in running:
+                group.ahead.stop()
+    for group in running:
+        here.wait_stream(group.stream)
+    return [group.replay.vectors.clone() for group in running]
+
+
+class _Group:
+    """Clients that step together."""
+
+    def __init__(self, jobs: Sequence[Job], replay: Replay, threads: int) -> None:
+        self.replay, self.done, self.steps = replay, 0, jobs[0].plan.steps
+        self.ahead = Ahead(jobs, replay.noise.shape[1], replay.noise.dtype, max(1, threads))
+        self.stream = torch.cuda.Stream()
+        self._jobs, self._active, self._released = jobs, -1, 0
+        self._grain = max(4, jobs[0].plan.batch // 8)
+        self._copied = [torch.cuda.Event() for _ in range(DEPTH)]
+        replay.vectors.copy_(torch.stack([job.vector for job in jobs]))
+        replay.clips.copy_(torch.tensor([job.plan.clip for job in jobs], dtype=torch.float64))
+
+    def advance(self) -> None:
+        """Launch one step."""
+        self._release()
+        drawn = self.ahead.take(self.done)
+        if drawn.active != self._active:
+            self._set(drawn.active)
+        self.replay.load(drawn.rows, drawn.noise)
+        self._copied[self.done % DEPTH].record()
+        width = -(-drawn.longest // self._grain) * self._grain
+        self.replay.step(drawn.rows, min(width, drawn.rows.shape[1]))
+        self.done += 1
+
+    def _release(self) -> None:
+        """Give back the places of steps that are copied: all that are, and one at least if there is no other room."""
+        while self._released < self.done:
+            copied = self._copied[self._released % DEPTH]
+            if self._released > self.done - DEPTH and not copied.query():
+                break
+            copied.synchronize()
+            self.ahead.release()
+            self._released += 1
+
+    def _set(self, active: int) -> None:
+        """Let the first clients move, and no others."""
+        dtype = self.replay.mean.dtype
+        for target, total, noise in ((self.replay.mean, 1.0, 0.0), (self.replay.loud, 0.0, 1.0)):
+            values = [job.lr * _read(job.plan, total, noise, dtype) for job in self._jobs[:active]]
+            target.copy_(torch.tensor([*values, *[0.0] * (len(self._jobs) - active)], dtype=dtype)[:, None])
+        self._active = active
+
+
+def _read(plan: PrivacyPlan, total: float, noise: float, dtype: torch.dtype) -> float:
+    """What the plan makes of that sum and that noise."""
+    return float(plan.privatise(torch.full((1,), total, dtype=dtype), _Constant(noise)))

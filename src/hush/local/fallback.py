@@ -1,0 +1,51 @@
+"""Per-example gradients of any model by PyTorch's own vectorisation: the slow path, and the reference for the fast.
+
+Guarantees:
+    - Those of `hush.local.per_example`; every gradient is formed before it is clipped.
+
+Edge cases:
+    - One call at a time: PyTorch swaps the module's parameters while it runs.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+from torch.nn import functional
+
+from hush.local.clip import factors
+from hush.models import Model
+
+_ALONE = threading.Lock()
+
+
+def sums(
+    model: Model, vectors: Tensor, x: Tensor, y: Tensor, mask: Tensor, clips: Tensor, physical_batch: int
+) -> Tensor:
+    """The clipped gradient sum of each client; arguments as for `hush.local.per_example.clipped_sums`."""
+    width = max(1, physical_batch // len(vectors))
+    total = torch.zeros_like(vectors)
+    for start in range(0, x.shape[1], width):
+        part = slice(start, start + width)
+        each = gradients(model, vectors, x[:, part], y[:, part])
+        norms = torch.linalg.vector_norm(each, dim=-1, dtype=torch.float64)
+        scale = factors(norms, clips[:, None], mask[:, part], each.dtype)
+        if not bool(norms.isfinite().all()):
+            each = torch.where(norms.isfinite()[..., None], each, 0.0)
+        total += torch.bmm(scale[:, None], each)[:, 0]
+    return total
+
+
+def gradients(model: Model, vectors: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The gradient of each example: clients x examples x p."""
+
+    def loss(vector: Tensor, one_x: Tensor, one_y: Tensor) -> Tensor:
+        return functional.cross_entropy(model.logits(vector, one_x[None]), one_y[None])
+
+    per_client = vmap(grad(loss), in_dims=(None, 0, 0))
+    with _ALONE:
+        out: Tensor = vmap(per_client)(vectors, x, y)
+    return out

@@ -1,0 +1,234 @@
+"""Convolutions in which every client has its own weights, as kernels for an accelerator.
+
+PyTorch has them as grouped convolutions, which are slow in float32, and has no gradient for each example but by way of
+copies many times the size of the input. Here a position's inputs are gathered on the chip, product by product. Inputs
+lie as `hush.local.even` says: example b of client c is number b * clients + c.
+
+Guarantees:
+    - Float32 in and out; sums are float32. `products` says how factors are multiplied: "ieee" in float32, "tf32x3" with
+      three short products for nearly that, "tf32" with one.
+    - Squares of gradients are summed in float64. Numbers that are not finite count there alone: as gradients they are
+      given out as zero.
+    - No number of one example enters the results of another.
+
+Edge cases:
+    - This module can be imported only where Triton is installed.
+    - Numbers of elements must fit 31 bits; `hush.local.launch` sees to it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+triton: Any = importlib.import_module("triton")
+tl: Any = importlib.import_module("triton.language")
+
+if TYPE_CHECKING:
+    at: TypeAlias = Any
+    constexpr: TypeAlias = Any
+else:  # Triton reads annotations, and takes only its own for them.
+    at = tl.tensor
+    constexpr = tl.constexpr
+
+
+def _product(left: at, right: at, total: at, HOW: constexpr) -> at:
+    if HOW == "bf16":
+        out = tl.dot(left.to(tl.bfloat16), right.to(tl.bfloat16), total)
+    else:
+        out = tl.dot(left, right, total, input_precision=HOW)
+    return out
+
+
+def _forward_few(
+    x: at, w: at, bias: at, out: at, examples: at, clients: at, w_stride: at, b_stride: at,
+    IN: constexpr, H: constexpr, W: constexpr, OUT: constexpr, OH: constexpr, OW: constexpr,
+    KH: constexpr, KW: constexpr, SH: constexpr, SW: constexpr, PH: constexpr, PW: constexpr,
+    DH: constexpr, DW: constexpr, BIASED: constexpr, HOW: constexpr,
+    BM: constexpr, BO: constexpr, BK: constexpr,
+) -> None:  # fmt: skip
+    """Few input channels: channels and taps together are what is summed over."""
+    client = tl.program_id(1)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    o = tl.program_id(2) * BO + tl.arange(0, BO)
+    example = m // (OH * OW)
+    position = m % (OH * OW)
+    top = (position // OW) * SH - PH
+    left = (position % OW) * SW - PW
+    live = example < examples
+    number = example * clients + client
+    source = number * (IN * H * W) + top * W + left
+    acc = tl.zeros((BO, BM), dtype=tl.float32)
+    for start in range(0, IN * KH * KW, BK):
+        k = start + tl.arange(0, BK)
+        down = (k % (KH * KW)) // KW * DH
+        right = k % KW * DW
+        ih = top[None, :] + down[:, None]
+        iw = left[None, :] + right[:, None]
+        inside = (k < IN * KH * KW)[:, None] & live[None, :] & (ih >= 0) & (ih < H) & (iw >= 0) & (iw < W)
+        shift = k // (KH * KW) * (H * W) + down * W + right
+        seen = tl.load(x + source[None, :] + shift[:, None], mask=inside, other=0.0)
+        known = (o < OUT)[:, None] & (k < IN * KH * KW)[None, :]
+        weight = tl.load(w + client * w_stride + o[:, None] * (IN * KH * KW) + k[None, :], mask=known, other=0.0)
+        acc = _product(weight, seen, acc, HOW)
+    if BIASED:
+        acc += tl.load(bias + client * b_stride + o, mask=o < OUT, other=0.0)[:, None]
+    target = (number * (OUT * OH * OW) + position)[None, :] + (o * (OH * OW))[:, None]
+    tl.store(out + target, acc, mask=live[None, :] & (o < OUT)[:, None])
+
+
+def _forward_many(
+    x: at, w: at, bias: at, out: at, examples: at, clients: at, b_stride: at,
+    IN: constexpr, H: constexpr, W: constexpr, OUT: constexpr, OH: constexpr, OW: constexpr,
+    KH: constexpr, KW: constexpr, SH: constexpr, SW: constexpr, PH: constexpr, PW: constexpr,
+    DH: constexpr, DW: constexpr, BIASED: constexpr, HOW: constexpr,
+    BM: constexpr, BO: constexpr, BK: constexpr,
+) -> None:  # fmt: skip
+    """Many input channels: one product over them for each tap. Weights are clients x taps x outputs x inputs."""
+    client = tl.program_id(1)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    o = tl.program_id(2) * BO + tl.arange(0, BO)
+    example = m // (OH * OW)
+    position = m % (OH * OW)
+    top = (position // OW) * SH - PH
+    left = (position % OW) * SW - PW
+    live = example < examples
+    number = example * clients + client
+    acc = tl.zeros((BM, BO), dtype=tl.float32)
+    for tap in range(KH * KW):
+        ih = top + tap // KW * DH
+        iw = left + tap % KW * DW
+        inside = live & (ih >= 0) & (ih < H) & (iw >= 0) & (iw < W)
+        source = number * (IN * H * W) + ih * W + iw
+        weights = (client * (KH * KW) + tap) * (OUT * IN)
+        for start in range(0, IN, BK):
+            k = start + tl.arange(0, BK)
+            seen = tl.load(
+                x + source[None, :] + (k * (H * W))[:, None], mask=inside[None, :] & (k < IN)[:, None], other=0.0
+            )
+            known = (o < OUT)[:, None] & (k < IN)[None, :]
+            weight = tl.load(w + weights + o[:, None] * IN + k[None, :], mask=known, other=0.0)
+            acc = _product(tl.trans(seen), tl.trans(weight), acc, HOW)
+    found = tl.trans(acc)
+    if BIASED:
+        found += tl.load(bias + client * b_stride + o, mask=o < OUT, other=0.0)[:, None]
+    target = (number * (OUT * OH * OW) + position)[None, :] + (o * (OH * OW))[:, None]
+    tl.store(out + target, found, mask=live[None, :] & (o < OUT)[:, None])
+
+
+def _input_gradient(
+    d: at, w: at, out: at, examples: at, clients: at,
+    IN: constexpr, H: constexpr, W: constexpr, OUT: constexpr, OH: constexpr, OW: constexpr,
+    KH: constexpr, KW: constexpr, SH: constexpr, SW: constexpr, PH: constexpr, PW: constexpr,
+    DH: constexpr, DW: constexpr, HOW: constexpr, BM: constexpr, BO: constexpr, BK: constexpr,
+) -> None:  # fmt: skip
+    """One product over the output channels for each tap. Weights are clients x taps x outputs x inputs."""
+    client = tl.program_id(1)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    channel = tl.program_id(2) * BO + tl.arange(0, BO)
+    example = m // (H * W)
+    position = m % (H * W)
+    low = position // W + PH
+    right = position % W + PW
+    live = example < examples
+    number = example * clients + client
+    acc = tl.zeros((BM, BO), dtype=tl.float32)
+    for tap in range(KH * KW):
+        up = low - tap // KW * DH
+        back = right - tap % KW * DW
+        inside = live & (up >= 0) & (back >= 0) & (up % SH == 0) & (back % SW == 0)
+        oh = up // SH
+        ow = back // SW
+        inside = inside & (oh < OH) & (ow < OW)
+        source = number * (OUT * OH * OW) + oh * OW + ow
+        weights = (client * (KH * KW) + tap) * (OUT * IN)
+        for start in range(0, OUT, BK):
+            k = start + tl.arange(0, BK)
+            arrived = tl.load(
+                d + source[None, :] + (k * (OH * OW))[:, None], mask=inside[None, :] & (k < OUT)[:, None], other=0.0
+            )
+            known = (channel < IN)[:, None] & (k < OUT)[None, :]
+            weight = tl.load(w + weights + k[None, :] * IN + channel[:, None], mask=known, other=0.0)
+            acc = _product(tl.trans(arrived), tl.trans(weight), acc, HOW)
+    target = (number * (IN * H * W) + position)[None, :] + (channel * (H * W))[:, None]
+    tl.store(out + target, tl.trans(acc), mask=live[None, :] & (channel < IN)[:, None])
+
+
+def _each(
+    x: at, d: at, out: at, sums: at, squares: at,
+    IN: constexpr, H: constexpr, W: constexpr, OUT: constexpr, OH: constexpr, OW: constexpr,
+    KH: constexpr, KW: constexpr, SH: constexpr, SW: constexpr, PH: constexpr, PW: constexpr,
+    DH: constexpr, DW: constexpr, HOW: constexpr, BP: constexpr, BO: constexpr, BK: constexpr,
+) -> None:  # fmt: skip
+    number = tl.program_id(0)
+    k = tl.program_id(1) * BK + tl.arange(0, BK)
+    o = tl.program_id(2) * BO + tl.arange(0, BO)
+    row = (k % (KH * KW)) // KW * DH - PH
+    column = k % KW * DW - PW
+    source = number * (IN * H * W) + (k // (KH * KW)) * (H * W) + row * W + column
+    acc = tl.zeros((BK, BO), dtype=tl.float32)
+    total = tl.zeros((BO,), dtype=tl.float32)
+    for start in range(0, OH * OW, BP):
+        p = start + tl.arange(0, BP)
+        down = p // OW * SH
+        right = p % OW * SW
+        ih = row[:, None] + down[None, :]
+        iw = column[:, None] + right[None, :]
+        inside = (k < IN * KH * KW)[:, None] & (p < OH * OW)[None, :] & (ih >= 0) & (ih < H) & (iw >= 0) & (iw < W)
+        seen = tl.load(x + source[:, None] + (down * W + right)[None, :], mask=inside, other=0.0)
+        known = (o < OUT)[:, None] & (p < OH * OW)[None, :]
+        place = number * (OUT * OH * OW) + (o * (OH * OW))[:, None] + p[None, :]
+        arrived = tl.load(d + place, mask=known, other=0.0)
+        total += tl.sum(arrived, axis=1)
+        acc = _product(seen, tl.trans(arrived), acc, HOW)
+    known = (o < OUT)[:, None] & (k < IN * KH * KW)[None, :]
+    target = number.to(tl.int64) * (OUT * IN * KH * KW) + o[:, None] * (IN * KH * KW) + k[None, :]
+    # What is not finite shows in the squares; in its place goes zero, which no factor of zero can turn into NaN.
+    tl.store(out + target, tl.trans(tl.where(acc - acc == 0, acc, 0.0)), mask=known)
+    exact = acc.to(tl.float64)
+    block = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
+    blocks = tl.num_programs(1) * tl.num_programs(2)
+    tl.store(squares + number * blocks + block, tl.sum(tl.sum(exact * exact, axis=1), axis=0))
+    if tl.program_id(1) == 0:
+        tl.store(sums + number * OUT + o, total, mask=o < OUT)
+
+
+def _pool(
+    x: at, out: at, chosen: at, size: at, H: constexpr, W: constexpr, OH: constexpr, OW: constexpr,
+    KH: constexpr, KW: constexpr, B: constexpr,
+) -> None:  # fmt: skip
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    position = i % (OH * OW)
+    source = x + (i // (OH * OW)) * (H * W) + (position // OW * KH) * W + position % OW * KW
+    best = tl.load(source, mask=i < size, other=0.0)
+    which = tl.zeros((B,), dtype=tl.int32)
+    for tap in tl.static_range(1, KH * KW):
+        value = tl.load(source + (tap // KW) * W + tap % KW, mask=i < size, other=0.0)
+        better = (value > best) | (value != value)
+        best = tl.where(better, value, best)
+        which = tl.where(better, tap, which)
+    which = tl.where(best <= 0, KH * KW, which)
+    best = tl.where(best <= 0, 0.0, best)
+    tl.store(out + i, best, mask=i < size)
+    tl.store(chosen + i, which.to(tl.uint8), mask=i < size)
+
+
+def _unpool(
+    d: at, chosen: at, out: at, size: at, H: constexpr, W: constexpr, OH: constexpr, OW: constexpr,
+    KH: constexpr, KW: constexpr, B: constexpr,
+) -> None:  # fmt: skip
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    position = i % (H * W)
+    h = position // W
+    w = position % W
+    inside = (i < size) & (h // KH < OH) & (w // KW < OW)
+    place = (i // (H * W)) * (OH * OW) + (h // KH) * OW + w // KW
+    mine = tl.load(chosen + place, mask=inside, other=255).to(tl.int32) == h % KH * KW + w % KW
+    tl.store(out + i, tl.where(mine, tl.load(d + place, mask=inside, other=0.0), 0.0), mask=i < size)
+
+
+_product = triton.jit(_product)
+FORWARD_FEW, FORWARD_MANY, INPUT_GRADIENT, EACH = (
+    triton.jit(f) for f in (_forward_few, _forward_many, _input_gradient, _each)
+)
+POOL, UNPOOL = (triton.jit(f) for f in (_pool, _unpool))

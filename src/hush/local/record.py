@@ -1,0 +1,88 @@
+"""One pass over a batch in which every client has its own parameters, and what it says of each example's gradient.
+
+The model's own code runs on a copy of its tree of modules that shares everything but the parameters; those are
+stand-ins (`hush.local.held`). All examples of all clients form one batch. One backward pass from the logits follows.
+
+Guarantees:
+    - The user's module is not touched, so several threads can use it at once.
+    - Every parameter of the layout went through a rule; otherwise the pass is refused (`UnsupportedError`).
+
+Edge cases:
+    - Modules that keep parameters outside PyTorch's tree are refused; recurrent layers, which do, are unrolled.
+    - A parameter without influence on the logits has a gradient of zero and no term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from hush.local.arrange import Arrangement
+from hush.local.fuse import fused
+from hush.local.held import Tape, UnsupportedError, hold
+from hush.local.recurrent import KINDS, Unrolled
+from hush.local.rules import RULES
+from hush.local.terms import Term, merged
+from hush.models import Model
+
+
+class Recorder:
+    """A model made ready for passes. Not for several threads at once: each has its own."""
+
+    def __init__(self, model: Model) -> None:
+        if any(isinstance(part, torch.jit.ScriptModule) for part in model.module.modules()):
+            raise UnsupportedError("a part of it is compiled by TorchScript")
+        self.layout = model.layout
+        self._held = {
+            name: hold(name, shape, model.start.dtype, RULES)
+            for name, shape in zip(model.layout.names, model.layout.shapes, strict=True)
+        }
+        originals = {id(model.module.get_parameter(name)): held for name, held in self._held.items()}
+        self._module = _copy(model.module, originals, {})
+        self._anchor = torch.zeros((), requires_grad=True)
+
+    def terms(self, values: Mapping[str, Tensor], clients: Arrangement, x: Tensor, y: Tensor) -> dict[str, Term]:
+        """The gradient of the cross entropy of each example, parameter by parameter.
+
+        Args:
+            values: Parameters by name, clients x shape.
+            clients: How the examples are arranged.
+            x: Inputs, examples x shape.
+            y: Labels.
+        """
+        tape = Tape(clients, values, self._anchor)
+        for held in self._held.values():
+            held.tape = tape
+        with torch.enable_grad():
+            logits = self._module(x)
+        missed = [name for name in self.layout.names if name not in tape.used]
+        if missed:
+            raise UnsupportedError(f"{missed[0]} is not used by a layer that is known")
+        if logits.ndim != 2 or len(logits) != len(x):
+            raise UnsupportedError(f"the output has shape {tuple(logits.shape)}, not one row an example")
+        # Classes first, which is several times faster where there are few of them.
+        d = torch.softmax(logits.detach().t().contiguous(), 0)
+        d.scatter_add_(0, y[None], d.new_full((), -1.0).expand(1, len(y)))
+        torch.autograd.grad(logits, self._anchor, d.t(), allow_unused=True)
+        # The stand-ins outlive the pass; what it collected must not.
+        found, tape.terms = tape.terms, {}
+        return {name: merged(uses) for name, uses in found.items()}
+
+
+def _copy(part: nn.Module, parameters: Mapping[int, Tensor], done: dict[int, nn.Module]) -> nn.Module:
+    """The tree of modules with other parameters; attributes and buffers are shared."""
+    if id(part) in done:
+        return done[id(part)]
+    own = {key: None if value is None else parameters.get(id(value), value) for key, value in part._parameters.items()}
+    if isinstance(part, nn.RNNBase) and type(part) in KINDS:
+        done[id(part)] = Unrolled(part, own)
+        return done[id(part)]
+    new = done[id(part)] = type(part).__new__(type(part))
+    inner = fused(part._modules) if type(part) is nn.Sequential else part._modules
+    new.__dict__ = part.__dict__ | {"_parameters": own}
+    new.__dict__["_modules"] = {
+        key: None if child is None else _copy(child, parameters, done) for key, child in inner.items()
+    }
+    return new

@@ -1,0 +1,112 @@
+"""One step of DP-SGD for a fixed number of clients, recorded as a graph and replayed.
+
+Everything the step reads and writes lies at fixed places, which is what makes a replay possible. A step is recorded
+once for each width of batch; records are kept with the model for as long as the data stays where it is.
+
+Guarantees:
+    - A replay computes what the step computes.
+
+Edge cases:
+    - A step too large to profit, or with code that cannot be recorded, runs as it is.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from hush.local.precision import Precision
+from hush.local.record import Recorder
+from hush.local.sums import even_sums
+from hush.models import Model
+
+_SMALL = 4096  # examples in a step up to which a replay is faster than its launches
+
+
+class Replay:
+    """The step, and what it works on.
+
+    Attributes:
+        vectors: Parameters, clients x p: what a step changes.
+        noise: Standard normal numbers, clients x p.
+        clips: Norm bound of each client.
+        mean: What the sum of clipped gradients is multiplied with before it is subtracted, clients x 1.
+        loud: The same for the noise.
+        table: Rows of the data, clients x places, -1 where there is none.
+    """
+
+    def __init__(
+        self, model: Model, x: Tensor, y: Tensor, clients: int, places: int, limit: int, precision: Precision
+    ) -> None:
+        self._recorder, self._x, self._y, self._limit, self._precision = Recorder(model), x, y, limit, precision
+        self.vectors, self.noise = (x.new_zeros(clients, model.layout.size, dtype=model.start.dtype) for _ in range(2))
+        self.mean, self.loud = (self.vectors.new_zeros(clients, 1) for _ in range(2))
+        self.clips = self.vectors.new_zeros(clients, dtype=torch.float64)
+        self.table = self.vectors.new_zeros(clients, places, dtype=torch.int64)
+        self._graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
+
+    def load(self, rows: Tensor, noise: Tensor) -> None:
+        """Bring the rows and the noise of a step to their places."""
+        self.noise.copy_(noise, non_blocking=True)
+        if rows.shape == self.table.shape:
+            self.table.copy_(rows, non_blocking=True)
+
+    def step(self, rows: Tensor, width: int) -> None:
+        """One step over the first `width` places of the table that was loaded."""
+        if rows.shape != self.table.shape:
+            self._run(rows.to(self.table.device))
+            return
+        if width not in self._graphs:
+            self._graphs[width] = self._recorded(width)
+        graph = self._graphs[width]
+        if graph is None:
+            self._run(self.table[:, :width])
+        else:
+            graph.replay()
+
+    def _run(self, table: Tensor) -> None:
+        rows = table.t().flatten()
+        at = rows.clamp(min=0)
+        x, y = self._x.index_select(0, at), self._y.index_select(0, at)
+        blind = len(rows) <= _SMALL
+        sums = even_sums(
+            self._recorder, self.vectors, x, y, rows >= 0, self.clips, self._limit, self._precision, blind=blind
+        )
+        self.vectors.sub_(self.mean * sums + self.loud * self.noise)
+
+    def _recorded(self, width: int) -> torch.cuda.CUDAGraph | None:
+        if len(self.table) * width > _SMALL or not self.table.is_cuda:
+            return None
+        mean, loud = self.mean.clone(), self.loud.clone()
+        self.mean.zero_()
+        self.loud.zero_()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            for _ in range(2):
+                self._run(self.table[:, :width])
+            with torch.cuda.graph(graph):
+                self._run(self.table[:, :width])
+        except RuntimeError:
+            return None
+        finally:
+            self.mean.copy_(mean)
+            self.loud.copy_(loud)
+        return graph
+
+
+_KEPT: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], Replay]] = WeakKeyDictionary()
+
+
+def kept(
+    model: Model, x: Tensor, y: Tensor, number: int, shape: tuple[int, int], limit: int, precision: Precision
+) -> Replay:
+    """The replay of the group of that number, for clients x places, made anew if the data moved."""
+    data = (x.data_ptr(), y.data_ptr(), tuple(x.shape), x.dtype, limit, precision)
+    found = {key: replay for key, replay in _KEPT.get(model.module, {}).items() if key[0] == data}
+    _KEPT[model.module] = found
+    key = (data, number, shape)
+    if key not in found:
+        found[key] = Replay(model, x, y, *shape, limit, precision)
+    return found[key]

@@ -1,0 +1,218 @@
+"""DP-SGD for many clients against the loop it stands for: one client, one step, one draw at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from nets import random
+from torch import Tensor, nn
+
+from hush.config import ModelConfig
+from hush.local import device, train as training
+from hush.local.ahead import DEPTH, Ahead, places
+from hush.local.per_example import clipped_sums
+from hush.local.replay import Replay
+from hush.local.train import Job, train
+from hush.models import Model, adopt, build
+from hush.privacy import noise
+from hush.privacy.plan import PrivacyPlan
+
+SAMPLES = 40
+BATCHES = (4, 4, 13, 40, 1)
+
+
+def plan(batch: int, epochs: int = 1, noise_multiplier: float = 0.7) -> PrivacyPlan:
+    return PrivacyPlan(SAMPLES, batch, epochs, 1, 0.5, noise_multiplier, "add-remove", "pld")
+
+
+def jobs(model: Model, batches: Sequence[int] = BATCHES) -> list[Job]:
+    return [
+        Job(
+            model.start + 0.01 * i,
+            SAMPLES * i,
+            plan(batch, epochs=1 + i % 2, noise_multiplier=0.0 if i == 2 else 0.7),
+            0.1 * (1 + i),
+            noise.replayable(1, i, 2),
+        )
+        for i, batch in enumerate(batches)
+    ]
+
+
+def data(shape: tuple[int, ...], classes: int = 3) -> tuple[Tensor, Tensor]:
+    rows = SAMPLES * len(BATCHES)
+    return random(rows, *shape).float(), (random(rows, seed=1) * 10).long() % classes
+
+
+def by_hand(model: Model, x: Tensor, y: Tensor, job: Job) -> Tensor:
+    """What training is, written down as plainly as possible."""
+    vector = job.vector.clone()
+    for _ in range(job.plan.steps):
+        rows = job.plan.sample(job.source) + job.first_row
+        mask, clips = torch.ones(1, len(rows), dtype=torch.bool), torch.tensor([job.plan.clip], dtype=torch.float64)
+        sums = clipped_sums(model, vector[None], x[rows][None], y[rows][None], mask, clips)
+        vector = vector - job.lr * job.plan.privatise(sums[0], job.source)
+    return vector - job.vector
+
+
+@pytest.mark.parametrize("name", ["logreg", "cnn"])
+@pytest.mark.parametrize("worth", [0, 10**15])
+def test_updates_are_those_of_the_plain_loop(name: str, worth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "_WORTH", worth)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    model = build(ModelConfig(name=name), (1, 6, 6), 3, seed=1)
+    x, y = data((1, 6, 6))
+    expected = [by_hand(model, x, y, job) for job in jobs(model)]
+    for ours, plain in zip(train(model, x, y, jobs(model)), expected, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
+        assert plain.norm() > 0
+
+
+def test_a_client_moves_the_same_alone_as_among_others() -> None:
+    model = build(ModelConfig(name="cnn"), (1, 6, 6), 3, seed=1)
+    x, y = data((1, 6, 6))
+    together = train(model, x, y, jobs(model))
+    for i, job in enumerate(jobs(model)):
+        torch.testing.assert_close(train(model, x, y, [job])[0], together[i], rtol=1e-5, atol=1e-6)
+
+
+def test_threads_are_put_back_even_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fails(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.calls = nn.Linear(4, 3), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) > 5:
+                raise ValueError("too many")
+            return self.inner(x)
+
+    monkeypatch.setattr(training, "_WORTH", 0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        model = adopt(Fails(), (4,))
+        with pytest.raises(ValueError, match="too many"):
+            train(model, *data((4,)), jobs(model))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_slow_path_trains_too() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.scale = nn.Linear(4, 3), nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scale * self.inner(x)
+
+    model = adopt(Scaled(), (4,))
+    x, y = data((4,))
+    with pytest.warns(UserWarning, match="scale goes through .*slow path"):
+        updates = train(model, x, y, jobs(model))
+    with pytest.warns(UserWarning, match="slow path"):
+        expected = [by_hand(model, x, y, job) for job in jobs(model)]
+    for ours, plain in zip(updates, expected, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
+
+
+def ordered(model: Model) -> list[Job]:
+    return sorted(jobs(model), key=lambda job: -job.plan.steps)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_drawing_ahead_draws_the_same(threads: int) -> None:
+    model = build(ModelConfig(name="logreg"), (4,), 3, seed=1)
+    ahead, mine = Ahead(ordered(model), model.layout.size, torch.float32, threads), ordered(model)
+    with ThreadPoolExecutor(threads) as pool:
+        ahead.start(pool)
+        for step in range(mine[0].plan.steps):
+            drawn = ahead.take(step)
+            active = [job for job in mine if job.plan.steps > step]
+            assert drawn.active == len(active)
+            for i, job in enumerate(active):
+                rows = drawn.rows[i]
+                assert torch.equal(rows[rows >= 0], job.plan.sample(job.source) + job.first_row)
+                if job.plan.private:
+                    assert torch.equal(drawn.noise[i], job.source.normal(model.layout.size, torch.float32))
+            assert (drawn.rows[len(active) :] == -1).all()
+            assert (drawn.rows[:, drawn.longest :] == -1).all()
+            ahead.release()
+        ahead.stop()
+
+
+def test_drawing_ahead_survives_a_batch_that_finds_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hush.local.ahead.places", lambda _: 2)
+    model = build(ModelConfig(name="logreg"), (4,), 3, seed=1)
+    ahead, mine = Ahead(ordered(model), model.layout.size, torch.float32, 2), ordered(model)
+    with ThreadPoolExecutor(2) as pool:
+        ahead.start(pool)
+        drawn = ahead.take(0)
+        ahead.stop()
+    assert drawn.rows.shape == (len(mine), drawn.longest)
+    for rows, job in zip(drawn.rows, mine, strict=True):
+        assert torch.equal(rows[rows >= 0], job.plan.sample(job.source) + job.first_row)
+
+
+def test_an_error_while_drawing_ahead_is_raised() -> None:
+    class Broken:
+        def uniform(self, size: int) -> Tensor:
+            raise OSError("no entropy")
+
+    model = build(ModelConfig(name="logreg"), (4,), 3, seed=1)
+    ahead = Ahead([Job(model.start, 0, plan(4), 0.1, Broken())], model.layout.size, torch.float32, 1)
+    with ThreadPoolExecutor(1) as pool:
+        ahead.start(pool)
+        with pytest.raises(OSError, match="no entropy"):
+            ahead.take(0)
+        ahead.stop()
+
+
+def test_a_replayed_step_is_the_step() -> None:
+    """On a processor nothing is recorded, but the arithmetic around the record is the same."""
+    model = build(ModelConfig(name="cnn"), (1, 6, 6), 3, seed=1)
+    x, y = data((1, 6, 6))
+    group = ordered(model)
+    replay = Replay(model, x, y, len(group), places(group), 4096, "float32")
+    replay.vectors.copy_(torch.stack([job.vector for job in group]))
+    replay.clips.copy_(torch.tensor([job.plan.clip for job in group]))
+    ahead = Ahead(group, model.layout.size, torch.float32, 2)
+    with ThreadPoolExecutor(2) as pool:
+        ahead.start(pool)
+        for step in range(group[0].plan.steps):
+            drawn = ahead.take(step)
+            for target, total, loud in ((replay.mean, 1.0, 0.0), (replay.loud, 0.0, 1.0)):
+                values = [job.lr * device._read(job.plan, total, loud, torch.float32) for job in group[: drawn.active]]
+                target.copy_(torch.tensor([*values, *[0.0] * (len(group) - drawn.active)])[:, None])
+            replay.load(drawn.rows, drawn.noise)
+            replay.step(drawn.rows, drawn.longest)
+            ahead.release()
+        ahead.stop()
+    for vector, job in zip(replay.vectors, ordered(model), strict=True):
+        torch.testing.assert_close(vector - job.vector, by_hand(model, x, y, job), rtol=1e-5, atol=1e-6)
+
+
+def test_drawing_ahead_never_runs_more_than_its_depth_ahead() -> None:
+    class Counting:
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def uniform(self, size: int) -> Tensor:
+            self.calls += 1
+            return torch.zeros(size, dtype=torch.float64)
+
+        def normal(self, size: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(size, dtype=dtype)
+
+    model, source = build(ModelConfig(name="logreg"), (4,), 3, seed=1), Counting()
+    ahead = Ahead([Job(model.start, 0, plan(4), 0.1, source)], model.layout.size, torch.float32, 1)
+    with ThreadPoolExecutor(1) as pool:
+        ahead.start(pool)
+        for step in range(3):
+            ahead.take(step)
+        assert source.calls <= DEPTH
+        ahead.stop()

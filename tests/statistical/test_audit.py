@@ -1,0 +1,302 @@
+"""The audit never exceeds a true claim, comes near it in the worst case, and its statistics hold what they promise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from hush.config import parse
+from hush.engines import audit as engine
+from hush.engines.audit import audit, examine
+from hush.engines.audit_target import Target, target, worst_case
+from hush.engines.canary import effects, plant
+from hush.engines.federation import prepare
+from hush.privacy import audit as statistics
+from hush.privacy import gaussian
+from hush.types import HushError, Relation
+
+Bounding = Callable[[np.ndarray, np.ndarray, float, float], float]
+
+
+# The whole pipeline.
+
+
+def holds(found: engine.AuditResult, share: float) -> None:
+    assert share * found.epsilon_claimed <= found.epsilon_lower <= found.epsilon_claimed
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_worst_case_reaches_half_of_the_claim_and_never_exceeds_it(seed: int) -> None:
+    relation: Relation = "replace-one" if seed % 2 else "add-remove"
+    found = examine(worst_case(relation=relation), runs=10_000, seed=seed)
+    assert found.kind == "two-datasets"
+    assert found.epsilon_claimed == pytest.approx(4.0, abs=1e-4)
+    holds(found, 0.5)
+    # Full batches are the plain Gaussian mechanism, so here the assumption of the closer estimate is true.
+    assert 3.5 < found.epsilon_if_gaussian < 4.2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_run_finds_much_and_never_exceeds_the_claim(seed: int) -> None:
+    relation: Relation = "replace-one" if seed % 2 else "add-remove"
+    held = worst_case(samples=1000, batch=1000, delta=1e-5, relation=relation)
+    found = examine(held, kind="one-run", canaries=1000, seed=seed)
+    assert (found.canaries, found.runs) == (1000, 1)
+    holds(found, 0.2)
+
+
+def test_sampled_batches() -> None:
+    found = examine(worst_case(batch=4), runs=2000, seed=1)
+    assert found.steps == 2
+    holds(found, 0.2)
+
+
+def test_secure_noise() -> None:
+    found = examine(worst_case(secure=True), runs=1500)
+    assert found.noise == "secure"
+    # Every run differs, so with room: of 5,000 simulated audits none was outside these limits.
+    holds(found, 0.1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
+def test_worst_case_at_high_confidence(relation: Relation, seed: int) -> None:
+    holds(examine(worst_case(relation=relation), runs=20_000, confidence=0.999, seed=seed), 0.5)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(20))
+def test_many_steps_on_sampled_batches_at_high_confidence(seed: int) -> None:
+    holds(examine(worst_case(batch=4, rounds=3), runs=10_000, confidence=0.999, seed=seed), 0.25)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(20))
+def test_one_run_at_high_confidence(seed: int) -> None:
+    held = worst_case(samples=1000, batch=1000, delta=1e-5)
+    holds(examine(held, kind="one-run", canaries=1000, confidence=0.999, seed=seed), 0.1)
+
+
+@pytest.fixture
+def images(small: dict[str, Any]) -> dict[str, Any]:
+    return {**small, "rounds": 2, "model": {"name": "cnn"}, "local": {"batch_size": 64, "lr": 0.1}}
+
+
+def test_a_config_is_audited_for_the_client_with_the_largest_budget(small: dict[str, Any]) -> None:
+    found = audit(parse(small), kind="one-run", seed=3)
+    assert (found.client, found.kind, found.rounds, found.confidence) == (5, "one-run", 4, 0.95)
+    assert found.epsilon_claimed == pytest.approx(8.0, rel=0.02)
+    assert found.canaries * found.runs > 500
+    holds(found, 0.1)
+    assert not found.refuted
+    assert audit(parse(small), kind="one-run", seed=3).epsilon_lower == found.epsilon_lower
+    assert audit(parse(small), kind="one-run", client=0, runs=1).epsilon_claimed == pytest.approx(0.3, rel=0.02)
+
+
+def test_a_network_on_images_is_audited(images: dict[str, Any]) -> None:
+    found = audit(parse(images), runs=4, seed=1)
+    assert found.kind == "one-run", "a network is too large to be repeated a thousand times"
+    assert 0.0 < found.epsilon_lower <= found.epsilon_claimed
+
+
+def test_replaced_rows_of_a_config(small: dict[str, Any]) -> None:
+    small["privacy"]["relation"] = "replace-one"
+    found = audit(parse(small), kind="one-run", seed=2)
+    assert found.relation == "replace-one"
+    holds(found, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kind": "both"}, "kind: unknown kind of audit 'both'; .*accepted: auto, one-run, two-datasets"),
+        ({"runs": 0}, "runs: found 0; accepted: a whole number, 1 or more"),
+        ({"client": 6}, "client: found 6; accepted: 0 to 5"),
+        ({"confidence": 1.0}, "confidence: found 1.0; accepted"),
+        ({"kind": "two-datasets", "runs": 3}, "at least 4 runs"),
+    ],
+)
+def test_mistakes_are_named(small: dict[str, Any], changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(HushError, match=words):
+        audit(parse(small), **changes)
+
+
+def test_a_client_that_promises_nothing_is_refused(small: dict[str, Any]) -> None:
+    small["recipe"] = {"name": "fedavg"}
+    with pytest.raises(HushError, match="client 0 promises nothing to audit"):
+        audit(parse(small))
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_every_round_of_every_run_draws_afresh(secure: bool) -> None:
+    held = worst_case(secure=secure)
+    drawn = [
+        engine._source(held, run, number, 0).normal(1, torch.float64).item() for run in (0, 1) for number in (0, 1)
+    ]
+    assert len(set(drawn)) == 4
+
+
+def test_an_audit_with_noise_drawn_twice_would_refute_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong twin: what fresh noise is for."""
+    fresh = engine._source
+
+    def stale(held: Target, run: int, number: int, seed: int) -> object:
+        return fresh(held, 0, number, seed)
+
+    monkeypatch.setattr(engine, "_source", stale)
+    assert examine(worst_case(), runs=600).refuted
+
+
+@pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
+def test_the_canary_is_as_loud_as_a_row_may_be(relation: Relation) -> None:
+    held = worst_case(relation=relation)
+    canary = plant(held.model, held.x[:-1], clip=held.plan.clip, relation=relation, count=1, seed=1)
+    effect = effects(held.model, held.model.start, canary, held.plan.clip)
+    assert float(effect.gaps.norm()) == pytest.approx(2.0 if relation == "replace-one" else 1.0, rel=1e-5)
+    assert float((held.x[:-1] @ canary.x[0]).abs().max()) < 1e-6
+
+
+def test_canaries_of_a_config_are_loud_and_apart(small: dict[str, Any]) -> None:
+    held = target(prepare(parse(small)))
+    canaries = plant(held.model, held.x, clip=held.plan.clip, relation="add-remove", count=100, seed=1)
+    gaps = effects(held.model, held.model.start, canaries, held.plan.clip).gaps
+    assert bool((gaps.norm(dim=1) > 0.99).all())
+    likeness = (gaps @ gaps.T - torch.eye(100)).abs()
+    assert float(likeness.mean()) < 0.15
+
+
+def test_an_update_that_is_never_finite_is_no_clean_bill() -> None:
+    held = worst_case()
+    with pytest.raises(HushError, match="no released update is finite"):
+        examine(replace(held, starts=torch.full_like(held.starts, math.nan)), runs=10, kind="two-datasets")
+
+
+# The statistics.
+
+
+def test_one_run_bounds_as_published() -> None:
+    """The two examples that Steinke, Nasr and Jagielski print."""
+    assert statistics._refuted(1000, 100, 75, 1e-4, 0.05) == pytest.approx(0.673, abs=1e-3)
+    assert statistics._refuted(100_000, 1510, 1439, 1e-5, 0.05) == pytest.approx(2.675, abs=1e-3)
+
+
+def test_p_value_is_the_binomial_tail_and_grows_with_epsilon_and_delta() -> None:
+    assert statistics.p_value(100, 100, 75, math.log(3), 0.0) == pytest.approx(stats.binom.sf(74, 100, 0.75))
+    grid = [statistics.p_value(200, 60, 50, epsilon, 1e-4) for epsilon in np.linspace(0, 4, 30)]
+    assert grid == sorted(grid)
+    assert statistics.p_value(200, 60, 50, 1.0, 1e-3) > statistics.p_value(200, 60, 50, 1.0, 1e-4) > 0
+    assert statistics.p_value(10, 4, 0, 0.0, 0.1) == 1.0
+    with pytest.raises(HushError, match="5 correct of 4 guesses"):
+        statistics.p_value(10, 4, 5, 1.0, 0.1)
+
+
+def answers(epsilon: float, truth: np.ndarray, seed: int) -> np.ndarray:
+    """Randomised response: the mechanism that makes the most of a pure epsilon."""
+    honest = np.random.default_rng(seed).random(len(truth)) < 1 / (1 + math.exp(-epsilon))
+    return np.where(honest, truth, ~truth).astype(float)
+
+
+def too_high(bound: Bounding, trials: int = 300, runs: int = 300) -> int:
+    """How often a bound at 95 % exceeds the true epsilon of randomised response."""
+    no, yes = np.zeros(runs, bool), np.ones(runs, bool)
+    return sum(bound(answers(1.0, no, 2 * s), answers(1.0, yes, 2 * s + 1), 0.0, 0.95) > 1.0 for s in range(trials))
+
+
+def plug_in(absent: np.ndarray, present: np.ndarray, delta: float, confidence: float) -> float:
+    """The wrong twin: rates as they are, without any confidence."""
+    return math.log(present.mean() / absent.mean())
+
+
+def rarely(count: int, trials: int = 300) -> bool:
+    return bool(stats.binom.sf(count - 1, trials, 0.05) > 1e-4)
+
+
+def test_two_datasets_keeps_its_confidence_and_a_plug_in_does_not() -> None:
+    assert rarely(too_high(statistics.two_datasets))
+    assert not rarely(too_high(plug_in))
+
+
+def pooled(refutes: Callable[[np.ndarray, np.ndarray], bool]) -> int:
+    tosses = [np.random.default_rng(1000 + s).random(200) < 0.5 for s in range(300)]
+    return sum(refutes(answers(1.0, toss, s), toss) for s, toss in enumerate(tosses))
+
+
+def by_the_best_of_all_guesses(scores: np.ndarray, included: np.ndarray) -> bool:
+    """The wrong twin: the best number of guesses, as if it had been the only one tried."""
+    ranked = included[np.argsort(scores, kind="stable")]
+    sides = np.arange(4, 101)
+    correct = np.cumsum(ranked[::-1])[sides - 1] + np.cumsum(~ranked)[sides - 1]
+    return bool((stats.binom.sf(correct - 1, 2 * sides, 1 / (1 + math.exp(-1.0))) < 0.05).any())
+
+
+def test_one_run_keeps_its_confidence_and_choosing_afterwards_does_not() -> None:
+    assert rarely(pooled(lambda scores, included: statistics.one_run(scores, included, 0.0, 0.95) > 1.0))
+    assert not rarely(pooled(by_the_best_of_all_guesses))
+
+
+def test_delta_is_allowed_for() -> None:
+    """A mechanism that gives a row away once in a hundred runs is (0, 0.01)-private."""
+    absent, present = np.zeros(60_000), np.zeros(60_000)
+    present[np.random.default_rng(1).random(60_000) < 0.01] = 1.0
+    assert statistics.two_datasets(absent, present, 0.01, 0.95) < 0.5
+    assert statistics.two_datasets(absent, present, 0.001, 0.95) > 4.0
+
+
+def test_scores_that_say_nothing_give_zero() -> None:
+    rng = np.random.default_rng(1)
+    assert statistics.two_datasets(np.ones(100), np.ones(100), 1e-5, 0.95) == 0.0
+    assert statistics.two_datasets(rng.normal(size=(3000, 5)), rng.normal(size=(3000, 5)), 1e-5, 0.999) < 0.1
+    assert statistics.one_run(rng.normal(size=1000), rng.random(1000) < 0.5, 1e-5, 0.999) < 0.1
+    assert statistics.one_run(np.ones(3), np.ones(3, bool), 1e-5, 0.95) == 0.0
+
+
+def test_total_failure_gives_the_highest_bound() -> None:
+    judged = 3000 - int(statistics.choosing(3000).sum())
+    highest = statistics.highest(judged, 0.95)
+    assert statistics.two_datasets(np.zeros(3000), np.full(3000, math.nan), 0.0, 0.95) == highest
+    assert statistics.two_datasets(np.zeros(3000), np.ones(3000), 0.0, 0.95) == highest
+    assert highest == pytest.approx(math.log(judged / -math.log(0.025)), abs=0.01)
+
+
+def test_a_discriminant_finds_a_column_without_noise() -> None:
+    rng = np.random.default_rng(1)
+    absent, present = rng.normal(size=(1500, 6)), rng.normal(size=(1500, 6))
+    absent[:, 4], present[:, 4] = 0.0, 1e-3
+    assert statistics.two_datasets(absent[:, :4], present[:, :4], 1e-5, 0.95) < 1.0
+    assert statistics.two_datasets(absent, present, 1e-5, 0.95) > 5.0
+
+
+def test_the_gaussian_estimate_is_near_the_truth_and_below() -> None:
+    rng = np.random.default_rng(1)
+    mu = 1 / gaussian.noise_for(3.0, 1e-4)
+    found = [statistics.if_gaussian(rng.normal(size=4000), mu + rng.normal(size=4000), 1e-4, 0.95) for _ in range(100)]
+    assert sum(epsilon > 3.0 for epsilon in found) < 15
+    assert np.mean(found) > 2.7
+    assert statistics.if_gaussian(np.zeros(5), np.ones(5), 1e-4, 0.95) == math.inf
+    assert statistics.if_gaussian(np.zeros(5), np.zeros(5), 1e-4, 0.95) == 0.0
+    assert statistics.if_gaussian(np.zeros(1), np.zeros(5), 1e-4, 0.95) == 0.0
+
+
+@pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
+def test_likelihood_is_that_of_the_mechanism(relation: Relation) -> None:
+    """One step: as the accountant has it. Several: by adding up all ways to be sampled."""
+    x = np.linspace(-4, 5, 30)
+    direction: gaussian.Direction = "replace" if relation == "replace-one" else "remove"
+    single = statistics.log_likelihood(x, 0.3, 1, 0.8, relation)
+    np.testing.assert_allclose(single, gaussian.loss(x, 0.3, 0.8, direction), rtol=1e-9, atol=1e-12)
+    sign = -1.0 if relation == "replace-one" else 0.0
+
+    def density(move: float) -> np.ndarray:
+        ways = [stats.binom.pmf(k, 3, 0.3) * stats.norm.pdf(x, move * k, 0.8 * math.sqrt(3)) for k in range(4)]
+        return np.sum(ways, axis=0)
+
+    expected = np.log(density(1.0) / density(sign))
+    np.testing.assert_allclose(statistics.log_likelihood(x, 0.3, 3, 0.8, relation), expected, rtol=1e-9, atol=1e-12)
