@@ -11,7 +11,8 @@ from nets import random
 from torch import Tensor, nn
 
 from hush.config import ModelConfig
-from hush.local import device, train as training
+from hush.local import device
+from hush.local import train as training
 from hush.local.ahead import DEPTH, Ahead, places
 from hush.local.per_example import clipped_sums
 from hush.local.replay import Replay

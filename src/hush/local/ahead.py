@@ -59,6 +59,7 @@ class Ahead:
         pinned = torch.cuda.is_available()
         self._rows = torch.full((DEPTH, len(jobs), places(jobs)), -1, pin_memory=pinned)
         self._noise = torch.zeros(DEPTH, len(jobs), size, dtype=dtype, pin_memory=pinned)
+        self._places, self._numbers = self._rows.numpy(), self._noise.numpy()
         self._shares = [range(start, len(jobs), threads) for start in range(min(threads, len(jobs)))]
         self._room = [Semaphore(DEPTH) for _ in self._shares]
         self._ready: list[SimpleQueue[list[Tensor] | Exception]] = [SimpleQueue() for _ in self._shares]
@@ -105,13 +106,16 @@ class Ahead:
             self._ready[number].put(error)
 
     def _draw(self, i: int, step: int) -> Tensor | None:
-        job, place = self._jobs[i], self._rows[step % DEPTH, i]
+        job, slot = self._jobs[i], step % DEPTH
+        place = self._places[slot, i]
         if step >= job.plan.steps:
-            place.fill_(-1)
+            place[:] = -1
             return None
         rows = job.plan.sample(job.source) + job.first_row
-        place[: len(rows)].copy_(rows[: len(place)])
-        place[len(rows) :].fill_(-1)
+        # NumPy's views, because every call of PyTorch would hand the interpreter to another thread and back.
+        count = len(rows)
+        place[:count] = rows.numpy()[: len(place)]
+        place[count:] = -1
         if job.plan.private:
-            self._noise[step % DEPTH, i].copy_(job.source.normal(self._noise.shape[2], self._noise.dtype))
+            self._numbers[slot, i] = job.source.normal(self._noise.shape[2], self._noise.dtype).numpy()
         return rows
