@@ -26,7 +26,7 @@ from hush.models import Model
 from hush.privacy.plan import PrivacyPlan
 
 _MOST = 2**26  # numbers of noise that may wait on the host
-_THREADS = 16
+_THREADS = 4  # more of them only wait for the interpreter
 
 
 class _Constant:

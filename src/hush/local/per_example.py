@@ -35,6 +35,7 @@ from hush.models import Model, unflatten
 from hush.types import HushError
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
+_KNOWN = "Linear, Conv1d, Conv2d, Embedding, GroupNorm, LayerNorm, InstanceNorm, RMSNorm, RNN, LSTM, GRU"
 _CACHED = 32  # examples whose activations stay in a processor's cache, about
 
 
@@ -94,7 +95,7 @@ def refuse(model: Model, reason: UnsupportedError, strict: bool) -> None:
     """Say why the slow path is needed, or raise if it is not wanted."""
     text = f"model {model.name}: {reason}: there is no fast rule for that layer"
     if strict:
-        raise HushError(f"{text}; use layers listed in docs/models.md or leave strict off") from None
+        raise HushError(f"{text}; accepted: {_KNOWN}") from None
     warnings.warn(f"{text}, so per-example gradients take the slow path", stacklevel=3)
 
 
