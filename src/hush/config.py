@@ -74,9 +74,11 @@ class PrivacyConfig(_Strict):
     budgets: Budgets = 1.0
     delta: Delta = 1e-4
     clip: Positive = 1.0
+    loss_clip: Positive = 4.0
     relation: Literal["add-remove", "replace-one"] = "add-remove"
     accountant: Literal["pld", "rdp", "rdp-64"] = "pld"
     noise: Literal["replayable", "secure"] = "replayable"
+    sampler: Literal["poisson", "fixed"] = "poisson"
     discrete: bool = False
 
 
@@ -85,14 +87,18 @@ class LocalConfig(_Strict):
 
     batch_size: Batches = 32
     epochs: Annotated[int, Field(ge=1)] = 1
+    steps: Annotated[int, Field(ge=1)] | None = None
     lr: Positive = 0.1
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
 
 class EngineConfig(_Strict):
     """`[engine]`: where and how the arithmetic runs. It changes the speed, not the algorithm."""
 
     device: Literal["cpu", "cuda", "auto"] = "cpu"
-    physical_batch: Annotated[int, Field(ge=1)] = 4096
+    physical_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    precision: Literal["float32", "tf32", "bf16"] = "float32"
+    strict: bool = False
 
 
 class Config(_Strict):

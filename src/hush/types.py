@@ -74,12 +74,23 @@ class Member:
 
 @dataclass(frozen=True)
 class Task:
-    """One round's message to one client."""
+    """One round's message to one client.
+
+    Attributes:
+        client: Its number.
+        round: The round's.
+        models: The model to work on, or all there are where the client is asked to choose: models x p.
+        layout: How a model splits into tensors.
+        answer: The layout of the vector that is to come back.
+        notes: What the recipe's choices tell the client besides, by name.
+    """
 
     client: int
     round: int
-    model: Tensor
+    models: Tensor
     layout: Layout
+    answer: Layout
+    notes: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -99,13 +110,19 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Update:
-    """One round's sealed answer: a flat float32 vector that a ledger receipt allowed out."""
+    """One round's sealed answer: a flat float32 vector that a ledger receipt allowed out, and a few numbers by name."""
 
     client: int
     round: int
     vector: Tensor
     layout: Layout
     receipt: Receipt
+    notes: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Its numbers on the wire: four bytes for each of the vector, eight for each of the notes."""
+        return 4 * self.vector.numel() + 8 * len(self.notes)
 
 
 @dataclass(frozen=True)
@@ -120,16 +137,25 @@ class Decline:
 
 @dataclass(frozen=True)
 class Release:
-    """Something a choice of the recipe reveals, and whether the accountant covers it."""
+    """Something a choice of the recipe reveals, and whether the accountant covers it.
+
+    `event` is the kind of cost that the ledger is charged with for it: `sampled-gaussian` (a batch of the plan's
+    sampler) or `gaussian` (all rows). What is not covered has none.
+    """
 
     what: str
     covered: bool
     why: str
+    event: Literal["", "sampled-gaussian", "gaussian"] = ""
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What is kept of one round. Keys of the mappings are client numbers; `charged` clients released an update."""
+    """What is kept of one round. Keys of the mappings are client numbers; `charged` clients released an update.
+
+    `stage` says what the round asked (see `Guarantee.stages`), `placed` which model each client worked on where there
+    are several, `bytes_up` and `bytes_down` what went over the wire.
+    """
 
     round: int
     weights: Mapping[int, float]
@@ -140,6 +166,10 @@ class RoundRecord:
     accuracy_per_client: tuple[float, ...] = ()
     loss: float = math.nan
     seconds: float = 0.0
+    stage: int = 0
+    placed: Mapping[int, int] = field(default_factory=dict)
+    bytes_up: int = 0
+    bytes_down: int = 0
 
 
 @dataclass(frozen=True)
@@ -147,7 +177,8 @@ class Guarantee:
     """The guarantee card of one client.
 
     `epsilon_spent` and `epsilon_left` are toward the server, which sees each of the client's updates;
-    `epsilon_third_party` is toward someone who sees only the models, on the grounds that `third_party` names.
+    `epsilon_third_party` is toward someone who sees only the models, on the grounds that `third_party` names. `stages`
+    lists the costs of one round of each stage of the run.
     """
 
     client: int
@@ -169,6 +200,7 @@ class Guarantee:
     epsilon_left: float | None = None
     epsilon_third_party: float | None = None
     third_party: str = ""
+    stages: tuple[tuple[Mapping[str, Any], ...], ...] = ()
 
 
 @dataclass(frozen=True)

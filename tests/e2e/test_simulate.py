@@ -111,10 +111,10 @@ def test_a_client_is_the_same_among_others(small: Raw) -> None:
     from hush.types import Task
 
     federation = prepare(parse(small))
-    start, layout = federation.model.start, federation.model.layout
-    together = Cohort(federation, federation.ledgers()).answer([Task(c, 2, start, layout) for c in range(6)])
+    start, layout = federation.model.start[None], federation.model.layout
+    together = Cohort(federation, federation.ledgers()).answer([Task(c, 2, start, layout, layout) for c in range(6)])
     for client in range(6):
-        (alone,) = Cohort(federation, federation.ledgers()).answer([Task(client, 2, start, layout)])
+        (alone,) = Cohort(federation, federation.ledgers()).answer([Task(client, 2, start, layout, layout)])
         torch.testing.assert_close(alone.vector, together[client].vector, rtol=1e-5, atol=1e-6)
 
 

@@ -160,7 +160,9 @@ def _likeness(source: str) -> float:
     answers = [
         answer
         for number in (1, 2)
-        for answer in cohort.answer([Task(client, number, model.start, model.layout) for client in (0, 1)])
+        for answer in cohort.answer(
+            [Task(client, number, model.start[None], model.layout, model.layout) for client in (0, 1)]
+        )
     ]
     released = torch.stack([answer.vector for answer in answers if isinstance(answer, Update)])
     assert len(released) == 4

@@ -13,6 +13,7 @@ import torch
 
 from hush.config import Config, config_hash
 from hush.privacy import accounting, noise
+from hush.privacy.cost import Cost
 from hush.seeds import rng
 from hush.server.loop import ServerState
 from hush.server.rundir import RunDir, to_json, write_atomically
@@ -32,11 +33,12 @@ def guarantee(client: int, rounds: int, **changes: Any) -> Guarantee:
     """A card as the engine would write it: the noise is round, and what it costs is what the accountant says."""
     batch, z = BATCHES[client % 2], (6.0, 3.0, 2.0, 1.0)[client % 4]
     rate = batch / 72
+    cost = Cost("model update", "poisson-gaussian", z, STEPS, rate)
     made = Guarantee(
         client=client, epsilon_budget=BUDGETS[client % 4] * 10, epsilon_spent=epsilon_after(rate, z, rounds * STEPS),
         delta=DELTA, relation="add-remove", accountant="pld", sampler="poisson", noise=noise.REPLAYABLE,
         not_covered=(SIMULATED,), samples=72, batch_size=batch, rounds=rounds, steps=rounds * STEPS, sample_rate=rate,
-        clip=1.0, noise_multiplier=z,
+        clip=1.0, noise_multiplier=z, stages=((dataclasses.asdict(cost),),),
     )  # fmt: skip
     return dataclasses.replace(made, **changes)
 

@@ -5,10 +5,13 @@ import torch
 from torch import Tensor
 
 from hush.config import Config, LocalConfig, PrivacyConfig
-from hush.recipes import RECIPES, SUMMARIES, RoundView, parse
+from hush.engines.chance import chance
+from hush.privacy.plan import PrivacyPlan
+from hush.recipes import RECIPES, SUMMARIES, Recipe, RoundView, parse
 from hush.recipes.protect import DpSgd, Nothing
 from hush.recipes.step import Add, Ema, Momentum, Tail
 from hush.recipes.weigh import Epsilon, EstimatedNoise, Samples, Uniform
+from hush.server.schedule import stages_of
 from hush.types import HushError, Member, Policy
 
 
@@ -67,20 +70,27 @@ def test_what_is_not_covered_is_declared() -> None:
     assert gaps["weiavg"] == ["privacy budget"]
 
 
+def plans(protect: DpSgd | Nothing, members: list[Member], rounds: int, config: Config) -> list[PrivacyPlan]:
+    outline = Recipe(protect=protect).outline(rounds)
+    orders = stages_of(outline, (tuple(range(len(members))),) * rounds, len(members))
+    courses = protect.courses(members, outline, orders, config)
+    return [course.plan for course in courses]
+
+
 def test_open_plan_costs_infinity() -> None:
-    (plan,) = Nothing().plans(MEMBERS[:1], [3], Config(local=LocalConfig(batch_size=10)))
+    (plan,) = plans(Nothing(), MEMBERS[:1], 3, Config(local=LocalConfig(batch_size=10)))
     assert not plan.private
     assert plan.rounds == 3
     assert plan.update_noise(0.1, 50) == 0.0
 
 
 def test_equal_noise_lets_small_budgets_leave_early() -> None:
-    spread = DpSgd().plans(MEMBERS, [20, 20, 20], Config())
-    equal = DpSgd(spread="equal-noise").plans(MEMBERS, [20, 20, 20], Config())
+    spread = plans(DpSgd(), MEMBERS, 20, Config())
+    equal = plans(DpSgd(spread="equal-noise"), MEMBERS, 20, Config())
     assert {plan.noise_multiplier for plan in equal} == {spread[2].noise_multiplier}
     assert [plan.rounds for plan in spread] == [20, 20, 20]
     assert equal[2].rounds == 20 > equal[0].rounds > equal[1].rounds >= 0
-    loud = DpSgd(spread="equal-noise", noise=40.0).plans(MEMBERS, [20, 20, 20], Config())
+    loud = plans(DpSgd(spread="equal-noise", noise=40.0), MEMBERS, 20, Config())
     assert {plan.noise_multiplier for plan in loud} == {40.0}
     with pytest.raises(HushError, match=r"recipe.protect.noise: can be given only with"):
         parse({"protect": {"rule": "dp-sgd", "noise": 3.0}})
@@ -90,7 +100,7 @@ def walk(step: Add | Momentum | Ema | Tail, rounds: int) -> tuple[Tensor, Tensor
     models = torch.zeros(1, 1)
     state = step.start(models)
     for _ in range(rounds):
-        models, state = step.step(models, torch.ones(1, 1), state)
+        models, state = step.step(models, torch.ones(1, 1), state, chance(0, False)(1))
     return models, step.released(models, state)
 
 
@@ -143,8 +153,9 @@ def test_faithful_mode_uses_the_papers_accountant() -> None:
     assert name == "robust-hdp"
     members = [Member(c, Policy(e, 1e-4), 2400, 32) for c, e in enumerate([1.0, 0.15])]
     config = Config(privacy=PrivacyConfig(accountant="rdp"))
-    full = DpSgd().plans(members, [200, 200], config)
-    dated = recipe.protect.plans(members, [200, 200], config)
+    full = plans(DpSgd(), members, 200, config)
+    dated = plans(DpSgd(accountant="rdp-64"), members, 200, config)
+    assert recipe.protect == DpSgd(accountant="rdp-64")
     assert {plan.accountant for plan in dated} == {"rdp-64"}
     ratios = [b.noise_multiplier / a.noise_multiplier for a, b in zip(full, dated, strict=True)]
     assert ratios == pytest.approx([1.25, 4.7], rel=0.03)

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from hush.engines.chance import chance
+from hush.privacy.course import Ask, outlined
 from hush.recipes import RECIPES, parse
 from hush.server.loop import ServerState, Terms, serve, short_of_quorum, start
 from hush.server.rundir import RunDir
-from hush.server.schedule import rounds_of, schedule
+from hush.server.schedule import schedule, stages_of
 from hush.server.validate import validate
 from hush.types import Decline, HushError, Layout, Member, Policy, Receipt, RoundRecord, Task, Update
 
@@ -17,7 +19,7 @@ LAYOUT = Layout(("w", "b"), ((2, 2), (1,)))
 
 
 def task(client: int, round_number: int = 1) -> Task:
-    return Task(client, round_number, torch.zeros(5), LAYOUT)
+    return Task(client, round_number, torch.zeros(1, 5), LAYOUT, LAYOUT)
 
 
 def update(client: int, value: float = 1.0, round_number: int = 1) -> Update:
@@ -27,14 +29,19 @@ def update(client: int, value: float = 1.0, round_number: int = 1) -> Update:
 
 def terms(recipe: str = "dp-fedavg", rounds: int = 3) -> Terms:
     members = tuple(Member(c, Policy(1.0 + c, 1e-4), 10 * (c + 1), 5) for c in range(3))
-    return Terms(RECIPES[recipe], members, (1.0, 2.0, 3.0), LAYOUT, ((0, 1, 2),) * rounds)
+    made, facts = RECIPES[recipe], ((1.0, 2.0, 3.0),)
+    return Terms(made, members, made.outline(rounds), facts, facts, LAYOUT, ((0, 1, 2),) * rounds, chance(0, False))
 
 
 def test_schedule_is_fixed_size_and_repeatable() -> None:
     plan = schedule(1, 10, 50, 0.3)
     assert plan == schedule(1, 10, 50, 0.3) != schedule(2, 10, 50, 0.3)
     assert all(len(members) == 3 == len(set(members)) for members in plan)
-    assert sum(rounds_of(plan, c) for c in range(10)) == 150
+    outline = outlined([Ask(train=False), Ask(full_batch=True), *[Ask()] * 49])
+    assert outline.of[:3] == (-1, 0, 1)
+    orders = stages_of(outline, plan, 10)
+    assert sum(map(len, orders)) == 150
+    assert sum(order.count(0) for order in orders) == 3
     assert schedule(1, 4, 2, 1.0) == ((0, 1, 2, 3),) * 2
     assert all(len(members) == 1 for members in schedule(1, 4, 5, 0.01))
 
@@ -70,7 +77,7 @@ def test_gate_takes_one_update_a_client_in_client_order() -> None:
 
 def run(made: Terms, answers: list[list[Update]]) -> tuple[ServerState, list[RoundRecord]]:
     records: list[RoundRecord] = []
-    loop = serve(made, start(made.recipe, torch.zeros(5)), lambda _, record: records.append(record))
+    loop = serve(made, start(made, torch.zeros(1, 5)), lambda _, record: records.append(record))
     next(loop)
     try:
         for answer in answers:
@@ -105,7 +112,7 @@ def test_a_client_that_leaves_is_not_asked_again() -> None:
     made = terms(rounds=3)
     asked: list[list[int]] = []
     records: list[RoundRecord] = []
-    loop = serve(made, start(made.recipe, torch.zeros(5)), lambda _, record: records.append(record))
+    loop = serve(made, start(made, torch.zeros(1, 5)), lambda _, record: records.append(record))
     tasks = next(loop)
     try:
         while True:
@@ -137,7 +144,7 @@ def test_order_of_arrival_changes_nothing() -> None:
 def saved(path: Path, recipe: str = "dp-fedavg") -> tuple[RunDir, ServerState]:
     directory = RunDir.create(path, {"config_hash": "abc"})
     _, made = parse({"name": recipe, "step": {"rule": "ema", "inner": {"rule": "momentum"}}})
-    state = start(made, torch.arange(5.0))
+    state = start(replace(terms(), recipe=made), torch.arange(5.0)[None])
     for number in (1, 2):
         state = replace(state, round=number, models=state.models + 1)
         directory.save(state, RoundRecord(number, {0: 0.5}, {}, {0: 1.0}, {1: "no update"}, (0,), (0.1, 0.2), 1.5, 0.1))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hush.config import parse
 from hush.data import from_arrays
 from hush.engines.federation import Federation, prepare
+from hush.engines.together import physical_batch
 from hush.models import Model
 from hush.privacy import accounting
 from hush.privacy.plan import PrivacyPlan
@@ -55,7 +56,8 @@ def target(federation: Federation, client: int | None = None) -> Target:
         client = max(range(len(policies)), key=lambda c: policies[c].epsilon)
     if not 0 <= client < len(policies):
         raise HushError(f"client: found {client}; accepted: 0 to {len(policies) - 1}")
-    plan, policy, model = federation.plans[client], policies[client], federation.model
+    course, policy, model = federation.courses[client], policies[client], federation.model
+    plan = course.plan
     if not plan.private or plan.rounds == 0:
         raise HushError(f"audit: client {client} promises nothing to audit: no noise, or no round to take part in")
     x, y = federation.data.arrays(1)
@@ -73,7 +75,7 @@ def target(federation: Federation, client: int | None = None) -> Target:
         delta=policy.delta,
         claimed=accounting.epsilon(plan.event(plan.rounds), policy.delta, policy.relation, plan.accountant),
         secure=federation.config.privacy.noise == "secure",
-        physical_batch=federation.config.engine.physical_batch,
+        physical_batch=physical_batch(federation.config.engine),
         starts=model.start.to(federation.device)[None],
     )
 

@@ -3,88 +3,115 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hush.engines import answer
+from hush.engines.answer import Work
 from hush.engines.evaluate import evaluate
 from hush.engines.federation import Federation
 from hush.engines.outcome import manifest, outcome
-from hush.local.train import Job, train
+from hush.engines.together import train_together
 from hush.models import unflatten
 from hush.privacy import noise
+from hush.privacy.course import Stage
 from hush.privacy.ledger import BudgetSpentError, Ledger
 from hush.server.loop import Answer, ServerState, serve, short_of_quorum, start
 from hush.server.rundir import RunDir
-from hush.types import Decline, HushError, Receipt, RoundRecord, RunResult, Task, Update
+from hush.types import Decline, HushError, Receipt, RoundRecord, RunResult, Task
 
 Progress = Callable[[RoundRecord], None]
+Arrays = dict[object, tuple[Tensor, Tensor]]
 
 
 class Cohort:
     """The clients, simulated together."""
 
-    def __init__(self, federation: Federation, ledgers: Sequence[Ledger]) -> None:
-        self._federation = federation
+    def __init__(self, federation: Federation, ledgers: Sequence[Ledger], arrays: Arrays | None = None) -> None:
+        self.federation = federation
+        self._arrays: Arrays = {} if arrays is None else arrays
         self._ledgers = ledgers
         self._device = federation.device
         federation.model.module.to(self._device)
         self._bounds = federation.data.bounds()
         self._phase: tuple[int, ...] | None = None
-        self._x = self._y = torch.empty(0)
+        self.x = self.y = torch.empty(0)
 
-    def answer(self, tasks: Sequence[Task]) -> list[Answer]:
-        """Train every task whose client can afford it. The receipt comes first, the work after."""
-        granted: list[tuple[Task, Receipt]] = []
+    def accept(self, tasks: Sequence[Task]) -> tuple[list[Work], list[Answer]]:
+        """What to train for the clients that can afford it, and the answers of the others. The receipt comes first."""
+        works: list[Work] = []
         declined: list[Answer] = []
         for task in tasks:
+            stage = self._stage(task)
             try:
-                receipt = self._ledgers[task.client].reserve(self._federation.plans[task.client], task.round)
+                receipt = self._ledgers[task.client].reserve_costs(stage.costs(), "", task.round)
             except BudgetSpentError as error:
                 declined.append(Decline(task.client, task.round, f"budget spent: {error}", final=True))
             else:
-                granted.append((task, receipt))
-        return [*declined, *self._train(granted)]
+                self._hold(task.round)
+                works.append(self._work(task, receipt, stage))
+        return works, declined
 
-    def _train(self, granted: Sequence[tuple[Task, Receipt]]) -> list[Update]:
-        if not granted:
-            return []
-        self._hold(granted[0][0].round)
-        jobs = [self._job(task) for task, _ in granted]
-        engine = self._federation.config.engine
-        vectors = train(self._federation.model, self._x, self._y, jobs, engine.physical_batch)
+    def answer(self, tasks: Sequence[Task]) -> list[Answer]:
+        """All of a round, for one run alone."""
+        works, declined = self.accept(tasks)
+        return [*declined, *self.seal(works, train_together([(self, works)])[0])]
+
+    def seal(self, works: Sequence[Work], vectors: Sequence[Tensor]) -> list[Answer]:
+        """The updates to send back."""
+        recipe = self.federation.recipe
         return [
-            Update(task.client, task.round, vector.cpu(), task.layout, receipt)
-            for (task, receipt), vector in zip(granted, vectors, strict=True)
+            answer.sealed(done, vector, recipe, self._stage(done.task).ask.choose)
+            for done, vector in zip(works, vectors, strict=True)
         ]
+
+    def _stage(self, task: Task) -> Stage:
+        return self.federation.stage(task.client, task.round)
+
+    def _work(self, task: Task, receipt: Receipt, stage: Stage) -> Work:
+        config, recipe = self.federation.config, self.federation.recipe
+        secure = config.privacy.noise == "secure"
+        source = noise.secure() if secure else noise.replayable(config.seed, task.client, task.round)
+        first, end, _ = self._bounds[task.client]
+        model = 0
+        if stage.ask.choose:
+            rows = slice(first, end)
+            bound = config.privacy.loss_clip
+            model = answer.choose(self.federation.model, task, stage, self.x[rows], self.y[rows], bound, source)
+        return answer.work(task, receipt, stage, recipe, config, first, model, source, self._device)
 
     def evaluate(self, models: Tensor, placed: Sequence[int], round_number: int) -> tuple[tuple[float, ...], float]:
         """Accuracy of each client on its own test rows, and the mean loss over all of them."""
         self._hold(round_number)
         test = [range(first, end) for _, first, end in self._bounds]
-        return evaluate(self._federation.model, models, placed, self._x, self._y, test)
-
-    def _job(self, task: Task) -> Job:
-        config = self._federation.config
-        secure = config.privacy.noise == "secure"
-        source = noise.secure() if secure else noise.replayable(config.seed, task.client, task.round)
-        first = self._bounds[task.client][0]
-        return Job(task.model.to(self._device), first, self._federation.plans[task.client], config.local.lr, source)
+        return evaluate(self.federation.model, models, placed, self.x, self.y, test)
 
     def _hold(self, round_number: int) -> None:
         """Have the arrays of this round on the device."""
-        phase = self._federation.data.phase(round_number)
+        phase = self.federation.data.phase(round_number)
         if phase == self._phase:
             return
-        x, y = self._federation.data.arrays(round_number)
-        inputs = torch.from_numpy(np.ascontiguousarray(x)).to(self._device)
-        features = self._federation.model.features
-        self._x = inputs if features is None else features(inputs)
-        self._y = torch.from_numpy(y).to(self._device)
+        key = (self.federation.data_key(), phase)
+        if key not in self._arrays:
+            if self._phase is not None:
+                self._arrays.pop((self.federation.data_key(), self._phase), None)
+            self._arrays[key] = self._load(round_number)
+        self.x, self.y = self._arrays[key]
         self._phase = phase
+
+    def _load(self, round_number: int) -> tuple[Tensor, Tensor]:
+        x, y = self.federation.data.arrays(round_number)
+        inputs = torch.from_numpy(np.ascontiguousarray(x)).to(self._device)
+        features = self.federation.model.features
+        return inputs if features is None else features(inputs), torch.from_numpy(y).to(self._device)
+
+
+Execution = Generator[tuple[Cohort, list[Work]], Sequence[Tensor], RunResult]
 
 
 def run(
@@ -100,26 +127,41 @@ def run(
 
     `announce` is told, before the first round, what no epsilon covers.
     """
+    one = execution(federation, out, resume=resume, command=command, progress=progress, announce=announce)
+    (result,) = lockstep([one])
+    return result
+
+
+def execution(
+    federation: Federation,
+    out: Path | None = None,
+    *,
+    resume: bool = False,
+    command: str = "",
+    progress: Progress | None = None,
+    announce: Callable[[tuple[str, ...]], None] | None = None,
+    arrays: Arrays | None = None,
+) -> Execution:
+    """One run as a generator: it gives what is to be trained, is sent the updates, and returns the result."""
     began = time.perf_counter()
     directory = _open(federation, out, resume, command)
     if announce is not None:
         announce(federation.not_covered())
     ledgers = federation.ledgers()
     records: list[RoundRecord] = []
-    state = start(federation.recipe, federation.model.start)
+    state = start(federation.terms, federation.starts())
     if directory is not None and resume and (kept := directory.restore()) is not None:
         state, records = kept
         _recharge(federation, ledgers, records)
         began -= records[-1].seconds
-    cohort = Cohort(federation, ledgers)
+    cohort = Cohort(federation, ledgers, arrays)
     clients = range(len(federation.members))
 
     def keep(new: ServerState, record: RoundRecord) -> None:
-        placed = federation.recipe.assign.place(clients, new.slots.get("assign", {}))
-        accuracies, loss = cohort.evaluate(new.released, placed, new.round)
-        done = RoundRecord(
-            **{**vars(record), "accuracy_per_client": accuracies, "loss": loss, "seconds": time.perf_counter() - began}
-        )
+        homes = federation.recipe.assign.homes(clients, new.slots["assign"])
+        accuracies, loss = cohort.evaluate(new.released, homes, new.round)
+        seconds = time.perf_counter() - began
+        done = replace(record, accuracy_per_client=accuracies, loss=loss, seconds=seconds)
         records.append(done)
         if directory is not None:
             directory.save(new, done)
@@ -130,7 +172,9 @@ def run(
     try:
         tasks = next(loop)
         while True:
-            tasks = loop.send(cohort.answer(tasks))
+            works, declined = cohort.accept(tasks)
+            vectors = yield cohort, works
+            tasks = loop.send([*declined, *cohort.seal(works, vectors)])
     except StopIteration as end:
         state = end.value
     ended = short_of_quorum(federation.terms, state) or "all rounds are done"
@@ -138,6 +182,28 @@ def run(
     if directory is not None:
         directory.finish(result, _named(federation, state.released))
     return result
+
+
+def lockstep(executions: Sequence[Execution]) -> list[RunResult]:
+    """Drive several runs together, round by round: what can be trained in one piece is."""
+    results: dict[int, RunResult] = {}
+    waiting: dict[int, tuple[Cohort, list[Work]]] = {}
+
+    def advance(number: int, vectors: Sequence[Tensor] | None) -> None:
+        try:
+            each = executions[number]
+            waiting[number] = next(each) if vectors is None else each.send(vectors)
+        except StopIteration as end:
+            results[number] = end.value
+
+    for number in range(len(executions)):
+        advance(number, None)
+    while waiting:
+        asked, waiting = waiting, {}
+        trained = train_together(list(asked.values()))
+        for number, vectors in zip(asked, trained, strict=True):
+            advance(number, vectors)
+    return [results[number] for number in range(len(executions))]
 
 
 def _open(federation: Federation, out: Path | None, resume: bool, command: str) -> RunDir | None:
@@ -155,7 +221,7 @@ def _recharge(federation: Federation, ledgers: Sequence[Ledger], records: Sequen
     """Charge the rounds that a resumed run has already released."""
     for record in records:
         for client in record.charged:
-            ledgers[client].reserve(federation.plans[client], record.round)
+            ledgers[client].reserve_costs(federation.stage(client, record.round).costs(), "", record.round)
 
 
 def _named(federation: Federation, models: Tensor) -> dict[str, Tensor]:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hush import models, recipes
 from hush.config import Config
 from hush.data import budgets, clients, datasets
+from hush.engines.chance import chance
 from hush.models import Model
 from hush.privacy import noise
+from hush.privacy.course import Course, Outline, Stage
 from hush.privacy.ledger import Ledger
-from hush.privacy.plan import POISSON, PrivacyPlan
+from hush.privacy.plan import UPDATE, PrivacyPlan
 from hush.recipes import Recipe
 from hush.server.loop import Terms
-from hush.server.schedule import rounds_of, schedule
+from hush.server.schedule import Schedule, schedule, stages_of
 from hush.types import Guarantee, HushError, Member, Policy
 
 _THIRD_PARTY = "no better figure is claimed than toward the server: models are computed from the updates it sees"
@@ -37,18 +39,41 @@ class Federation:
     model: Model
     members: tuple[Member, ...]
     policies: tuple[Policy, ...]
-    plans: tuple[PrivacyPlan, ...]
+    courses: tuple[Course, ...]
     terms: Terms
     device: torch.device
 
+    def stage(self, client: int, number: int) -> Stage:
+        """What a client does in a round."""
+        return self.courses[client].stages[self.terms.outline.of[number]]
+
+    def data_key(self) -> object:
+        """What the arrays of a run depend on: runs with equal keys can share them."""
+        config = self.config
+        return (
+            config.data.model_dump_json(),
+            config.seed,
+            config.model.model_dump_json(),
+            str(self.device),
+            id(self.data.dataset),
+        )
+
+    def starts(self) -> Tensor:
+        """The models before the first round: alike, or each drawn anew where the recipe tells them apart by that."""
+        number, config = self.recipe.assign.models, self.config
+        if self.recipe.assign.alike or self.model.name == "custom":
+            return self.model.start.repeat(number, 1)
+        shape, classes = tuple(self.data.dataset.x.shape[1:]), self.data.dataset.classes
+        return torch.stack([models.build(config.model, shape, classes, config.seed + m).start for m in range(number)])
+
     def ledgers(self) -> list[Ledger]:
-        """A fresh ledger for each client, its plan approved."""
+        """A fresh ledger for each client, its course approved."""
         made = [
-            Ledger.in_memory(member.client, policy, plan.accountant)
-            for member, policy, plan in zip(self.members, self.policies, self.plans, strict=True)
+            Ledger.in_memory(member.client, policy, course.plan.accountant)
+            for member, policy, course in zip(self.members, self.policies, self.courses, strict=True)
         ]
-        for ledger, plan in zip(made, self.plans, strict=True):
-            ledger.approve(plan)
+        for ledger, course in zip(made, self.courses, strict=True):
+            ledger.approve_costs(course.costs())
         return made
 
     def not_covered(self) -> tuple[str, ...]:
@@ -62,32 +87,34 @@ class Federation:
         """The guarantee card of each client."""
         secure = self.config.privacy.noise == "secure"
         label = noise.SECURE if secure else noise.REPLAYABLE
-        spent = [ledger.spent() for ledger in ledgers]
         return tuple(
-            Guarantee(
-                client=member.client,
-                epsilon_budget=member.policy.epsilon,
-                epsilon_spent=cost,
-                delta=policy.delta,
-                relation=policy.relation,
-                accountant=plan.accountant,
-                sampler=POISSON,
-                noise=label if plan.private else "none",
-                not_covered=self.not_covered(),
-                samples=member.samples,
-                batch_size=member.batch,
-                rounds=ledger.rounds,
-                steps=ledger.rounds * plan.steps,
-                sample_rate=plan.rate,
-                clip=plan.clip,
-                noise_multiplier=plan.noise_multiplier,
-                epsilon_left=max(0.0, member.policy.epsilon - cost),
-                epsilon_third_party=cost,
-                third_party=_THIRD_PARTY,
-            )
-            for member, policy, plan, ledger, cost in zip(
-                self.members, self.policies, self.plans, ledgers, spent, strict=True
-            )
+            self._card(member.client, ledger, label) for member, ledger in zip(self.members, ledgers, strict=True)
+        )
+
+    def _card(self, client: int, ledger: Ledger, label: str) -> Guarantee:
+        member, policy, course = self.members[client], self.policies[client], self.courses[client]
+        plan, spent = course.plan, ledger.spent()
+        return Guarantee(
+            client=client,
+            epsilon_budget=member.policy.epsilon,
+            epsilon_spent=spent,
+            delta=policy.delta,
+            relation=policy.relation,
+            accountant=plan.accountant,
+            sampler=plan.sampler,
+            noise=label if plan.private else "none",
+            not_covered=self.not_covered(),
+            samples=member.samples,
+            batch_size=member.batch,
+            rounds=ledger.rounds,
+            steps=sum(steps for (what, _), steps in ledger.released().items() if what == UPDATE),
+            sample_rate=plan.rate,
+            clip=plan.clip,
+            noise_multiplier=plan.noise_multiplier,
+            epsilon_left=max(0.0, member.policy.epsilon - spent),
+            epsilon_third_party=spent,
+            third_party=_THIRD_PARTY,
+            stages=tuple(tuple(asdict(cost) for cost in stage.costs()) for stage in course.stages),
         )
 
 
@@ -116,12 +143,33 @@ def prepare(
     shape = tuple(held.dataset.x.shape[1:])
     model = models.adopt(module, shape) if module else models.build(config.model, shape, held.dataset.classes, seed)
     rounds = schedule(seed, number, config.rounds, config.participation)
+    outline = recipe.outline(config.rounds)
+    orders = stages_of(outline, rounds, number)
     policies = tuple(recipe.protect.policies(members))
-    plans = tuple(recipe.protect.plans(members, [rounds_of(rounds, c) for c in range(number)], config))
-    _check_grids(plans, model.layout.size)
-    planned = tuple(plan.update_noise(config.local.lr, model.layout.size) for plan in plans)
-    terms = Terms(recipe, members, planned, model.layout, rounds, config.quorum)
-    return Federation(config, name, recipe, held, model, members, policies, plans, terms, device)
+    courses = tuple(recipe.protect.courses(members, outline, orders, config))
+    _check_grids([course.plan for course in courses], model.layout.size)
+    terms = _terms(config, recipe, members, outline, courses, model, rounds)
+    return Federation(config, name, recipe, held, model, members, policies, courses, terms, device)
+
+
+def _terms(
+    config: Config, recipe: Recipe, members: tuple[Member, ...], outline: Outline, courses: Sequence[Course],
+    model: Model, rounds: Schedule,
+) -> Terms:  # fmt: skip
+    """What the server knows, all of it public."""
+    by_stage = [[course.stages[number].plan for course in courses] for number in range(len(outline.asks))]
+    lr, size = config.local.lr, model.layout.size
+    return Terms(
+        recipe=recipe,
+        members=members,
+        outline=outline,
+        planned_noise=tuple(tuple(plan.update_noise(lr, size) for plan in plans) for plans in by_stage),
+        reach=tuple(tuple(lr * plan.steps for plan in plans) for plans in by_stage),
+        layout=model.layout,
+        schedule=rounds,
+        chance=chance(config.seed, config.privacy.noise == "secure"),
+        quorum=config.quorum,
+    )
 
 
 def _load(config: Config, root: str | None) -> datasets.Dataset:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hush.engines.federation import Federation
-from hush.privacy import accounting
+from hush.privacy.course import epsilon
 from hush.server.loop import enrolled
 
 
@@ -31,26 +31,22 @@ def outlook(federation: Federation) -> list[Outlook]:
     """One record a client. `noise_variance` is the expected squared norm of the noise in one update."""
     weights = federation.recipe.weigh.foreseen(enrolled(federation.terms)).tolist()
     made = []
-    for member, policy, plan in zip(federation.members, federation.policies, federation.plans, strict=True):
-        steps = plan.rounds * plan.steps
-        planned = None
-        if plan.private:
-            (planned,) = accounting.epsilon_after(
-                plan.rate, plan.noise_multiplier, [steps], policy.delta, policy.relation, plan.accountant
-            )
+    for member, policy, course in zip(federation.members, federation.policies, federation.courses, strict=True):
+        plan = course.plan
+        main = [stage.plan for stage in course.stages].index(plan)
         made.append(
             Outlook(
                 client=member.client,
                 epsilon_budget=member.policy.epsilon,
-                epsilon_planned=planned,
+                epsilon_planned=epsilon(course, policy) if plan.private else None,
                 delta=policy.delta,
                 samples=member.samples,
                 batch_size=member.batch,
                 sample_rate=plan.rate,
-                rounds=plan.rounds,
-                steps=steps,
+                rounds=course.rounds,
+                steps=course.steps,
                 noise_multiplier=plan.noise_multiplier,
-                noise_variance=federation.terms.planned_noise[member.client],
+                noise_variance=federation.terms.planned_noise[main][member.client],
                 weight=weights[member.client],
             )
         )

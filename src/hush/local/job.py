@@ -26,3 +26,6 @@ class Job:
     plan: PrivacyPlan
     lr: float
     source: Source
+    drift: Tensor | None = None
+    proximal: float = 0.0
+    still: bool = False

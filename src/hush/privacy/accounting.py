@@ -8,6 +8,7 @@ Guarantees:
     Every epsilon is an upper bound for the event, delta and relation given.
     `epsilon(event) <= budget` holds for the noise that `noise_multiplier` returns, in both directions of the relation.
     That noise is at most 1 % above the least that a finely gridded PLD accepts (accountant `pld`).
+    `noise_scale` does the same for several kinds of release at once.
     `affordable_steps` is the largest number of steps whose epsilon is within the budget.
 
 Edge cases:
@@ -35,7 +36,9 @@ from hush.privacy.pld import Part
 from hush.types import Accountant, HushError, Relation, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+    from hush.privacy.cost import Cost
 
 LEAST_NOISE = 0.05
 MOST_STEPS = 10**6
@@ -86,6 +89,30 @@ def noise_multiplier(
     """The least noise (in units of the clip) with which these steps keep within epsilon at delta."""
     _check(epsilon=epsilon, delta=delta, sample_rate=sample_rate, steps=steps, relation=relation, accountant=accountant)
     return _calibrated(float(epsilon), float(delta), float(sample_rate), int(steps), relation, accountant)
+
+
+def epsilon_of(
+    costs: Iterable[Cost], delta: float, relation: Relation = "add-remove", accountant: Accountant = "pld"
+) -> float:
+    """An upper bound on the epsilon of all these costs together."""
+    _check(delta=delta, relation=relation, accountant=accountant)
+    return _spent(events.parts_of_costs(costs), delta, relation, accountant)
+
+
+def noise_scale(
+    costs: Iterable[Cost],
+    epsilon: float,
+    delta: float,
+    relation: Relation = "add-remove",
+    accountant: Accountant = "pld",
+) -> float:
+    """The least number by which the noise of all these costs must be multiplied to keep within epsilon at delta.
+
+    The costs may be of different kinds: stages of training with different batches, noisy choices, noisy counts. The
+    ratios of their noises are kept.
+    """
+    _check(epsilon=epsilon, delta=delta, relation=relation, accountant=accountant)
+    return _scaled(events.parts_of_costs(costs), float(epsilon), float(delta), relation, accountant)
 
 
 def noise_multipliers(
@@ -158,6 +185,31 @@ def _calibrated(
     while promised(noise) > epsilon:
         noise *= 1.001
     return noise
+
+
+@lru_cache(maxsize=65536)
+def _scaled(
+    parts: tuple[Part | Fixed, ...], epsilon: float, delta: float, relation: Relation, accountant: Accountant
+) -> float:
+    if len(parts) == 1 and isinstance(parts[0], Part):
+        rate, noise, steps = parts[0]
+        return _calibrated(epsilon, delta, rate, steps, relation, accountant) / noise
+    least = LEAST_NOISE / min(part.noise for part in parts)
+
+    def cost(scale: float) -> float:
+        return _spent(tuple(events.louder(part, scale) for part in parts), delta, relation, accountant)
+
+    # As if every part were Gaussian and gentle: their squared shares add up.
+    twice = 2.0 if relation == "replace-one" else 1.0
+    shares = sum(part.steps * (events.rate_of(part) * twice / part.noise) ** 2 for part in parts)
+    guess = math.sqrt(shares) * gaussian.noise_for(epsilon, delta)
+    found = calibrate.least_noise(cost, epsilon * (1.0 - _MARGIN), guess, floor=least, ceiling=_MOST_NOISE)
+    if found is None:
+        raise HushError(
+            f"epsilon: {accountant} finds no noise for {epsilon:g} at delta {delta:g}; "
+            "accepted: a larger epsilon or delta"
+        )
+    return found
 
 
 def _direction(relation: Relation) -> gaussian.Direction:

@@ -29,10 +29,11 @@ from hush.privacy.pld import Part
 from hush.types import HushError, Relation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from dp_accounting import DpEvent
 
+    from hush.privacy.cost import Cost
     from hush.privacy.gaussian import Array
 
 Event: TypeAlias = "DpEvent"
@@ -79,6 +80,34 @@ def parts_of(event: Event) -> list[Part | Fixed]:
         f"event: cannot account for {event!r} at rate {rate}; accepted: Gaussian, Poisson-sampled Gaussian, "
         "Gaussian on batches of a fixed size, no-op and non-private events, and compositions of these"
     )
+
+
+def parts_of_costs(costs: Iterable[Cost]) -> tuple[Part | Fixed, ...]:
+    """The steps of what a client's ledger holds, equal ones together."""
+    steps: dict[tuple[float, float] | tuple[int, int, float], int] = {}
+    for cost in costs:
+        fixed = cost.kind == "fixed-gaussian"
+        key = (cost.samples, cost.batch, cost.noise) if fixed else (cost.rate, cost.noise)
+        steps[key] = steps.get(key, 0) + cost.steps
+    return tuple(_part(key, count) for key, count in sorted(steps.items()) if count)
+
+
+def _part(key: tuple[float, ...], steps: int) -> Part | Fixed:
+    if len(key) == 3:
+        return Fixed(int(key[0]), int(key[1]), key[2], steps)
+    return Part(key[0], key[1], steps)
+
+
+def louder(part: Part | Fixed, scale: float) -> Part | Fixed:
+    """The same steps with that many times the noise."""
+    if isinstance(part, Fixed):
+        return replace(part, noise=part.noise * scale)
+    return part._replace(noise=part.noise * scale)
+
+
+def rate_of(part: Part | Fixed) -> float:
+    """The share of the rows that a step sees."""
+    return part.batch / part.samples if isinstance(part, Fixed) else part.rate
 
 
 def without_fixed(parts: Sequence[Part | Fixed]) -> tuple[Part, ...]:

@@ -14,13 +14,15 @@ Edge cases:
     - A plan without privacy (`open_plan`) has an infinite clip, no noise, and an event of infinite cost.
     - `rate` is at most 1: a batch larger than the data is refused.
     - A `discrete` plan noises whole numbers with whole numbers: exact, and free of floating point's low bits.
+    - A `fixed` sampler draws exactly `batch` rows without replacement. It is defined under replace-one alone.
+    - `local_steps`, where given, is the number of steps a round; else the steps of `epochs` passes over the data.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from hush.privacy import accounting
 from hush.privacy.cost import Cost
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
     from hush.privacy.noise import Source
 
 POISSON = "poisson"
+Sampler = Literal["poisson", "fixed"]
 GRAINS = 4096
+UPDATE = "model update"
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class PrivacyPlan:
     relation: Relation
     accountant: Accountant
     discrete: bool = False
+    local_steps: int | None = None
+    sampler: Sampler = "poisson"
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch <= self.samples:
@@ -56,6 +62,12 @@ class PrivacyPlan:
                 f"local.batch_size: {self.batch} does not fit a client with {self.samples} training samples; "
                 f"accepted: 1 to {self.samples}",
                 "local.batch_size",
+            )
+        if self.sampler == "fixed" and self.relation != "replace-one":
+            raise HushError(
+                "privacy.sampler: batches of a fixed size are accounted under replace-one alone; "
+                'set privacy.relation = "replace-one", or privacy.sampler = "poisson"',
+                "privacy.sampler",
             )
 
     @property
@@ -66,7 +78,7 @@ class PrivacyPlan:
     @property
     def steps(self) -> int:
         """Noisy steps a round."""
-        return self.epochs * math.ceil(self.samples / self.batch)
+        return self.local_steps or self.epochs * math.ceil(self.samples / self.batch)
 
     @property
     def private(self) -> bool:
@@ -75,6 +87,8 @@ class PrivacyPlan:
 
     def sample(self, source: Source) -> Tensor:
         """The rows of one batch."""
+        if self.sampler == "fixed":
+            return source.uniform(self.samples).topk(self.batch, largest=False, sorted=False).indices
         return (source.uniform(self.samples) < self.rate).nonzero().flatten()
 
     @property
@@ -99,7 +113,10 @@ class PrivacyPlan:
 
     def cost(self, rounds: int = 1) -> Cost:
         """What that many rounds cost."""
-        return Cost("model update", "poisson-gaussian", self.noise_multiplier, rounds * self.steps, self.rate)
+        steps = rounds * self.steps
+        if self.sampler == "fixed":
+            return Cost(UPDATE, "fixed-gaussian", self.noise_multiplier, steps, samples=self.samples, batch=self.batch)
+        return Cost(UPDATE, "poisson-gaussian", self.noise_multiplier, steps, self.rate)
 
     def event(self, rounds: int) -> DpEvent:
         """The same for dp_accounting."""
@@ -136,11 +153,3 @@ def open_plan(
 ) -> PrivacyPlan:
     """Training with no protection, through the same code."""
     return PrivacyPlan(samples, batch, epochs, rounds, math.inf, 0.0, policy.relation, accountant)
-
-
-def with_noise(plan: PrivacyPlan, noise_multiplier: float, policy: Policy) -> PrivacyPlan:
-    """The plan with another noise, for as many of its rounds as the policy then affords."""
-    steps = accounting.affordable_steps(
-        policy.epsilon, policy.delta, plan.rate, noise_multiplier, policy.relation, plan.accountant
-    )
-    return replace(plan, noise_multiplier=noise_multiplier, rounds=min(plan.rounds, steps // plan.steps))

@@ -6,25 +6,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hush.recipes.view import State
-from hush.types import Release
+from hush.recipes.option import Option
+from hush.recipes.view import Chance, RoundView, State
 
 
 @dataclass(frozen=True)
-class One:
+class One(Option):
     """One model for all."""
 
     rule: ClassVar[str] = "one"
+    alike: ClassVar[bool] = True
 
     @property
     def models(self) -> int:
         """One."""
         return 1
 
-    def place(self, clients: Sequence[int], state: State) -> list[int]:
-        """Everyone on model 0."""
-        return [0] * len(clients)
+    def start(self, clients: int) -> State:
+        """Nothing to remember."""
+        return {}
 
-    def releases(self) -> tuple[Release, ...]:
-        """Nothing."""
-        return ()
+    def place(self, view: RoundView, state: State, chance: Chance) -> list[int]:
+        """Everyone on model 0."""
+        return [0] * len(view.clients)
+
+    def absorb(self, view: RoundView, placed: Sequence[int], state: State, chance: Chance) -> tuple[list[int], State]:
+        """There is nothing to learn."""
+        return list(placed), state
+
+    def homes(self, clients: Sequence[int], state: State) -> list[int]:
+        """Model 0."""
+        return [0] * len(clients)

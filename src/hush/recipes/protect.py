@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from hush.config import Config
-from hush.privacy.plan import PrivacyPlan, calibrated, open_plan, with_noise
-from hush.types import Member, Policy, Release
+from hush.privacy.course import Course, Outline, calibrated, drafted, first, with_noise
+from hush.privacy.plan import UPDATE, PrivacyPlan
+from hush.recipes.option import Option
+from hush.types import Accountant, Member, Policy, Release
 
 
 @dataclass(frozen=True)
-class Nothing:
+class Nothing(Option):
     """No protection: the baseline that shows what privacy costs."""
 
     rule: ClassVar[str] = "none"
@@ -22,23 +24,21 @@ class Nothing:
         """Promise nothing."""
         return [replace(member.policy, epsilon=math.inf) for member in members]
 
-    def plans(self, members: Sequence[Member], rounds: Sequence[int], config: Config) -> list[PrivacyPlan]:
+    def courses(
+        self, members: Sequence[Member], outline: Outline, orders: Sequence[Sequence[int]], config: Config
+    ) -> list[Course]:
         """Train on the same kind of batches, unclipped and without noise."""
-        return [self._plan(*each, config) for each in zip(self.policies(members), members, rounds, strict=True)]
-
-    def _plan(self, policy: Policy, member: Member, rounds: int, config: Config) -> PrivacyPlan:
-        return open_plan(
-            policy, samples=member.samples, batch=member.batch, epochs=config.local.epochs, rounds=rounds,
-            accountant=config.privacy.accountant,
-        )  # fmt: skip
+        plans = [replace(_draft(m, config, config.privacy.accountant), clip=math.inf) for m in members]
+        drafts = [_course(*each, outline) for each in zip(plans, orders, strict=True)]
+        return [with_noise(draft, 0.0) for draft in drafts]
 
     def releases(self) -> tuple[Release, ...]:
         """The raw update."""
-        return (Release("model update", False, "no privacy: clients send updates without noise"),)
+        return (Release(UPDATE, False, "no privacy: clients send updates without noise"),)
 
 
 @dataclass(frozen=True)
-class DpSgd:
+class DpSgd(Option):
     """Clipped, noised steps on Poisson batches, calibrated to a budget.
 
     `budget`: `own` keeps each client's own. `minimum` gives all of them the smallest one. `maximum` gives all of them
@@ -72,27 +72,44 @@ class DpSgd:
         epsilon, delta = best(p.epsilon for p in own), best(p.delta for p in own)
         return [replace(policy, epsilon=epsilon, delta=delta) for policy in own]
 
-    def plans(self, members: Sequence[Member], rounds: Sequence[int], config: Config) -> list[PrivacyPlan]:
+    def courses(
+        self, members: Sequence[Member], outline: Outline, orders: Sequence[Sequence[int]], config: Config
+    ) -> list[Course]:
         """How each client keeps its policy."""
         policies = self.policies(members)
         accountant = config.privacy.accountant if self.accountant == "configured" else self.accountant
-        spread = [
-            calibrated(
-                policy, samples=member.samples, batch=member.batch, epochs=config.local.epochs, rounds=number,
-                clip=config.privacy.clip, accountant=accountant, discrete=config.privacy.discrete,
-            )
-            for policy, member, number in zip(policies, members, rounds, strict=True)
-        ]  # fmt: skip
+        drafts = [
+            _course(_draft(member, config, accountant), order, outline)
+            for member, order in zip(members, orders, strict=True)
+        ]
         if self.spread == "all-rounds":
-            return spread
+            return [calibrated(draft, policy) for draft, policy in zip(drafts, policies, strict=True)]
         loosest = max(range(len(members)), key=lambda c: policies[c].epsilon)
-        noise = self.noise or spread[loosest].noise_multiplier
-        return [with_noise(plan, noise, policy) for plan, policy in zip(spread, policies, strict=True)]
+        noise = self.noise or calibrated(drafts[loosest], policies[loosest]).plan.noise_multiplier
+        return [
+            first(with_noise(draft, noise), order, policy)
+            for draft, order, policy in zip(drafts, orders, policies, strict=True)
+        ]
 
     def releases(self) -> tuple[Release, ...]:
         """The privatised update, and the broken promise if there is one."""
-        update = Release("model update", True, "clipped and noised in every step, accounted in the client's plan")
+        update = Release(
+            UPDATE, True, "clipped and noised in every step, accounted in the client's plan", "sampled-gaussian"
+        )
         if self.budget != "maximum":
             return (update,)
         broken = "every client spends the largest budget of all, which may be more than its own"
         return (update, Release("privacy beyond the client's own budget", False, broken))
+
+
+def _draft(member: Member, config: Config, accountant: Accountant) -> PrivacyPlan:
+    """How a client trains in an ordinary round, before its noise is known."""
+    privacy, local = config.privacy, config.local
+    return PrivacyPlan(
+        member.samples, member.batch, local.epochs, 1, privacy.clip, 1.0, member.policy.relation, accountant,
+        privacy.discrete, local.steps, privacy.sampler,
+    )  # fmt: skip
+
+
+def _course(plan: PrivacyPlan, order: Sequence[int], outline: Outline) -> Course:
+    return drafted(outline.asks, [order.count(stage) for stage in range(len(outline.asks))], plan)

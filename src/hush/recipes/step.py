@@ -8,21 +8,17 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from hush.recipes.view import State
-from hush.types import Release
+from hush.recipes.option import Option
+from hush.recipes.view import Chance, State
 
 
 class _Step(Protocol):
     def start(self, models: Tensor) -> State: ...
-    def step(self, models: Tensor, move: Tensor, state: State) -> tuple[Tensor, State]: ...
+    def step(self, models: Tensor, move: Tensor, state: State, chance: Chance) -> tuple[Tensor, State]: ...
 
 
-class _Silent:
-    """A step reveals nothing, and what it trains on is what it releases."""
-
-    def releases(self) -> tuple[Release, ...]:
-        """Nothing."""
-        return ()
+class _Silent(Option):
+    """What it trains on is what it releases."""
 
     def released(self, models: Tensor, state: State) -> Tensor:
         """The models as they are."""
@@ -40,7 +36,7 @@ class Add(_Silent):
         """Nothing to remember."""
         return {}
 
-    def step(self, models: Tensor, move: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(self, models: Tensor, move: Tensor, state: State, chance: Chance) -> tuple[Tensor, State]:
         """Move."""
         return models + self.lr * move, state
 
@@ -61,7 +57,7 @@ class Momentum(_Silent):
         """At rest."""
         return {"velocity": torch.zeros_like(models)}
 
-    def step(self, models: Tensor, move: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(self, models: Tensor, move: Tensor, state: State, chance: Chance) -> tuple[Tensor, State]:
         """Gather speed, then move."""
         velocity = self.beta * state["velocity"] + move
         return models + self.lr * velocity, {**state, "velocity": velocity}
@@ -83,9 +79,9 @@ class Ema(_Silent):
         """An empty average."""
         return {**self.inner.start(models), "sum": torch.zeros_like(models), "mass": torch.zeros(1)}
 
-    def step(self, models: Tensor, move: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(self, models: Tensor, move: Tensor, state: State, chance: Chance) -> tuple[Tensor, State]:
         """Let the inner step move, then take its models in."""
-        models, state = self.inner.step(models, move, state)
+        models, state = self.inner.step(models, move, state, chance)
         total = self.decay * state["sum"] + (1 - self.decay) * models
         return models, {**state, "sum": total, "mass": self.decay * state["mass"] + (1 - self.decay)}
 
@@ -110,9 +106,9 @@ class Tail(_Silent):
         """An empty mean."""
         return {**self.inner.start(models), "sum": torch.zeros_like(models), "rounds": torch.zeros(1)}
 
-    def step(self, models: Tensor, move: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(self, models: Tensor, move: Tensor, state: State, chance: Chance) -> tuple[Tensor, State]:
         """Let the inner step move, and count its models in once the tail has begun."""
-        models, state = self.inner.step(models, move, state)
+        models, state = self.inner.step(models, move, state, chance)
         rounds = state["rounds"] + 1
         total = state["sum"] + models if bool(rounds >= self.start_round) else state["sum"]
         return models, {**state, "sum": total, "rounds": rounds}

@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from hush.types import Layout
 
 State = Mapping[str, Tensor]
 
 
+class Chance(Protocol):
+    """The server's own random numbers in one round: independent of all data, and independent by name."""
+
+    def uniform(self, name: str, *shape: int) -> Tensor:
+        """Float64 numbers in [0, 1)."""
+        ...
+
+    def normal(self, name: str, *shape: int) -> Tensor:
+        """Standard normal float64 numbers."""
+        ...
+
+
 @dataclass(frozen=True)
 class RoundView:
-    """The clients that answered, a row each, in the order of their numbers."""
+    """The clients that answered, a row each, in the order of their numbers.
+
+    Attributes:
+        round: Its number.
+        clients: Their numbers.
+        updates: n x p.
+        samples: Of each, as enrolled.
+        epsilon: Of each, as declared.
+        planned_noise: Expected squared norm of the noise in each update, by the client's plan.
+        reach: Steps times learning rate of each, by the client's plan.
+        layout: How an update splits into tensors.
+        notes: Numbers that clients sent beside their updates, each by name, a row a client.
+        budgets: Declared epsilon of all clients that are enrolled, whether or not they answered.
+    """
 
     round: int
     clients: tuple[int, ...]
@@ -20,16 +49,22 @@ class RoundView:
     samples: Tensor
     epsilon: Tensor
     planned_noise: Tensor
+    reach: Tensor = field(default_factory=lambda: torch.ones(0))
+    layout: Layout = field(default_factory=lambda: Layout((), ()))
+    notes: Mapping[str, Tensor] = field(default_factory=dict)
+    budgets: Tensor = field(default_factory=lambda: torch.ones(0))
 
     def rows(self, chosen: Tensor) -> RoundView:
         """The view of some of the clients, by row number."""
-        return RoundView(
-            self.round,
-            tuple(self.clients[i] for i in chosen.tolist()),
-            self.updates[chosen],
-            self.samples[chosen],
-            self.epsilon[chosen],
-            self.planned_noise[chosen],
+        return replace(
+            self,
+            clients=tuple(self.clients[i] for i in chosen.tolist()),
+            updates=self.updates[chosen],
+            samples=self.samples[chosen],
+            epsilon=self.epsilon[chosen],
+            planned_noise=self.planned_noise[chosen],
+            reach=self.reach[chosen] if len(self.reach) else self.reach,
+            notes={name: values[chosen] for name, values in self.notes.items()},
         )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hush.recipes import estimate
+from hush.recipes.option import Option
 from hush.recipes.view import RoundView, State, Weighing
 from hush.types import Release
 
@@ -21,7 +22,7 @@ def _share(values: Tensor) -> Weighing:
     return Weighing(values / values.sum())
 
 
-class _Public:
+class _Public(Option):
     """Weights that need no update: what is foreseen is what is given."""
 
     def weigh(self, view: RoundView, state: State) -> tuple[Weighing, State]:
@@ -62,10 +63,6 @@ class Uniform(_Public):
         """One over n."""
         return torch.ones_like(view.samples)
 
-    def releases(self) -> tuple[Release, ...]:
-        """Nothing."""
-        return ()
-
 
 @dataclass(frozen=True)
 class Epsilon(_Public):
@@ -83,7 +80,7 @@ class Epsilon(_Public):
 
 
 @dataclass(frozen=True)
-class EstimatedNoise:
+class EstimatedNoise(Option):
     """By the inverse of the noise energy in each update: the weights of least variance (Robust-HDP, equation 9).
 
     `rpca` is the paper's estimator, `pairwise` a cheaper and better one; both look at the updates alone, so that a

@@ -188,6 +188,7 @@ def _record(line: bytes) -> RoundRecord:
     for key in _MAPPINGS:
         convert = str if key == "refused" else _number
         raw[key] = {int(client): convert(value) for client, value in raw[key].items()}
+    raw["placed"] = {int(client): int(model) for client, model in raw.get("placed", {}).items()}
     accuracies = tuple(_number(value) for value in raw.get("accuracy_per_client", ()))
     return RoundRecord(
         **{**raw, "accuracy_per_client": accuracies, "loss": _number(raw.get("loss"))},

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from hush.privacy.cost import Cost
 from hush.report.read import RunView
 from hush.report.verdict import UNPROTECTED
 from hush.types import Accountant, Guarantee, Relation, RoundRecord
@@ -35,23 +37,33 @@ class Spending:
 
 @dataclass(frozen=True)
 class _Cost:
-    """What sets the price of a round."""
+    """What sets the price of the rounds that were charged: the costs of each stage, and the stages one by one."""
 
-    sample_rate: float
-    noise_multiplier: float
-    steps: int
+    stages: tuple[tuple[Cost, ...], ...]
+    charged: tuple[int, ...]
     delta: float
     relation: Relation
     accountant: Accountant
+
+    def epsilon(self, charges: int) -> float:
+        """What the first so many charges cost."""
+        from hush.privacy.accounting import epsilon_of
+
+        counts = Counter(self.charged[:charges])
+        costs = [
+            replace(cost, steps=count * cost.steps) for stage, count in counts.items() for cost in self.stages[stage]
+        ]
+        return epsilon_of(costs, self.delta, self.relation, self.accountant)
 
 
 def spending(view: RunView) -> Spending:
     """Epsilon against round for each distinct plan, or for a spread of them where they are many."""
     charged = _charged(view.records)
+    stages = {record.round: record.stage for record in view.records}
     groups: dict[tuple[_Cost, float, tuple[int, ...]], list[Guarantee]] = {}
     for guarantee in view.guarantees:
         rounds = charged.get(guarantee.client, ())
-        cost = _cost(guarantee)
+        cost = _cost(guarantee, tuple(stages[number] for number in rounds))
         if cost is not None and rounds:
             budget = guarantee.epsilon_budget or 0.0
             groups.setdefault((cost, budget, rounds), []).append(guarantee)
@@ -78,17 +90,11 @@ def _charged(records: Sequence[RoundRecord]) -> dict[int, tuple[int, ...]]:
     return {client: tuple(rounds) for client, rounds in paid.items()}
 
 
-def _cost(guarantee: Guarantee) -> _Cost | None:
-    if guarantee.noise == UNPROTECTED or not guarantee.noise_multiplier or not guarantee.rounds:
+def _cost(guarantee: Guarantee, charged: tuple[int, ...]) -> _Cost | None:
+    if guarantee.noise == UNPROTECTED or not guarantee.noise_multiplier or not guarantee.stages:
         return None
-    return _Cost(
-        guarantee.sample_rate,
-        guarantee.noise_multiplier,
-        guarantee.steps // guarantee.rounds,
-        guarantee.delta,
-        guarantee.relation,
-        guarantee.accountant,
-    )
+    stages = tuple(tuple(Cost(**cost) for cost in stage) for stage in guarantee.stages)
+    return _Cost(stages, charged, guarantee.delta, guarantee.relation, guarantee.accountant)
 
 
 def _looked_at(rounds: Sequence[int]) -> list[int]:
@@ -97,22 +103,13 @@ def _looked_at(rounds: Sequence[int]) -> list[int]:
 
 def _epsilons(wanted: Iterable[tuple[_Cost, tuple[int, ...], Guarantee]]) -> dict[tuple[_Cost, int], float]:
     """Epsilon by (cost, rounds charged): from the card where it says it, else from the accountant, each once."""
-    from hush.privacy.accounting import epsilon_after
-
     known: dict[tuple[_Cost, int], float] = {}
-    asked: dict[_Cost, set[int]] = {}
     for cost, rounds, guarantee in wanted:
-        asked.setdefault(cost, set()).update(_looked_at(rounds))
         if len(rounds) == guarantee.rounds and guarantee.epsilon_spent is not None:
             known[cost, len(rounds)] = guarantee.epsilon_spent
-    for cost, charges in asked.items():
-        missing = sorted(number for number in charges if (cost, number) not in known)
-        if missing:
-            steps = [number * cost.steps for number in missing]
-            found = epsilon_after(
-                cost.sample_rate, cost.noise_multiplier, steps, cost.delta, cost.relation, cost.accountant
-            )
-            known.update(zip(((cost, number) for number in missing), found, strict=True))
+        for charges in _looked_at(rounds):
+            if (cost, charges) not in known:
+                known[cost, charges] = cost.epsilon(charges)
     return known
 
 

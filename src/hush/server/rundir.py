@@ -144,7 +144,7 @@ def _tensors(state: ServerState) -> dict[str, Tensor]:
 
 
 def _state(number: int, tensors: Mapping[str, Tensor]) -> ServerState:
-    slots: dict[str, dict[str, Tensor]] = {"step": {}}
+    slots: dict[str, dict[str, Tensor]] = {"step": {}, "assign": {}, "local": {}}
     for key, value in tensors.items():
         slot, dot, name = key.partition(".")
         if dot:
@@ -154,7 +154,7 @@ def _state(number: int, tensors: Mapping[str, Tensor]) -> ServerState:
 
 def _record(line: bytes) -> RoundRecord:
     raw = json.loads(line)
-    for key in ("weights", "noise_estimated", "noise_planned", "refused"):
+    for key in ("weights", "noise_estimated", "noise_planned", "refused", "placed"):
         raw[key] = {int(client): value for client, value in raw[key].items()}
     for key in ("charged", "accuracy_per_client"):
         raw[key] = tuple(raw[key])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hush.privacy.course import Outline
 from hush.seeds import rng
 
 Schedule = tuple[tuple[int, ...], ...]
@@ -18,6 +19,14 @@ def schedule(seed: int, clients: int, rounds: int, participation: float) -> Sche
     )
 
 
-def rounds_of(plan: Schedule, client: int) -> int:
-    """In how many rounds a client takes part."""
-    return sum(client in members for members in plan)
+def stages_of(outline: Outline, plan: Schedule, clients: int) -> list[tuple[int, ...]]:
+    """The stages of each client's rounds, one after the other, enrolment first where it is a stage."""
+    enrolment = [stage for stage in outline.of[:1] if stage >= 0]
+    whole = tuple(range(clients))
+    if all(members == whole for members in plan):
+        return [(*enrolment, *outline.of[1:])] * clients
+    orders = [list(enrolment) for _ in range(clients)]
+    for stage, members in zip(outline.of[1:], plan, strict=True):
+        for client in members:
+            orders[client].append(stage)
+    return [tuple(order) for order in orders]

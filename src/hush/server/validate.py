@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -9,13 +10,18 @@ import torch
 from hush.types import Task, Update
 
 
-def validate(tasks: Sequence[Task], updates: Sequence[Update]) -> tuple[list[Update], Mapping[int, str]]:
-    """The updates that may be used, in order of client number, and why each of the others may not."""
+def validate(
+    tasks: Sequence[Task], updates: Sequence[Update], models: int = 0
+) -> tuple[list[Update], Mapping[int, str]]:
+    """The updates that may be used, in order of client number, and why each of the others may not.
+
+    `models` is how many there were to choose from, or 0 where nobody was asked to choose.
+    """
     asked = {task.client: task for task in tasks}
     accepted: dict[int, Update] = {}
     refused: dict[int, str] = {}
     for update in updates:
-        reason = _fault(asked.get(update.client), update)
+        reason = _fault(asked.get(update.client), update, models)
         if reason is None and update.client in accepted:
             reason = "a second update in the same round"
         elif reason is None:
@@ -26,17 +32,23 @@ def validate(tasks: Sequence[Task], updates: Sequence[Update]) -> tuple[list[Upd
     return [accepted[client] for client in sorted(accepted)], {**refused, **missing}
 
 
-def _fault(task: Task | None, update: Update) -> str | None:
+def _fault(task: Task | None, update: Update, models: int) -> str | None:
     if task is None:
         return "not asked in this round"
     if update.round != task.round:
         return f"answers round {update.round}, not {task.round}"
     if (update.receipt.client, update.receipt.round) != (update.client, update.round):
         return "its receipt is for another client or round"
-    if update.layout != task.layout or tuple(update.vector.shape) != (task.layout.size,):
-        return "its layout is not the model's"
+    if update.layout != task.answer or tuple(update.vector.shape) != (task.answer.size,):
+        return "its layout is not the one asked for"
     if update.vector.dtype != torch.float32:
         return f"its numbers are {update.vector.dtype}, not float32"
     if not bool(torch.isfinite(update.vector).all()):
         return "it holds numbers that are not finite"
+    if not all(math.isfinite(note) for note in update.notes.values()):
+        return "its notes are not finite"
+    if models and update.notes.get("choice") not in range(models):
+        return f"its choice is not one of the {models} models"
+    if bool(models) != ("choice" in update.notes):
+        return "it chooses a model, and was not asked to"
     return None

@@ -13,10 +13,10 @@ Edge cases:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from hush.privacy.cost import Cost
+from hush.privacy.cost import Cost, Kind
 from hush.privacy.ledger import balance
 from hush.privacy.ledger.book import BURNED, Book
 from hush.privacy.ledger.terms import Terms
@@ -45,6 +45,10 @@ class Account:
         """Charges so far, burned ones included."""
         return len(self._fresh().charges)
 
+    def released(self) -> dict[tuple[str, Kind], int]:
+        """Noisy steps so far, by name and kind of what they release."""
+        return dict(self._fresh().released)
+
     @property
     def head(self) -> str:
         """Number and hash of the newest row."""
@@ -67,7 +71,11 @@ class Account:
     def approve(self, plan: PrivacyPlan, run: str = "") -> None:
         """Check that what remains of the plan in this run fits the budget, on top of all that was spent."""
         now = self._fresh()
-        wanted = balance.plus(now.totals, [plan.cost(max(plan.rounds - now.rounds_of(run), 0))])
+        self.approve_costs([plan.cost(max(plan.rounds - now.rounds_of(run), 0))])
+
+    def approve_costs(self, costs: Iterable[Cost]) -> None:
+        """Check that all these costs fit the budget, on top of all that was spent."""
+        wanted = balance.plus(self._fresh().totals, costs)
         self._check(wanted)
         self._approved = wanted
 

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from hush.privacy import accounting
-from hush.privacy.cost import Cost, Kind, composed
+from hush.privacy.cost import Cost, Kind
 from hush.types import Accountant, Policy
 
 Key: TypeAlias = tuple[Kind, float, float, int, int]
@@ -67,4 +67,4 @@ def _epsilon(totals: tuple[tuple[Key, int], ...], policy: Policy, accountant: Ac
         return 0.0
     if any(cost.noise == 0 for cost in costs):
         return math.inf
-    return accounting.epsilon(composed(costs), policy.delta, policy.relation, accountant)
+    return accounting.epsilon_of(costs, policy.delta, policy.relation, accountant)

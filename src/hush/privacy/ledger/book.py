@@ -25,7 +25,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from hush.privacy import cost
-from hush.privacy.cost import Cost
+from hush.privacy.cost import Cost, Kind
 from hush.privacy.ledger import balance, chain, terms
 from hush.privacy.ledger.chain import BrokenLedgerError, Row
 from hush.privacy.ledger.terms import Terms
@@ -58,6 +58,7 @@ class Book:
         self.hash = chain.START
         self.charges: dict[int, Charge] = {}
         self.totals: dict[balance.Key, int] = {}
+        self.released: dict[tuple[str, Kind], int] = {}
         self._newest: dict[tuple[str, int], int] = {}
 
     def append(
@@ -142,6 +143,8 @@ class Book:
     def _count(self, row: Row) -> None:
         if row.kind == RESERVED:
             self.totals = balance.plus(self.totals, costs_of(row.detail))
+            for each in costs_of(row.detail):
+                self.released[each.what, each.kind] = self.released.get((each.what, each.kind), 0) + each.steps
             self.charges[row.seq] = Charge(row, len(self.charges) + 1, RESERVED, "")
             self._newest[row.run, row.round] = row.seq
         elif row.kind in BEFORE:
