@@ -18,15 +18,18 @@ from torch import Tensor, nn
 
 from hush.config import ModelConfig, parse
 from hush.data import from_arrays
+from hush.engines import answer
 from hush.engines.audit import examine
 from hush.engines.audit_target import Target, worst_case
 from hush.engines.canary import effects, plant
 from hush.engines.cohort import Cohort
 from hush.engines.federation import prepare
 from hush.local.train import Job, train
-from hush.models import build
+from hush.models import adopt, build
 from hush.privacy import audit as statistics
 from hush.privacy import gaussian, noise
+from hush.privacy.course import Aside, Ask, drafted
+from hush.privacy.course import calibrated as calibrated_course
 from hush.privacy.noise import Source
 from hush.privacy.plan import PrivacyPlan, calibrated
 from hush.types import Policy, Relation, Task, Update
@@ -178,6 +181,9 @@ class _Counting:
     def uniform(self, size: int) -> Tensor:
         return self._source.uniform(size)
 
+    def chosen(self, size: int, rate: float) -> Tensor:
+        return self._source.chosen(size, rate)
+
     def normal(self, size: int, dtype: torch.dtype) -> Tensor:
         self.noised += 1
         return self._source.normal(size, dtype)
@@ -245,19 +251,20 @@ def power(seeds: int = 200) -> float:
     return caught / seeds
 
 
-def cluster_choice(losses: Tensor, made: PrivacyPlan, source: Source) -> int:
-    """A client's choice among models: the least of its summed losses, noised like a gradient before it is looked at."""
-    factors = (made.clip / losses.norm(dim=1, keepdim=True)).clamp(max=1.0)
-    return int(made.privatise((factors * losses).sum(0), source).argmin())
-
-
 def audit_choice() -> Finding:
     """The audit of a cluster choice: a row that turns the choice is there or not."""
-    made = calibrated(Policy(CLAIM, 1e-3), samples=8, batch=8, epochs=1, rounds=1, clip=1.0)
-    others = torch.tensor([[0.0, 0.5]])
+    bound, slope = 4.0, 50.0
+    # One row fits model 0 and not model 1, by the whole bound. The other one fits model 1 better, by half of it.
+    x, y = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.zeros(2, dtype=torch.int64)
+    tilt = math.log(math.exp(0.5 * bound + math.log(2.0)) - 1.0)
+    models = torch.tensor([[slope, 0.0, 0.0, tilt], [-slope, 0.0, 0.0, 0.0]])
+    model = adopt(nn.Linear(2, 2, bias=False), (2,))
+    ask = Ask(train=False, choose=True, asides=(Aside(answer.CHOICE, 1.0),))
+    (stage,) = calibrated_course(drafted([ask], [1], plan(2, 2)), Policy(CLAIM, 1e-3)).stages
+    task = Task(0, 1, models, model.layout, model.layout)
     chosen = [
-        [cluster_choice(losses, made, noise.replayable(5, world, run)) for run in range(RUNS)]
-        for world, losses in enumerate((others, torch.cat([others, torch.tensor([[1.0, 0.0]])])))
+        [answer.choose(model, task, stage, x[:n], y[:n], bound, noise.replayable(5, n, run)) for run in range(RUNS)]
+        for n in (1, 2)
     ]
     lower = statistics.two_datasets(np.array(chosen[0], float), np.array(chosen[1], float), 1e-3, CONFIDENCE)
     return Finding(lower <= CLAIM, _against(lower, CLAIM))

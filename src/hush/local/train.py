@@ -12,6 +12,7 @@ Edge cases:
     - Clients with different batch sizes, steps and amounts of data train together; a client with fewer steps stops
       earlier.
     - A batch may be empty; its step is noise alone.
+    - A batch may be all of a client's data: no more than `physical_batch` of its examples are gathered at a time.
     - While threads train, PyTorch's own threads rest: their number is set to one and put back.
 """
 
@@ -30,6 +31,7 @@ from torch import Tensor
 from hush.local import device, fallback
 from hush.local.exact import integer_sums
 from hush.local.job import Job as Job
+from hush.local.linear import Closed, closed, lengths, linear_sums
 from hush.local.per_example import piece, recorder_for
 from hush.local.precision import Precision
 from hush.local.record import Recorder
@@ -60,12 +62,23 @@ def train(
         ends = device.train_groups(model, x, y, [[jobs[i] for i in group] for group in groups], limit, precision)
         return _updates(jobs, groups, ends)
 
+    # Bits that bf16 would drop are there in the closed form.
+    form = closed(model, x) if spread and precision != "bf16" else None
+    known = None if form is None else _lengths(x, jobs, form)
+
     def work(group: Sequence[int]) -> Tensor:
         mine = [jobs[i] for i in group]
-        batch = _Batch(model, x, y, physical_batch, precision, Recorder(model) if fast else None)
+        batch = _Batch(model, x, y, physical_batch, precision, Recorder(model) if fast else None, form, known)
         return _train_group(mine, batch)
 
     return _updates(jobs, groups, _all(work, groups) if spread else [work(group) for group in groups])
+
+
+def _lengths(x: Tensor, jobs: Sequence[Job], form: Closed) -> Tensor | None:
+    """The norms of the clients' rows, if each is used about once or more."""
+    ranges = {(job.first_row, job.first_row + job.plan.samples) for job in jobs}
+    used = sum(map(_work, jobs)) >= sum(end - first for first, end in ranges)
+    return lengths(x, ranges, form.bias is not None) if used else None
 
 
 def _updates(jobs: Sequence[Job], groups: Sequence[Sequence[int]], ends: Sequence[Tensor]) -> list[Tensor]:
@@ -79,8 +92,8 @@ def _updates(jobs: Sequence[Job], groups: Sequence[Sequence[int]], ends: Sequenc
 def _alike(jobs: Sequence[Job]) -> list[list[int]]:
     """Groups of similar batch size, longest first within a group, so that little is padded."""
 
-    def kind(i: int) -> tuple[bool, int]:
-        return jobs[i].plan.discrete, round(2 * math.log2(jobs[i].plan.batch))
+    def kind(i: int) -> tuple[bool, bool, int]:
+        return jobs[i].plan.discrete, jobs[i].still, round(2 * math.log2(jobs[i].plan.batch))
 
     order = sorted(range(len(jobs)), key=lambda i: (kind(i), -jobs[i].plan.steps))
     return [list(group) for _, group in groupby(order, key=kind)]
@@ -127,41 +140,63 @@ class _Batch:
     physical_batch: int
     precision: Precision
     recorder: Recorder | None
+    form: Closed | None = None
+    lengths: Tensor | None = None
 
     def sums(self, vectors: Tensor, drawn: Sequence[Tensor], clips: Tensor) -> Tensor:
         """The clipped gradient sum of each client over the rows it drew."""
         limit = piece(self.model, vectors, self.physical_batch)
+        if self.form is not None:
+            return linear_sums(self.form, vectors, self.x, self.y, drawn, clips, limit, self.lengths)
         if self.recorder is not None and not vectors.is_cuda:
-            rows = torch.cat(list(drawn))
-            counts = [len(r) for r in drawn]
-            x, y = self.x.index_select(0, rows), self.y.index_select(0, rows)
-            return ragged_sums(self.recorder, vectors, x, y, counts, clips, limit, self.precision)
+            rows, counts = torch.cat(list(drawn)), [len(r) for r in drawn]
+            return ragged_sums(self.recorder, vectors, self.x, self.y, counts, clips, limit, self.precision, rows)
         rows, mask = _padded(drawn, vectors.device)
         if self.recorder is None:
-            return fallback.sums(self.model, vectors, self.x[rows], self.y[rows], mask, clips, self.physical_batch)
-        at = rows.t().flatten()
-        return even_sums(
-            self.recorder, vectors, self.x[at], self.y[at], mask.t().flatten(), clips, limit, self.precision
-        )
+            return fallback.sums(self.model, vectors, self.x, self.y, mask, clips, self.physical_batch, rows)
+        at, real = rows.t().flatten(), mask.t().flatten()
+        return even_sums(self.recorder, vectors, self.x, self.y, real, clips, limit, self.precision, rows=at)
 
 
 def _train_group(jobs: Sequence[Job], batch: _Batch) -> Tensor:
-    vectors = torch.stack([job.vector for job in jobs])
+    starts = torch.stack([job.vector for job in jobs])
+    vectors = starts.clone()
     grids = torch.tensor([job.plan.grid for job in jobs], dtype=torch.float64, device=vectors.device)
 
     def whole(at: Tensor, drawn: Sequence[Tensor], clips: Tensor) -> Tensor:
         rows, mask = _padded(drawn, at.device)
-        x, y = batch.x[rows], batch.y[rows]
-        return integer_sums(batch.model, at, x, y, mask, clips, grids[: len(at)], batch.physical_batch)
+        here, size = grids[: len(at)], batch.physical_batch
+        return integer_sums(batch.model, at, batch.x, batch.y, mask, clips, here, size, rows)
 
     clips = torch.tensor([job.plan.clip for job in jobs], dtype=torch.float64, device=vectors.device)
+    corrected = _corrections(jobs, vectors)
+    lr = vectors.new_tensor([[job.lr] for job in jobs])
+    still = torch.tensor([[job.still] for job in jobs], device=vectors.device)
+    any_still = bool(still.any())
     for step in range(jobs[0].plan.steps):
         active = sum(job.plan.steps > step for job in jobs)
         drawn = [job.plan.sample(job.source) + job.first_row for job in jobs[:active]]
-        sums = (whole if jobs[0].plan.discrete else batch.sums)(vectors[:active], drawn, clips[:active])
-        for i, job in enumerate(jobs[:active]):
-            vectors[i] -= job.lr * job.plan.privatise(sums[i], job.source)
+        at = torch.where(still[:active], starts[:active], vectors[:active]) if any_still else vectors[:active]
+        sums = (whole if jobs[0].plan.discrete else batch.sums)(at, drawn, clips[:active])
+        noised = [job.plan.privatise(total, job.source) for job, total in zip(jobs, sums.unbind(), strict=False)]
+        vectors[:active] -= lr[:active] * corrected(torch.stack(noised), vectors, starts)
     return vectors
+
+
+def _corrections(jobs: Sequence[Job], vectors: Tensor) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """From the first clients' steps, where all clients are, and where they began: the steps with drift and pull."""
+    drift = pull = None
+    if any(job.drift is not None for job in jobs):
+        drift = torch.stack([torch.zeros_like(job.vector) if job.drift is None else job.drift for job in jobs])
+    if any(job.proximal and not job.still for job in jobs):
+        pull = vectors.new_tensor([[0.0 if job.still else job.proximal] for job in jobs])
+
+    def corrected(step: Tensor, now: Tensor, starts: Tensor) -> Tensor:
+        active = len(step)
+        step = step if drift is None else step + drift[:active]
+        return step if pull is None else step + pull[:active] * (now[:active] - starts[:active])
+
+    return corrected
 
 
 def _padded(drawn: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -89,7 +89,7 @@ class PrivacyPlan:
         """The rows of one batch."""
         if self.sampler == "fixed":
             return source.uniform(self.samples).topk(self.batch, largest=False, sorted=False).indices
-        return (source.uniform(self.samples) < self.rate).nonzero().flatten()
+        return source.chosen(self.samples, self.rate)
 
     @property
     def grid(self) -> float:
