@@ -12,18 +12,17 @@ import torch
 from torch import Tensor
 
 from hush.engines import answer
-from hush.engines.answer import Work
+from hush.engines.answer import Client, Work
 from hush.engines.evaluate import evaluate
 from hush.engines.federation import Federation
 from hush.engines.outcome import manifest, outcome
 from hush.engines.together import train_together
 from hush.models import unflatten
 from hush.privacy import noise
-from hush.privacy.course import Stage
 from hush.privacy.ledger import BudgetSpentError, Ledger
 from hush.server.loop import Answer, ServerState, serve, short_of_quorum, start
 from hush.server.rundir import RunDir
-from hush.types import Decline, HushError, Receipt, RoundRecord, RunResult, Task
+from hush.types import Decline, HushError, RoundRecord, RunResult, Task
 
 Progress = Callable[[RoundRecord], None]
 Arrays = dict[object, tuple[Tensor, Tensor]]
@@ -47,14 +46,14 @@ class Cohort:
         works: list[Work] = []
         declined: list[Answer] = []
         for task in tasks:
-            stage = self._stage(task)
+            stage = self.federation.stage(task.client, task.round)
             try:
                 receipt = self._ledgers[task.client].reserve_costs(stage.costs(), "", task.round)
             except BudgetSpentError as error:
                 declined.append(Decline(task.client, task.round, f"budget spent: {error}", final=True))
             else:
                 self._hold(task.round)
-                works.append(self._work(task, receipt, stage))
+                works.append(answer.work(task, receipt, stage, self._client(task.client, task.round)))
         return works, declined
 
     def answer(self, tasks: Sequence[Task]) -> list[Answer]:
@@ -64,26 +63,16 @@ class Cohort:
 
     def seal(self, works: Sequence[Work], vectors: Sequence[Tensor]) -> list[Answer]:
         """The updates to send back."""
-        recipe = self.federation.recipe
-        return [
-            answer.sealed(done, vector, recipe, self._stage(done.task).ask.choose)
-            for done, vector in zip(works, vectors, strict=True)
-        ]
+        return [answer.sealed(done, vector) for done, vector in zip(works, vectors, strict=True)]
 
-    def _stage(self, task: Task) -> Stage:
-        return self.federation.stage(task.client, task.round)
-
-    def _work(self, task: Task, receipt: Receipt, stage: Stage) -> Work:
-        config, recipe = self.federation.config, self.federation.recipe
+    def _client(self, client: int, number: int) -> Client:
+        federation = self.federation
+        config = federation.config
         secure = config.privacy.noise == "secure"
-        source = noise.secure() if secure else noise.replayable(config.seed, task.client, task.round)
-        first, end, _ = self._bounds[task.client]
-        model = 0
-        if stage.ask.choose:
-            rows = slice(first, end)
-            bound = config.privacy.loss_clip
-            model = answer.choose(self.federation.model, task, stage, self.x[rows], self.y[rows], bound, source)
-        return answer.work(task, receipt, stage, recipe, config, first, model, source, self._device)
+        source = noise.secure() if secure else noise.replayable(config.seed, client, number)
+        first, end, _ = self._bounds[client]
+        x, y = self.x[first:end], self.y[first:end]
+        return Client(federation.recipe, config, federation.model, x, y, first, source, federation.outputs[client])
 
     def evaluate(self, models: Tensor, placed: Sequence[int], round_number: int) -> tuple[tuple[float, ...], float]:
         """Accuracy of each client on its own test rows, and the mean loss over all of them."""
