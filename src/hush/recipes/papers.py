@@ -37,7 +37,7 @@ RECIPES: Mapping[str, Recipe] = {
     "km-cdpfl": Recipe(assign=KMeansEachRound()),
     "f-cdpfl": Recipe(assign=ByLoss()),
     "o-cdpfl": Recipe(assign=Oracle()),
-    # Talaei and Izadi 2024 (PADPFL: adaptive differential privacy and priority-based aggregation)
+    # Talaei and Izadi 2024 (PADPFL), https://arxiv.org/abs/2406.18491
     "padpfl": Recipe(local=Proximal(), weigh=Impact()),
 }
 
