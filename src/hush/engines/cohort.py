@@ -40,6 +40,7 @@ class Cohort:
         self._bounds = federation.data.bounds()
         self._phase: tuple[int, ...] | None = None
         self.x = self.y = torch.empty(0)
+        self.idle = 0.0
 
     def accept(self, tasks: Sequence[Task]) -> tuple[list[Work], list[Answer]]:
         """What to train for the clients that can afford it, and the answers of the others. The receipt comes first."""
@@ -149,7 +150,7 @@ def execution(
     def keep(new: ServerState, record: RoundRecord) -> None:
         homes = federation.recipe.assign.homes(clients, new.slots["assign"])
         accuracies, loss = cohort.evaluate(new.released, homes, new.round)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - began - cohort.idle
         done = replace(record, accuracy_per_client=accuracies, loss=loss, seconds=seconds)
         records.append(done)
         if directory is not None:
@@ -177,6 +178,7 @@ def lockstep(executions: Sequence[Execution]) -> list[RunResult]:
     """Drive several runs together, round by round: what can be trained in one piece is."""
     results: dict[int, RunResult] = {}
     waiting: dict[int, tuple[Cohort, list[Work]]] = {}
+    since: dict[int, float] = {}
 
     def advance(number: int, vectors: Sequence[Tensor] | None) -> None:
         try:
@@ -184,13 +186,19 @@ def lockstep(executions: Sequence[Execution]) -> list[RunResult]:
             waiting[number] = next(each) if vectors is None else each.send(vectors)
         except StopIteration as end:
             results[number] = end.value
+        since[number] = time.perf_counter()
 
     for number in range(len(executions)):
         advance(number, None)
     while waiting:
         asked, waiting = waiting, {}
+        total, began = max(1, sum(len(works) for _, works in asked.values())), time.perf_counter()
         trained = train_together(list(asked.values()))
+        training = time.perf_counter() - began
         for number, vectors in zip(asked, trained, strict=True):
+            # A run's own time is its own work and its part of the training; the rest it waited for others.
+            cohort, works = asked[number]
+            cohort.idle += time.perf_counter() - since[number] - training * len(works) / total
             advance(number, vectors)
     return [results[number] for number in range(len(executions))]
 

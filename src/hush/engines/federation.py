@@ -133,7 +133,7 @@ def prepare(
     epsilons = budgets.budgets(config.privacy.budgets, number, seed)
     batches = budgets.batch_sizes(config.local.batch_size, number, seed)
     deltas = _per_client(config.privacy.delta, number, "privacy.delta")
-    held = clients.divide(dataset or _load(config, root), config.data, seed)
+    held = clients.divide(dataset or load(config, root), config.data, seed)
     members = tuple(
         Member(c, Policy(epsilons[c], deltas[c], config.privacy.relation), samples, batches[c], share.group)
         for c, (samples, share) in enumerate(zip(held.train_counts, held.shares, strict=True))
@@ -175,7 +175,8 @@ def _terms(
     )
 
 
-def _load(config: Config, root: str | None) -> datasets.Dataset:
+def load(config: Config, root: str | None = None) -> datasets.Dataset:
+    """The dataset that a config names."""
     data = config.data
     options: dict[str, Any] = {}
     if data.name == "synthetic":
