@@ -63,7 +63,15 @@ def demo(
 
 @app.command()
 def run(
-    file: File, out: Out = None, sets: Sets = None, resume: Resume = False, data: Data = None, as_json: AsJson = False
+    file: File,
+    out: Out = None,
+    sets: Sets = None,
+    resume: Resume = False,
+    data: Data = None,
+    ledgers: Annotated[
+        Path | None, typer.Option(help="Directory of ledger files that outlive the run: budgets for life.")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run one federation."""
     from hush import api
@@ -76,7 +84,7 @@ def run(
     with Bar(config.rounds, quiet=as_json) as bar:
         result = api.simulate(
             file, overrides=sets or (), out=path, resume=resume, data=data, command=_command(),
-            progress=lambda record: bar.advance(record.round, record), announce=bar.warn,
+            progress=lambda record: bar.advance(record.round, record), announce=bar.warn, ledgers=ledgers,
         )  # fmt: skip
     if as_json:
         _print_result(result)

@@ -72,6 +72,7 @@ class PrivacyConfig(_Strict):
     """`[privacy]`: what each client insists on."""
 
     budgets: Budgets = 1.0
+    lifetime: Budgets | None = None
     delta: Delta = 1e-4
     clip: Positive = 1.0
     loss_clip: Positive = 4.0

@@ -21,6 +21,7 @@ from hush.data import from_arrays
 from hush.engines import answer
 from hush.engines.audit import examine
 from hush.engines.audit_target import Target, worst_case
+from hush.engines.books import Books
 from hush.engines.canary import effects, plant
 from hush.engines.cohort import Cohort
 from hush.engines.federation import prepare
@@ -159,7 +160,7 @@ def _likeness(source: str) -> float:
         }
     )
     federation = prepare(config, dataset=dataset, module=nn.Linear(300, 2, bias=False))
-    cohort = Cohort(federation, federation.ledgers())
+    cohort = Cohort(federation, Books(federation.ledgers()))
     model = federation.model
     answers = [
         answer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from hush import models, recipes
 from hush.config import Config
 from hush.data import budgets, clients, datasets
+from hush.engines import books
 from hush.engines.chance import chance
 from hush.models import Model
 from hush.privacy import noise
@@ -20,6 +22,7 @@ from hush.privacy.course import Course, Outline, Output, Stage
 from hush.privacy.ledger import Ledger
 from hush.privacy.plan import UPDATE, PrivacyPlan
 from hush.recipes import Recipe
+from hush.recipes.check import check
 from hush.server.loop import Terms
 from hush.server.schedule import Schedule, schedule, stages_of
 from hush.types import Guarantee, HushError, Member, Policy
@@ -67,14 +70,18 @@ class Federation:
         shape, classes = tuple(self.data.dataset.x.shape[1:]), self.data.dataset.classes
         return torch.stack([models.build(config.model, shape, classes, config.seed + m).start for m in range(number)])
 
-    def ledgers(self) -> list[Ledger]:
-        """A fresh ledger for each client, its course approved."""
-        made = [
-            Ledger.in_memory(member.client, policy, course.plan.accountant)
-            for member, policy, course in zip(self.members, self.policies, self.courses, strict=True)
-        ]
-        for ledger, course in zip(made, self.courses, strict=True):
-            ledger.approve_costs(course.costs())
+    def ledgers(self, directory: Path | None = None) -> list[Ledger]:
+        """A ledger for each client, its course approved: fresh ones in memory, or the files of a directory."""
+        accountant = self.courses[0].plan.accountant
+        if directory is not None:
+            wanted = self.config.privacy.lifetime
+            lifetimes = [policy.epsilon for policy in self.policies]
+            if wanted is not None:
+                lifetimes = list(budgets.budgets(wanted, len(self.members), self.config.seed))
+            made = books.opened(directory, self.policies, lifetimes, accountant)
+        else:
+            made = [Ledger.in_memory(c, policy, accountant) for c, policy in enumerate(self.policies)]
+        books.approve(made, [course.costs() for course in self.courses])
         return made
 
     def not_covered(self) -> tuple[str, ...]:
@@ -144,6 +151,7 @@ def prepare(
     shape = tuple(held.dataset.x.shape[1:])
     model = models.adopt(module, shape) if module else models.build(config.model, shape, held.dataset.classes, seed)
     rounds = schedule(seed, number, config.rounds, config.participation)
+    check(recipe, members, config.rounds)
     outline = recipe.outline(config.rounds)
     orders = stages_of(outline, rounds, number)
     policies = tuple(recipe.protect.policies(members))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import statistics
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -32,6 +33,7 @@ def manifest(federation: Federation, command: str) -> dict[str, Any]:
     return {
         "config": config.model_dump(),
         "config_hash": config_hash(config),
+        "run": uuid.uuid4().hex,
         "seed": config.seed,
         "recipe": federation.recipe_name,
         "not_covered": list(federation.not_covered()),

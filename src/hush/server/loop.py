@@ -69,7 +69,10 @@ def start(terms: Terms, models: Tensor) -> ServerState:
         "step": recipe.step.start(models),
         "assign": recipe.assign.start(clients),
         "local": recipe.local.start(clients, models.shape[1]),
-        "loop": {"gone": torch.zeros(0, dtype=torch.int64)},
+        "loop": {
+            "gone": torch.zeros(0, dtype=torch.int64),
+            "samples": torch.tensor([float(member.samples) for member in terms.members], dtype=torch.float64),
+        },
     }
     return ServerState(0, models, models, slots)
 
@@ -109,7 +112,7 @@ def serve(terms: Terms, state: ServerState, keep: Keep) -> Generator[list[Task],
         accepted, refused = validate(tasks, updates, ask.choose)
         refused = {**refused, **{decline.client: decline.reason for decline in declines}}
         gone |= {decline.client for decline in declines if decline.final}
-        slots["loop"] = {"gone": torch.tensor(sorted(gone), dtype=torch.int64)}
+        slots["loop"] = {**slots["loop"], "gone": torch.tensor(sorted(gone), dtype=torch.int64)}
         move = torch.zeros_like(state.models)
         weights: dict[int, float] = {}
         noise: dict[int, float] = {}
