@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from nets import random
+from nets import random, reference
 from torch import Tensor, nn
 
 from hush.config import ModelConfig
 from hush.local import device
 from hush.local import train as training
 from hush.local.ahead import DEPTH, Ahead, places
+from hush.local.exact import integer_sums
 from hush.local.per_example import clipped_sums
 from hush.local.replay import Replay
 from hush.local.train import Job, train
@@ -102,15 +107,18 @@ def test_threads_are_put_back_even_after_an_error(monkeypatch: pytest.MonkeyPatc
         torch.set_num_threads(before)
 
 
+class Scaled(nn.Module):
+    """A model that needs the slow path."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.scale = nn.Linear(4, 3), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.inner(x)
+
+
 def test_the_slow_path_trains_too() -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.scale = nn.Linear(4, 3), nn.Parameter(torch.ones(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.scale * self.inner(x)
-
     model = adopt(Scaled(), (4,))
     x, y = data((4,))
     with pytest.warns(UserWarning, match="scale goes through .*slow path"):
@@ -179,16 +187,13 @@ def test_a_replayed_step_is_the_step() -> None:
     x, y = data((1, 6, 6))
     group = ordered(model)
     replay = Replay(model, x, y, len(group), places(group), 4096, "float32")
-    replay.vectors.copy_(torch.stack([job.vector for job in group]))
-    replay.clips.copy_(torch.tensor([job.plan.clip for job in group]))
+    device.place(replay, group)
     ahead = Ahead(group, model.layout.size, torch.float32, 2)
     with ThreadPoolExecutor(2) as pool:
         ahead.start(pool)
         for step in range(group[0].plan.steps):
             drawn = ahead.take(step)
-            for target, total, loud in ((replay.mean, 1.0, 0.0), (replay.loud, 0.0, 1.0)):
-                values = [job.lr * device._read(job.plan, total, loud, torch.float32) for job in group[: drawn.active]]
-                target.copy_(torch.tensor([*values, *[0.0] * (len(group) - drawn.active)])[:, None])
+            replay.scales.copy_(device.scales(group, drawn.active, torch.float32))
             replay.load(drawn.rows, drawn.noise)
             replay.step(drawn.rows, drawn.longest)
             ahead.release()
@@ -217,3 +222,147 @@ def test_drawing_ahead_never_runs_more_than_its_depth_ahead() -> None:
             ahead.take(step)
         assert source.calls <= DEPTH
         ahead.stop()
+
+
+def corrected(model: Model, source_seed: int = 1, discrete: bool = False) -> list[Job]:
+    """Jobs with drift, with a pull, with both, and standing still."""
+    size = model.layout.size
+    kinds: list[dict[str, Any]] = [
+        {"drift": 0.3 * random(size, seed=7).float()},
+        {"proximal": 0.8},
+        {"drift": 0.3 * random(size, seed=8).float(), "proximal": 0.8},
+        {"drift": 0.3 * random(size, seed=9).float(), "proximal": 0.8, "still": True},
+        {},
+        {"still": True},
+    ]
+    return [
+        Job(
+            model.start + 0.01 * i,
+            SAMPLES * (i % 5),
+            replace(plan(8, epochs=1 + i % 2), discrete=discrete),
+            0.3,
+            noise.replayable(source_seed, i, 3),
+            **kind,
+        )
+        for i, kind in enumerate(kinds)
+    ]
+
+
+def loop64(model: Model, x: Tensor, y: Tensor, job: Job) -> Tensor:
+    """The rule y -= lr (H + drift + proximal (y - start)) in float64, gradients by definition."""
+    wide = Model(model.name, copy.deepcopy(model.module).double(), model.layout, model.start.double())
+    start = job.vector.double()
+    moving = start.clone()
+    for _ in range(job.plan.steps):
+        rows = job.plan.sample(job.source) + job.first_row
+        at = start if job.still else moving
+        clips = torch.tensor([job.plan.clip], dtype=torch.float64)
+        mask = torch.ones(1, len(rows), dtype=torch.bool)
+        total = reference(wide, at[None], x[rows][None].double(), y[rows][None], mask, clips)[0]
+        # Noise is drawn in the type in which training runs.
+        noise_alone = job.plan.privatise(torch.zeros(len(start)), job.source).double()
+        step = total / job.plan.batch + noise_alone
+        if job.drift is not None:
+            step = step + job.drift.double()
+        if not job.still:
+            step = step + job.proximal * (moving - start)
+        moving = moving - job.lr * step
+    return moving - start
+
+
+@pytest.mark.parametrize("name", ["logreg", "cnn", "slow"])
+def test_drift_pull_and_standing_still_are_those_of_the_definition(name: str) -> None:
+    shape = (4,) if name == "slow" else (1, 6, 6)
+    model = adopt(Scaled(), shape) if name == "slow" else build(ModelConfig(name=name), shape, 3, seed=1)
+    x, y = data(shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if name == "slow" else "error")
+        updates = train(model, x, y, corrected(model))
+        plain = train(model, x, y, [replace(j, drift=None, proximal=0.0, still=False) for j in corrected(model)][:4])
+    for ours, job in zip(updates, corrected(model), strict=True):
+        torch.testing.assert_close(ours.double(), loop64(model, x, y, job), rtol=1e-4, atol=1e-5)
+    for with_it, without in zip(updates, plain, strict=False):
+        assert (with_it - without).norm() > 1e-3 * without.norm(), "each of them changes something"
+
+
+def test_discrete_jobs_are_corrected_too() -> None:
+    model = build(ModelConfig(name="logreg"), (4,), 3, seed=1)
+    x, y = data((4,))
+    for ours, job in zip(
+        train(model, x, y, corrected(model, discrete=True)), corrected(model, discrete=True), strict=True
+    ):
+        vector, start = job.vector.clone(), job.vector
+        for _ in range(job.plan.steps):
+            rows = job.plan.sample(job.source) + job.first_row
+            clips, grids = (torch.tensor([v], dtype=torch.float64) for v in (job.plan.clip, job.plan.grid))
+            mask = torch.ones(1, len(rows), dtype=torch.bool)
+            at = start if job.still else vector
+            whole = integer_sums(model, at[None], x[rows][None], y[rows][None], mask, clips, grids, 4096)
+            step = job.plan.privatise(whole[0], job.source) + (0.0 if job.drift is None else job.drift)
+            vector = vector - job.lr * (step + (0.0 if job.still else job.proximal) * (vector - start))
+        torch.testing.assert_close(ours, vector - start, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("still", [False, True])
+def test_a_replayed_step_is_corrected_too(still: bool) -> None:
+    model = build(ModelConfig(name="logreg"), (1, 6, 6), 3, seed=1)
+    x, y = data((1, 6, 6))
+
+    def group() -> list[Job]:
+        return sorted((j for j in corrected(model) if j.still == still), key=lambda job: -job.plan.steps)
+
+    mine = group()
+    replay = Replay(model, x, y, len(mine), places(mine), 4096, "float32", "still" if still else "corrected")
+    device.place(replay, mine)
+    ahead = Ahead(mine, model.layout.size, torch.float32, 2)
+    with ThreadPoolExecutor(2) as pool:
+        ahead.start(pool)
+        for step in range(mine[0].plan.steps):
+            drawn = ahead.take(step)
+            replay.scales.copy_(device.scales(mine, drawn.active, torch.float32))
+            replay.load(drawn.rows, drawn.noise)
+            replay.step(drawn.rows, drawn.longest)
+            ahead.release()
+        ahead.stop()
+    for vector, job in zip(replay.vectors, group(), strict=True):
+        torch.testing.assert_close((vector - job.vector).double(), loop64(model, x, y, job), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["fast", "slow", "discrete"])
+def test_a_full_batch_is_never_gathered_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step over all rows: the mean gradient, in pieces of at most the physical batch."""
+    model = adopt(Scaled(), (4,)) if kind == "slow" else build(ModelConfig(name="logreg"), (4,), 3, seed=1)
+    x, y = data((4,))
+    sizes: list[int] = []
+    select, item = Tensor.index_select, Tensor.__getitem__
+
+    def selected(self: Tensor, axis: int, rows: Tensor) -> Tensor:
+        sizes.append(len(rows))
+        return select(self, axis, rows)
+
+    def taken(self: Tensor, key: Any) -> Tensor:
+        if self is x and isinstance(key, Tensor):
+            sizes.append(key.numel())
+        return item(self, key)
+
+    full = [
+        Job(
+            model.start,
+            SAMPLES * i,
+            replace(plan(SAMPLES), discrete=kind == "discrete"),
+            0.1,
+            noise.replayable(0, i, 0),
+        )
+        for i in range(3)
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole = train(model, x, y, full)
+        full = [replace(job, source=noise.replayable(0, i, 0)) for i, job in enumerate(full)]
+        monkeypatch.setattr(Tensor, "index_select", selected)
+        monkeypatch.setattr(Tensor, "__getitem__", taken)
+        pieces = train(model, x, y, full, physical_batch=9)
+    assert sizes
+    assert max(sizes) <= 9
+    for a, b in zip(whole, pieces, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

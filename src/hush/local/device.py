@@ -21,7 +21,7 @@ from torch import Tensor
 from hush.local.ahead import DEPTH, Ahead, places
 from hush.local.job import Job
 from hush.local.precision import Precision
-from hush.local.replay import Replay, kept
+from hush.local.replay import Kind, Replay, kept
 from hush.models import Model
 from hush.privacy.plan import PrivacyPlan
 
@@ -58,9 +58,7 @@ def train_groups(
     draws = [sum(job.plan.steps for job in jobs) for jobs in groups]
     most = min(_THREADS, os.cpu_count() or 1)
     running = [
-        _Group(
-            jobs, kept(model, x, y, number, (len(jobs), places(jobs)), limit, precision), round(most * n / sum(draws))
-        )
+        _Group(jobs, _replay(model, x, y, number, jobs, limit, precision), round(most * n / sum(draws)))
         for number, (jobs, n) in enumerate(zip(groups, draws, strict=True))
     ]
     # Every share of draws needs a thread of its own, or it could wait for one that waits for it.
@@ -92,8 +90,7 @@ class _Group:
         self._jobs, self._active, self._released = jobs, -1, 0
         self._grain = max(4, jobs[0].plan.batch // 8)
         self._copied = [torch.cuda.Event() for _ in range(DEPTH)]
-        replay.vectors.copy_(torch.stack([job.vector for job in jobs]))
-        replay.clips.copy_(torch.tensor([job.plan.clip for job in jobs], dtype=torch.float64))
+        place(replay, jobs)
 
     def advance(self) -> None:
         """Launch one step."""
@@ -119,11 +116,38 @@ class _Group:
 
     def _set(self, active: int) -> None:
         """Let the first clients move, and no others."""
-        dtype = self.replay.mean.dtype
-        for target, total, noise in ((self.replay.mean, 1.0, 0.0), (self.replay.loud, 0.0, 1.0)):
-            values = [job.lr * _read(job.plan, total, noise, dtype) for job in self._jobs[:active]]
-            target.copy_(torch.tensor([*values, *[0.0] * (len(self._jobs) - active)], dtype=dtype)[:, None])
+        self.replay.scales.copy_(scales(self._jobs, active, self.replay.scales.dtype))
         self._active = active
+
+
+def _replay(
+    model: Model, x: Tensor, y: Tensor, number: int, jobs: Sequence[Job], limit: int, precision: Precision
+) -> Replay:
+    kind: Kind = "still" if jobs[0].still else "corrected" if any(job.corrected for job in jobs) else "plain"
+    return kept(model, x, y, number, (len(jobs), places(jobs)), limit, precision, kind)
+
+
+def place(replay: Replay, jobs: Sequence[Job]) -> None:
+    """Put the clients at their starts."""
+    replay.vectors.copy_(torch.stack([job.vector for job in jobs]))
+    replay.clips.copy_(torch.tensor([job.plan.clip for job in jobs], dtype=torch.float64))
+    if len(replay.start):
+        replay.start.copy_(replay.vectors)
+        replay.drift.copy_(torch.stack([torch.zeros_like(j.vector) if j.drift is None else j.drift for j in jobs]))
+
+
+def scales(jobs: Sequence[Job], active: int, dtype: torch.dtype) -> Tensor:
+    """What a replay multiplies with, so that the first clients move and no others."""
+    values = [
+        (
+            job.lr * _read(job.plan, 1.0, 0.0, dtype),
+            job.lr * _read(job.plan, 0.0, 1.0, dtype),
+            job.lr,
+            0.0 if job.still else job.lr * job.proximal,
+        )
+        for job in jobs[:active]
+    ]
+    return torch.tensor([*values, *[(0.0,) * 4] * (len(jobs) - active)], dtype=dtype).t()[..., None]
 
 
 def _read(plan: PrivacyPlan, total: float, noise: float, dtype: torch.dtype) -> float:

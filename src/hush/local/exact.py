@@ -19,23 +19,32 @@ import math
 import torch
 from torch import Tensor
 
-from hush.local.fallback import gradients
+from hush.local.fallback import gradients, taken
 from hush.models import Model
 from hush.types import HushError
 
 
 def integer_sums(
-    model: Model, vectors: Tensor, x: Tensor, y: Tensor, mask: Tensor, clips: Tensor, grids: Tensor, physical_batch: int
+    model: Model,
+    vectors: Tensor,
+    x: Tensor,
+    y: Tensor,
+    mask: Tensor,
+    clips: Tensor,
+    grids: Tensor,
+    physical_batch: int,
+    rows: Tensor | None = None,
 ) -> Tensor:
-    """The clipped gradient sum of each client in units of its grid: clients x p, int64. See `clipped_sums`."""
+    """The clipped gradient sum of each client in units of its grid: clients x p, int64. See `fallback.sums`."""
     limits = clips - 0.5 * grids * math.sqrt(vectors.shape[1])
     if bool((limits <= 0).any()):
         raise HushError(f"privacy.discrete: {vectors.shape[1]:,} parameters are too many for this grid")
     width = max(1, physical_batch // len(vectors))
     total = torch.zeros(vectors.shape, dtype=torch.int64, device=vectors.device)
-    for start in range(0, x.shape[1], width):
+    for start in range(0, mask.shape[1], width):
         part = slice(start, start + width)
-        total += _rounded(gradients(model, vectors, x[:, part], y[:, part]), mask[:, part], limits, clips, grids)
+        each = gradients(model, vectors, *taken(x, y, rows, part))
+        total += _rounded(each, mask[:, part], limits, clips, grids)
     return total
 
 

@@ -23,20 +23,35 @@ _ALONE = threading.Lock()
 
 
 def sums(
-    model: Model, vectors: Tensor, x: Tensor, y: Tensor, mask: Tensor, clips: Tensor, physical_batch: int
+    model: Model,
+    vectors: Tensor,
+    x: Tensor,
+    y: Tensor,
+    mask: Tensor,
+    clips: Tensor,
+    physical_batch: int,
+    rows: Tensor | None = None,
 ) -> Tensor:
-    """The clipped gradient sum of each client; arguments as for `hush.local.per_example.clipped_sums`."""
+    """The clipped gradient sum of each client; arguments as for `hush.local.per_example.clipped_sums`.
+
+    With `rows` (clients x examples), `x` and `y` are the data of which these are rows.
+    """
     width = max(1, physical_batch // len(vectors))
     total = torch.zeros_like(vectors)
-    for start in range(0, x.shape[1], width):
+    for start in range(0, mask.shape[1], width):
         part = slice(start, start + width)
-        each = gradients(model, vectors, x[:, part], y[:, part])
+        each = gradients(model, vectors, *taken(x, y, rows, part))
         norms = torch.linalg.vector_norm(each, dim=-1, dtype=torch.float64)
         scale = factors(norms, clips[:, None], mask[:, part], each.dtype)
         if not bool(norms.isfinite().all()):
             each = torch.where(norms.isfinite()[..., None], each, 0.0)
         total += torch.bmm(scale[:, None], each)[:, 0]
     return total
+
+
+def taken(x: Tensor, y: Tensor, rows: Tensor | None, part: slice) -> tuple[Tensor, Tensor]:
+    """A part of each client's examples, or of the rows that they are."""
+    return (x[:, part], y[:, part]) if rows is None else (x[rows[:, part]], y[rows[:, part]])
 
 
 def gradients(model: Model, vectors: Tensor, x: Tensor, y: Tensor) -> Tensor:

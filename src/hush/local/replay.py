@@ -12,6 +12,7 @@ Edge cases:
 
 from __future__ import annotations
 
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,6 +23,7 @@ from hush.local.record import Recorder
 from hush.local.sums import even_sums
 from hush.models import Model
 
+Kind = Literal["plain", "corrected", "still"]
 _SMALL = 4096  # examples in a step up to which a replay is faster than its launches
 
 
@@ -32,17 +34,30 @@ class Replay:
         vectors: Parameters, clients x p: what a step changes.
         noise: Standard normal numbers, clients x p.
         clips: Norm bound of each client.
-        mean: What the sum of clipped gradients is multiplied with before it is subtracted, clients x 1.
-        loud: The same for the noise.
+        scales: What is multiplied before it is subtracted: the sum of clipped gradients, the noise, the drift, and the
+            way from the start; four times clients x 1. All zero, and a client stays where it is.
         table: Rows of the data, clients x places, -1 where there is none.
+        start: Where the clients began, clients x p; used only by those that are not plain.
+        drift: What is added to every step, clients x p; likewise.
     """
 
     def __init__(
-        self, model: Model, x: Tensor, y: Tensor, clients: int, places: int, limit: int, precision: Precision
+        self,
+        model: Model,
+        x: Tensor,
+        y: Tensor,
+        clients: int,
+        places: int,
+        limit: int,
+        precision: Precision,
+        kind: Kind = "plain",
     ) -> None:
         self._recorder, self._x, self._y, self._limit, self._precision = Recorder(model), x, y, limit, precision
+        self._kind = kind
         self.vectors, self.noise = (x.new_zeros(clients, model.layout.size, dtype=model.start.dtype) for _ in range(2))
-        self.mean, self.loud = (self.vectors.new_zeros(clients, 1) for _ in range(2))
+        corrected = clients if kind != "plain" else 0
+        self.start, self.drift = (self.vectors.new_zeros(corrected, model.layout.size) for _ in range(2))
+        self.scales = self.vectors.new_zeros(4, clients, 1)
         self.clips = self.vectors.new_zeros(clients, dtype=torch.float64)
         self.table = self.vectors.new_zeros(clients, places, dtype=torch.int64)
         self._graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
@@ -69,19 +84,29 @@ class Replay:
     def _run(self, table: Tensor) -> None:
         rows = table.t().flatten()
         at = rows.clamp(min=0)
-        x, y = self._x.index_select(0, at), self._y.index_select(0, at)
-        blind = len(rows) <= _SMALL
         sums = even_sums(
-            self._recorder, self.vectors, x, y, rows >= 0, self.clips, self._limit, self._precision, blind=blind
+            self._recorder,
+            self.start if self._kind == "still" else self.vectors,
+            self._x,
+            self._y,
+            rows >= 0,
+            self.clips,
+            self._limit,
+            self._precision,
+            blind=len(rows) <= _SMALL,
+            rows=at,
         )
-        self.vectors.sub_(self.mean * sums + self.loud * self.noise)
+        mean, loud, drift, pull = self.scales
+        step = mean * sums + loud * self.noise
+        if self._kind != "plain":
+            step.addcmul_(drift, self.drift).addcmul_(pull, self.vectors - self.start)
+        self.vectors.sub_(step)
 
     def _recorded(self, width: int) -> torch.cuda.CUDAGraph | None:
         if len(self.table) * width > _SMALL or not self.table.is_cuda:
             return None
-        mean, loud = self.mean.clone(), self.loud.clone()
-        self.mean.zero_()
-        self.loud.zero_()
+        scales = self.scales.clone()
+        self.scales.zero_()
         graph = torch.cuda.CUDAGraph()
         try:
             for _ in range(2):
@@ -91,8 +116,7 @@ class Replay:
         except RuntimeError:
             return None
         finally:
-            self.mean.copy_(mean)
-            self.loud.copy_(loud)
+            self.scales.copy_(scales)
         return graph
 
 
@@ -100,13 +124,20 @@ _KEPT: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], Replay]] = WeakKeyD
 
 
 def kept(
-    model: Model, x: Tensor, y: Tensor, number: int, shape: tuple[int, int], limit: int, precision: Precision
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    number: int,
+    shape: tuple[int, int],
+    limit: int,
+    precision: Precision,
+    kind: Kind = "plain",
 ) -> Replay:
     """The replay of the group of that number, for clients x places, made anew if the data moved."""
     data = (x.data_ptr(), y.data_ptr(), tuple(x.shape), x.dtype, limit, precision)
     found = {key: replay for key, replay in _KEPT.get(model.module, {}).items() if key[0] == data}
     _KEPT[model.module] = found
-    key = (data, number, shape)
+    key = (data, number, shape, kind)
     if key not in found:
-        found[key] = Replay(model, x, y, *shape, limit, precision)
+        found[key] = Replay(model, x, y, *shape, limit, precision, kind)
     return found[key]

@@ -37,6 +37,7 @@ def ragged_sums(
     clips: Tensor,
     limit: int,
     precision: Precision = "float32",
+    rows: Tensor | None = None,
 ) -> Tensor:
     """The sum of each client, clients x p, from examples that lie client by client.
 
@@ -49,12 +50,13 @@ def ragged_sums(
         clips: Norm bound of each client.
         limit: Examples in a piece.
         precision: How layers multiply.
+        rows: Which rows of `x` and `y` the examples are, if not all in order; a piece of them is gathered at a time.
     """
     total, low = torch.zeros_like(vectors), low_type(precision)
     values, views = (unflatten(t, recorder.layout) for t in (vectors, total))
     for clients, sizes, part in pieces(counts, limit):
         arrangement = Ragged(clients, sizes, low)
-        _add(recorder.terms(values, arrangement, x[part], y[part]), views, arrangement, clips, None)
+        _add(recorder.terms(values, arrangement, *taken(x, y, rows, part)), views, arrangement, clips, None)
     return total
 
 
@@ -69,6 +71,7 @@ def even_sums(
     limit: int,
     precision: Precision = "float32",
     blind: bool = False,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """The same from padded examples in the order of `hush.local.even`; `mask` is true for the real ones.
 
@@ -78,14 +81,21 @@ def even_sums(
     total = torch.zeros_like(vectors)
     values, views = (unflatten(t, recorder.layout) for t in (vectors, total))
     width = max(1, limit // len(vectors)) * len(vectors)
-    for start in range(0, len(x), width):
-        part = slice(start, start + width)
-        arrangement = Even(len(vectors), len(x[part]) // len(vectors), vectors.device, precision)
+    for start in range(0, len(mask), width):
+        part = slice(start, min(start + width, len(mask)))
+        arrangement = Even(len(vectors), (part.stop - start) // len(vectors), vectors.device, precision)
         with multiplying(precision, vectors.device):
-            terms = recorder.terms(values, arrangement, x[part], y[part])
+            terms = recorder.terms(values, arrangement, *taken(x, y, rows, part))
         with multiplying("float32", vectors.device):
             _add(terms, views, arrangement, clips, mask[part], blind)
     return total
+
+
+def taken(x: Tensor, y: Tensor, rows: Tensor | None, part: slice) -> tuple[Tensor, Tensor]:
+    """A part of the examples, or of the rows that they are."""
+    if rows is None:
+        return x[part], y[part]
+    return x.index_select(0, rows[part]), y.index_select(0, rows[part])
 
 
 def pieces(counts: Sequence[int], limit: int) -> Iterator[tuple[list[int], list[int], slice]]:

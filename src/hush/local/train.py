@@ -12,6 +12,7 @@ Edge cases:
     - Clients with different batch sizes, steps and amounts of data train together; a client with fewer steps stops
       earlier.
     - A batch may be empty; its step is noise alone.
+    - A batch may be all of a client's data: no more than `physical_batch` of its examples are gathered at a time.
     - While threads train, PyTorch's own threads rest: their number is set to one and put back.
 """
 
@@ -79,8 +80,8 @@ def _updates(jobs: Sequence[Job], groups: Sequence[Sequence[int]], ends: Sequenc
 def _alike(jobs: Sequence[Job]) -> list[list[int]]:
     """Groups of similar batch size, longest first within a group, so that little is padded."""
 
-    def kind(i: int) -> tuple[bool, int]:
-        return jobs[i].plan.discrete, round(2 * math.log2(jobs[i].plan.batch))
+    def kind(i: int) -> tuple[bool, bool, int]:
+        return jobs[i].plan.discrete, jobs[i].still, round(2 * math.log2(jobs[i].plan.batch))
 
     order = sorted(range(len(jobs)), key=lambda i: (kind(i), -jobs[i].plan.steps))
     return [list(group) for _, group in groupby(order, key=kind)]
@@ -134,33 +135,35 @@ class _Batch:
         if self.recorder is not None and not vectors.is_cuda:
             rows = torch.cat(list(drawn))
             counts = [len(r) for r in drawn]
-            x, y = self.x.index_select(0, rows), self.y.index_select(0, rows)
-            return ragged_sums(self.recorder, vectors, x, y, counts, clips, limit, self.precision)
+            return ragged_sums(self.recorder, vectors, self.x, self.y, counts, clips, limit, self.precision, rows)
         rows, mask = _padded(drawn, vectors.device)
         if self.recorder is None:
-            return fallback.sums(self.model, vectors, self.x[rows], self.y[rows], mask, clips, self.physical_batch)
-        at = rows.t().flatten()
-        return even_sums(
-            self.recorder, vectors, self.x[at], self.y[at], mask.t().flatten(), clips, limit, self.precision
-        )
+            return fallback.sums(self.model, vectors, self.x, self.y, mask, clips, self.physical_batch, rows)
+        at, real = rows.t().flatten(), mask.t().flatten()
+        return even_sums(self.recorder, vectors, self.x, self.y, real, clips, limit, self.precision, rows=at)
 
 
 def _train_group(jobs: Sequence[Job], batch: _Batch) -> Tensor:
-    vectors = torch.stack([job.vector for job in jobs])
+    starts = torch.stack([job.vector for job in jobs])
+    vectors = starts.clone()
     grids = torch.tensor([job.plan.grid for job in jobs], dtype=torch.float64, device=vectors.device)
 
     def whole(at: Tensor, drawn: Sequence[Tensor], clips: Tensor) -> Tensor:
         rows, mask = _padded(drawn, at.device)
-        x, y = batch.x[rows], batch.y[rows]
-        return integer_sums(batch.model, at, x, y, mask, clips, grids[: len(at)], batch.physical_batch)
+        here, size = grids[: len(at)], batch.physical_batch
+        return integer_sums(batch.model, at, batch.x, batch.y, mask, clips, here, size, rows)
 
     clips = torch.tensor([job.plan.clip for job in jobs], dtype=torch.float64, device=vectors.device)
+    still = torch.tensor([[job.still] for job in jobs], device=vectors.device)
+    any_still = bool(still.any())
     for step in range(jobs[0].plan.steps):
         active = sum(job.plan.steps > step for job in jobs)
         drawn = [job.plan.sample(job.source) + job.first_row for job in jobs[:active]]
-        sums = (whole if jobs[0].plan.discrete else batch.sums)(vectors[:active], drawn, clips[:active])
+        at = torch.where(still[:active], starts[:active], vectors[:active]) if any_still else vectors[:active]
+        sums = (whole if jobs[0].plan.discrete else batch.sums)(at, drawn, clips[:active])
         for i, job in enumerate(jobs[:active]):
-            vectors[i] -= job.lr * job.plan.privatise(sums[i], job.source)
+            noised = job.plan.privatise(sums[i], job.source)
+            vectors[i] -= job.lr * (job.corrections(noised, vectors[i] - starts[i]) if job.corrected else noised)
     return vectors
 
 
