@@ -169,7 +169,7 @@ def test_drawing_ahead_survives_a_batch_that_finds_no_room(monkeypatch: pytest.M
 
 def test_an_error_while_drawing_ahead_is_raised() -> None:
     class Broken:
-        def uniform(self, size: int) -> Tensor:
+        def chosen(self, size: int, rate: float) -> Tensor:
             raise OSError("no entropy")
 
     model = build(ModelConfig(name="logreg"), (4,), 3, seed=1)
@@ -207,9 +207,9 @@ def test_drawing_ahead_never_runs_more_than_its_depth_ahead() -> None:
         def __init__(self) -> None:
             self.calls = 0
 
-        def uniform(self, size: int) -> Tensor:
+        def chosen(self, size: int, rate: float) -> Tensor:
             self.calls += 1
-            return torch.zeros(size, dtype=torch.float64)
+            return torch.arange(size)
 
         def normal(self, size: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(size, dtype=dtype)

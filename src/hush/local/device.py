@@ -38,6 +38,9 @@ class _Constant:
     def uniform(self, size: int) -> Tensor:
         return torch.full((size,), self._value, dtype=torch.float64)
 
+    def chosen(self, size: int, rate: float) -> Tensor:
+        return torch.arange(size if self._value < rate else 0)
+
     def normal(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.full((size,), self._value, dtype=dtype)
 

@@ -26,7 +26,7 @@ def fused(modules: Mapping[str, nn.Module | None]) -> dict[str, nn.Module | None
     """The modules of an `nn.Sequential` with every such pair replaced."""
     out = dict(modules)
     for (first, a), (second, b) in zip(list(out.items())[:-1], list(out.items())[1:], strict=True):
-        if type(a) is nn.ReLU and type(b) is nn.MaxPool2d and _simple(b) and not _heard(a) and not _heard(b):
+        if type(a) is nn.ReLU and type(b) is nn.MaxPool2d and _simple(b) and not heard(a) and not heard(b):
             out[first], out[second] = nn.Identity(), _RectifiedPool(_pair(b.kernel_size))
     return out
 
@@ -68,7 +68,8 @@ def _simple(pool: nn.MaxPool2d) -> bool:
     return side_by_side and not pool.ceil_mode and not pool.return_indices and kernel[0] * kernel[1] < 255
 
 
-def _heard(part: nn.Module) -> bool:
+def heard(part: nn.Module) -> bool:
+    """Whether somebody listens to what goes into the module or comes out of it."""
     return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
 
 

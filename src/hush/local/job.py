@@ -50,9 +50,3 @@ class Job:
     def corrected(self) -> bool:
         """Whether a step adds anything to the noised mean gradient."""
         return self.drift is not None or (self.proximal != 0.0 and not self.still)
-
-    def corrections(self, step: Tensor, moved: Tensor) -> Tensor:
-        """The step with drift and pull, where the model has moved so far from its start."""
-        if self.drift is not None:
-            step = step + self.drift
-        return step if self.still or not self.proximal else step + self.proximal * moved

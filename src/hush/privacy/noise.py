@@ -8,14 +8,17 @@ Guarantees:
       its label says so wherever it is shown.
 
 Edge cases:
-    - `uniform` is float64, so that a sampling rate is met to 53 bits; it is in [0, 1) and never 1.
+    - `uniform` is float64; it is in [0, 1) and never 1. `chosen` meets its rate to 53 bits, rounded down; a rate of one
+      chooses everything and draws nothing.
     - `normal` is never infinite. It is floating-point Gaussian noise: attacks on its low bits (Mironov, CCS 2012) are
       outside the promise; see docs/privacy-promise.md. `discrete` has no such bits.
 """
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -36,6 +39,10 @@ class Source(Protocol):
         """Float64 numbers in [0, 1)."""
         ...
 
+    def chosen(self, size: int, rate: float) -> Tensor:
+        """Which of the numbers below `size` are chosen, each independently with probability `rate`."""
+        ...
+
     def normal(self, size: int, dtype: torch.dtype) -> Tensor:
         """Standard normal numbers."""
         ...
@@ -45,6 +52,29 @@ class Source(Protocol):
         ...
 
 
+def choose(size: int, rate: float, words: Callable[[int], np.ndarray]) -> Tensor:
+    """The numbers below `size` whose own uniform number is below the rate, as `Source.chosen` has it.
+
+    A uniform number of 53 bits is compared from its first bits on: sixteen of them decide for all rows but one in
+    65,536, and only the others ever get the rest of theirs.
+
+    Args:
+        size: How many numbers there are.
+        rate: The probability, rounded down to a multiple of 2^-53.
+        words: Draws that many independent words of 64 bits, as unsigned integers.
+    """
+    if rate >= 1.0:
+        return torch.arange(size)
+    bar = math.floor(math.ldexp(rate, 53))
+    high, low = bar >> 37, bar & (2**37 - 1)
+    heads = words(-(-size // 4)).view(np.uint16)[:size]
+    inside = heads < high
+    (tied,) = np.nonzero(heads == high)
+    if len(tied):
+        inside[tied] = (words(len(tied)) >> np.uint64(27)) < low
+    return torch.from_numpy(np.flatnonzero(inside))
+
+
 class _Replayable:
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
@@ -52,11 +82,18 @@ class _Replayable:
     def uniform(self, size: int) -> Tensor:
         return torch.rand(size, generator=self._generator, dtype=torch.float64)
 
+    def chosen(self, size: int, rate: float) -> Tensor:
+        return choose(size, rate, self._raw)
+
     def normal(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.randn(size, generator=self._generator, dtype=dtype)
 
     def discrete(self, size: int, sigma: int) -> Tensor:
         return discrete_gaussian(size, sigma, self._words)
+
+    def _raw(self, size: int) -> np.ndarray:
+        drawn = torch.empty(size, dtype=torch.int64).random_(-(2**63), None, generator=self._generator)
+        return drawn.numpy().view(np.uint64)
 
     def _words(self, size: int) -> Tensor:
         return torch.randint(0, 2**BITS, (size,), generator=self._generator, dtype=torch.int64)
@@ -65,6 +102,9 @@ class _Replayable:
 class _Secure:
     def uniform(self, size: int) -> Tensor:
         return torch.from_numpy(self._unit(size))
+
+    def chosen(self, size: int, rate: float) -> Tensor:
+        return choose(size, rate, self._raw)
 
     def normal(self, size: int, dtype: torch.dtype) -> Tensor:
         half = (size + 1) // 2
@@ -77,12 +117,13 @@ class _Secure:
         return discrete_gaussian(size, sigma, self._words)
 
     def _words(self, size: int) -> Tensor:
-        drawn = np.frombuffer(os.urandom(8 * size), dtype=np.uint64) >> np.uint64(64 - BITS)
-        return torch.from_numpy(drawn.astype(np.int64))
+        return torch.from_numpy((self._raw(size) >> np.uint64(64 - BITS)).astype(np.int64))
 
     def _unit(self, size: int) -> np.ndarray:
-        words = np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
-        return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return (self._raw(size) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def _raw(self, size: int) -> np.ndarray:
+        return np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
 
 
 def secure() -> Source:

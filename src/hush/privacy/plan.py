@@ -75,7 +75,7 @@ class PrivacyPlan:
 
     def sample(self, source: Source) -> Tensor:
         """The rows of one batch."""
-        return (source.uniform(self.samples) < self.rate).nonzero().flatten()
+        return source.chosen(self.samples, self.rate)
 
     @property
     def grid(self) -> float:
