@@ -68,11 +68,12 @@ def choose(size: int, rate: float, words: Callable[[int], np.ndarray]) -> Tensor
     bar = math.floor(math.ldexp(rate, 53))
     high, low = bar >> 37, bar & (2**37 - 1)
     heads = words(-(-size // 4)).view(np.uint16)[:size]
-    inside = heads < high
-    (tied,) = np.nonzero(heads == high)
-    if len(tied):
-        inside[tied] = (words(len(tied)) >> np.uint64(27)) < low
-    return torch.from_numpy(np.flatnonzero(inside))
+    (rows,) = (heads <= high).nonzero()
+    tied = heads[rows] == high
+    if tied.any():
+        tied[tied] = (words(int(tied.sum())) >> np.uint64(27)) >= low
+        rows = rows[~tied]
+    return torch.from_numpy(rows)
 
 
 class _Replayable:
