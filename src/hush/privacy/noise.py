@@ -41,7 +41,7 @@ class Twin:
 
     def fill(self, target: Tensor) -> None:
         """Write the next numbers into the target."""
-        target.normal_(generator=self._generator)
+        torch.randn(target.shape, generator=self._generator, out=target)
 
 
 class Source(Protocol):
@@ -136,7 +136,7 @@ class _Replayable:
     def _raw(self, size: int) -> np.ndarray:
         if self._choosing is None:
             self._choosing = torch.Generator().manual_seed(derive(self._seed, "rows"))
-        drawn = torch.empty(size, dtype=torch.int64).random_(-(2**63), None, generator=self._choosing)
+        drawn = torch.randint(-(2**63), 2**63 - 1, (size,), generator=self._choosing)
         return drawn.numpy().view(np.uint64)
 
     def _words(self, size: int) -> Tensor:
