@@ -7,11 +7,11 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 from hush.bench.workloads import Workload
 
 _LIMIT = 600
+_PROGRAM = "from hush.bench.flower_app import main; main()"
 
 
 def seconds(work: Workload) -> float | str:
@@ -19,9 +19,8 @@ def seconds(work: Workload) -> float | str:
     missing = [name for name in ("flwr", "ray", "opacus") if importlib.util.find_spec(name) is None]
     if missing:
         return f"Not measured: {' and '.join(missing)} not installed (pip install flwr[simulation] opacus)."
-    script = Path(__file__).with_name("flower_app.py")
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_DEDUP_LOGS": "0"}
-    command = [sys.executable, str(script), str(len(work.plans)), str(work.plans[0].samples)]
+    command = [sys.executable, "-c", _PROGRAM, str(len(work.plans)), str(work.plans[0].samples)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT, env=os.environ | quiet)
     except subprocess.TimeoutExpired:
