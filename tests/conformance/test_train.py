@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from nets import random, reference
 from torch import Tensor, nn
 
@@ -19,6 +22,7 @@ from hush.local import device
 from hush.local import train as training
 from hush.local.ahead import DEPTH, Ahead, places
 from hush.local.exact import integer_sums
+from hush.local.linear import blocks, closed, lengths, linear_sums
 from hush.local.per_example import clipped_sums
 from hush.local.replay import Replay
 from hush.local.train import Job, train
@@ -366,3 +370,92 @@ def test_a_full_batch_is_never_gathered_at_once(kind: str, monkeypatch: pytest.M
     assert max(sizes) <= 9
     for a, b in zip(whole, pieces, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_one_client_alone_with_a_batch_larger_than_the_physical_one() -> None:
+    model = build(ModelConfig(name="logreg"), (4,), 3, seed=1)
+    x, y = data((4,))
+
+    def job() -> Job:
+        return Job(model.start, 0, plan(SAMPLES), 0.1, noise.replayable(0, 0, 0))
+
+    expected = by_hand(model, x, y, job())
+    torch.testing.assert_close(train(model, x, y, [job()], physical_batch=9)[0], expected, rtol=1e-5, atol=1e-6)
+
+
+@given(counts=st.lists(st.integers(0, 50), max_size=8), limit=st.integers(1, 40))
+def test_blocks_hold_every_example_once_and_never_too_many(counts: list[int], limit: int) -> None:
+    seen = [set[int]() for _ in counts]
+    for clients, start, stop in blocks(counts, limit):
+        assert (stop - start) * len(clients) <= limit
+        assert clients == sorted(set(clients))
+        for client in clients:
+            mine = set(range(start, min(stop, counts[client])))
+            assert not mine & seen[client]
+            seen[client] |= mine
+    assert [len(rows) for rows in seen] == counts
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e14, 1e25, 1e37])
+@pytest.mark.parametrize("clip", [1e-20, 1.0, math.inf])
+def test_the_closed_form_keeps_the_clip_at_any_scale(scale: float, clip: float) -> None:
+    """Many examples, each a client of its own: what it adds is what its sum is. Logits are zero, so none saturates."""
+    model = build(ModelConfig(name="logreg"), (30,), 5, seed=1)
+    clients = 200
+    x, y = (scale * random(clients, 30)).float(), torch.arange(clients) % 5
+    clips = torch.full((clients,), clip, dtype=torch.float64)
+    form = closed(model, x)
+    assert form is not None
+    rows = list(torch.arange(clients)[:, None].unbind())
+    sums = linear_sums(form, torch.zeros(clients, model.layout.size), x, y, rows, clips, 64)
+    norms = sums.double().norm(dim=1)
+    true = (
+        torch.full((clients,), 1 / 5).double().square().mul(4).add((4 / 5) ** 2).sqrt()
+        * (x.double().square().sum(1) + 1).sqrt()
+    )
+    assert (norms <= clips).all()
+    # Beyond that, float32 has no digits left for the factor, and the sum is shorter than it might be.
+    sure = true / clips < 1e35
+    torch.testing.assert_close(norms[sure], torch.minimum(true, clips)[sure], rtol=2e-5, atol=0.0)
+    assert sure.all() == (clip / scale > 1e-36)
+
+
+@pytest.mark.parametrize("lengths_known", [False, True])
+def test_the_closed_form_drops_what_is_not_finite(lengths_known: bool) -> None:
+    model = build(ModelConfig(name="logreg"), (6,), 5, seed=1)
+    x, y = random(8, 6).float(), torch.arange(8) % 5
+    x[2, 1], x[5, 0] = math.nan, math.inf
+    form, clips = closed(model, x), torch.tensor([0.5, 0.5], dtype=torch.float64)
+    assert form is not None
+    known = lengths(x, [(0, 8)], True) if lengths_known else None
+    vectors = model.start.repeat(2, 1)
+    everything = linear_sums(form, vectors, x, y, [torch.arange(4), torch.arange(4, 8)], clips, 99, known)
+    finite = linear_sums(form, vectors, x, y, [torch.tensor([0, 1, 3]), torch.tensor([4, 6, 7])], clips, 99)
+    torch.testing.assert_close(everything, finite, rtol=1e-5, atol=1e-7)
+    assert finite.norm() > 0
+
+
+def hooked() -> nn.Module:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
+    module[1].register_forward_hook(lambda *_: None)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("make", "is_closed"),
+    [
+        (lambda: nn.Linear(6, 3), True),
+        (lambda: nn.Sequential(nn.Sequential(nn.Identity()), nn.Linear(6, 3, bias=False)), True),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 3)), True),
+        (lambda: nn.Sequential(nn.Linear(6, 3), nn.ReLU()), False),
+        (lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)), False),
+        (hooked, False),
+    ],
+)
+def test_only_one_linear_layer_has_a_closed_form(make: Callable[[], nn.Module], is_closed: bool) -> None:
+    model = adopt(make(), (6,))
+    x, y = data((6,))
+    assert (closed(model, x) is not None) == is_closed
+    expected = [by_hand(model, x, y, job) for job in jobs(model)]
+    for ours, plain in zip(train(model, x, y, jobs(model)), expected, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)

@@ -3,7 +3,8 @@
 What a client draws does not depend on what it has learned, so that nothing has to wait for anything but room.
 
 Guarantees:
-    - Each client's source is asked by one thread alone, for rows and then for noise, step by step.
+    - Each client's source is asked by one thread alone, for rows and then for noise (if the host draws it), step by
+      step.
 
 Edge cases:
     - A batch too large for its place in the table makes a larger table for that step.
@@ -36,13 +37,13 @@ class Drawn:
     Attributes:
         rows: The table of rows, clients x places, -1 where there is none.
         longest: Places of the table that are in use.
-        noise: Standard normal numbers, clients x p.
+        noise: Standard normal numbers, clients x p, or none if the host draws no noise.
         active: Clients that take part: the first ones.
     """
 
     rows: Tensor
     longest: int
-    noise: Tensor
+    noise: Tensor | None
     active: int
 
 
@@ -54,11 +55,11 @@ def places(jobs: Sequence[Job]) -> int:
 class Ahead:
     """The draws of a group of clients, those with more steps first."""
 
-    def __init__(self, jobs: Sequence[Job], size: int, dtype: torch.dtype, threads: int) -> None:
-        self._jobs, self._stopped = jobs, False
+    def __init__(self, jobs: Sequence[Job], size: int, dtype: torch.dtype, threads: int, noisy: bool = True) -> None:
+        self._jobs, self._stopped, self._noisy = jobs, False, noisy
         pinned = torch.cuda.is_available()
         self._rows = torch.full((DEPTH, len(jobs), places(jobs)), -1, pin_memory=pinned)
-        self._noise = torch.zeros(DEPTH, len(jobs), size, dtype=dtype, pin_memory=pinned)
+        self._noise = torch.zeros(DEPTH, len(jobs) if noisy else 0, size, dtype=dtype, pin_memory=pinned)
         self._places, self._numbers = self._rows.numpy(), self._noise.numpy()
         self._shares = [range(start, len(jobs), threads) for start in range(min(threads, len(jobs)))]
         self._room = [Semaphore(DEPTH) for _ in self._shares]
@@ -87,7 +88,7 @@ class Ahead:
         if longest > rows.shape[1]:
             padded = pad_sequence([batches[i] for i in sorted(batches)], batch_first=True, padding_value=-1)
             rows = functional.pad(padded, (0, 0, 0, len(self._jobs) - len(padded)), value=-1)
-        return Drawn(rows, longest, self._noise[step % DEPTH], len(batches))
+        return Drawn(rows, longest, self._noise[step % DEPTH] if self._noisy else None, len(batches))
 
     def release(self) -> None:
         """Make room for one more step: the oldest one is used up."""
@@ -116,6 +117,6 @@ class Ahead:
         count = len(rows)
         place[:count] = rows.numpy()[: len(place)]
         place[count:] = -1
-        if job.plan.private:
+        if job.plan.private and self._noisy:
             self._numbers[slot, i] = job.source.normal(self._noise.shape[2], self._noise.dtype).numpy()
         return rows

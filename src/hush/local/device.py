@@ -3,6 +3,7 @@
 Guarantees:
     - Those of `hush.local.train`. The mean and the noise of a step are the plan's: what `privatise` makes of a sum and
       of its noise is read off the plan itself, since it is linear in both.
+    - Noise that can be replayed is drawn on the device, from the twin of each client's own source.
 
 Edge cases:
     - Clients that have done their steps stay in the group without moving.
@@ -23,6 +24,7 @@ from hush.local.job import Job
 from hush.local.precision import Precision
 from hush.local.replay import Kind, Replay, kept
 from hush.models import Model
+from hush.privacy.noise import Twin
 from hush.privacy.plan import PrivacyPlan
 
 _MOST = 2**26  # numbers of noise that may wait on the host
@@ -44,13 +46,18 @@ class _Constant:
     def normal(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.full((size,), self._value, dtype=dtype)
 
+    def twin(self, device: torch.device) -> None:
+        return None
+
     def discrete(self, size: int, sigma: int) -> Tensor:
         return torch.full((size,), int(self._value), dtype=torch.int64)
 
 
 def suits(jobs: Sequence[Job]) -> bool:
-    """Whether noise is added as a multiple of normal numbers, and little enough of it to be drawn ahead."""
-    return not any(job.plan.discrete for job in jobs) and DEPTH * len(jobs) * jobs[0].vector.numel() <= _MOST
+    """Whether noise is added as a multiple of normal numbers, and drawn on the device or little enough to wait."""
+    if any(job.plan.discrete for job in jobs):
+        return False
+    return DEPTH * len(jobs) * jobs[0].vector.numel() <= _MOST or None not in _twins(jobs)
 
 
 def train_groups(
@@ -88,7 +95,11 @@ class _Group:
 
     def __init__(self, jobs: Sequence[Job], replay: Replay, threads: int) -> None:
         self.replay, self.done, self.steps = replay, 0, jobs[0].plan.steps
-        self.ahead = Ahead(jobs, replay.noise.shape[1], replay.noise.dtype, max(1, threads))
+        twins = _twins(jobs)
+        # One that only the host may draw for makes the host draw for all of its group.
+        alone = None in twins
+        self._loud = [] if alone else [(n, t) for n, t in zip(replay.noise.unbind(), twins, strict=True) if t]
+        self.ahead = Ahead(jobs, replay.noise.shape[1], replay.noise.dtype, max(1, threads), not self._loud)
         self.stream = torch.cuda.Stream()
         self._jobs, self._active, self._released = jobs, -1, 0
         self._grain = max(4, jobs[0].plan.batch // 8)
@@ -102,6 +113,9 @@ class _Group:
         if drawn.active != self._active:
             self._set(drawn.active)
         self.replay.load(drawn.rows, drawn.noise)
+        for (noise, twin), job in zip(self._loud, self._jobs[: drawn.active], strict=False):
+            if job.plan.private:
+                twin.fill(noise)
         self._copied[self.done % DEPTH].record()
         width = -(-drawn.longest // self._grain) * self._grain
         self.replay.step(drawn.rows, min(width, drawn.rows.shape[1]))
@@ -128,6 +142,10 @@ def _replay(
 ) -> Replay:
     kind: Kind = "still" if jobs[0].still else "corrected" if any(job.corrected for job in jobs) else "plain"
     return kept(model, x, y, number, (len(jobs), places(jobs)), limit, precision, kind)
+
+
+def _twins(jobs: Sequence[Job]) -> list[Twin | None]:
+    return [job.source.twin(job.vector.device) for job in jobs]
 
 
 def place(replay: Replay, jobs: Sequence[Job]) -> None:

@@ -62,9 +62,10 @@ class Replay:
         self.table = self.vectors.new_zeros(clients, places, dtype=torch.int64)
         self._graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
 
-    def load(self, rows: Tensor, noise: Tensor) -> None:
+    def load(self, rows: Tensor, noise: Tensor | None) -> None:
         """Bring the rows and the noise of a step to their places."""
-        self.noise.copy_(noise, non_blocking=True)
+        if noise is not None:
+            self.noise.copy_(noise, non_blocking=True)
         if rows.shape == self.table.shape:
             self.table.copy_(rows, non_blocking=True)
 
