@@ -87,6 +87,8 @@ class PrivacyPlan:
 
     def sample(self, source: Source) -> Tensor:
         """The rows of one batch."""
+        if self.sampler == "fixed":
+            return source.uniform(self.samples).topk(self.batch, largest=False, sorted=False).indices
         return source.chosen(self.samples, self.rate)
 
     @property
