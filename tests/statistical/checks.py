@@ -48,6 +48,11 @@ def plan(samples: int, batch: int, *, clip: float = 1.0, z: float = 0.0, epochs:
     return PrivacyPlan(samples, batch, epochs, 1, clip, z, "add-remove", "pld")
 
 
+def claimed(relation: Relation, rounds: int) -> PrivacyPlan:
+    """Full batches of eight rows that keep the claim."""
+    return calibrated(Policy(CLAIM, 1e-3, relation), samples=8, batch=8, epochs=1, rounds=rounds, clip=1.0)
+
+
 def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).normal(size=shape)).float()
 
@@ -196,7 +201,7 @@ def relation() -> Finding:
     worst = 0.0
     moves: dict[Relation, float] = {"add-remove": 1.0, "replace-one": 2.0}
     for kind, moved in moves.items():
-        made = calibrated(Policy(CLAIM, 1e-3, kind), samples=8, batch=8, epochs=1, rounds=3, clip=1.0)
+        made = claimed(kind, 3)
         worst = max(worst, gaussian.epsilon_of(made.noise_multiplier / (moved * math.sqrt(3)), 1e-3))
     return Finding(worst <= CLAIM * (1 + 1e-6), f"epsilon {worst:.2f} for a budget of {CLAIM:.2f}")
 
@@ -251,7 +256,7 @@ def cluster_choice(losses: Tensor, made: PrivacyPlan, source: Source) -> int:
 
 def audit_choice() -> Finding:
     """The audit of a cluster choice: a row that turns the choice is there or not."""
-    made = calibrated(Policy(CLAIM, 1e-3), samples=8, batch=8, epochs=1, rounds=1, clip=1.0)
+    made = claimed("add-remove", 1)
     others = torch.tensor([[0.0, 0.5]])
     chosen = [
         [cluster_choice(losses, made, noise.replayable(5, world, run)) for run in range(RUNS)]

@@ -24,8 +24,8 @@ def fits(drawn: torch.Tensor, sigma: float) -> bool:
     seen = np.array([(x == k).sum() for k in inside] + [(np.abs(x) > reach).sum()])
     expected = np.append(share, max(1 - share.sum(), 1e-12)) * len(x)
     big = expected >= 5
-    seen = np.append(seen[big], seen[~big].sum())
-    expected = np.append(expected[big], expected[~big].sum())
+    if not big.all():
+        seen, expected = (np.append(values[big], values[~big].sum()) for values in (seen, expected))
     statistic = ((seen - expected) ** 2 / expected).sum()
     return bool(stats.chi2.sf(statistic, len(seen) - 1) > 1e-6)
 
@@ -46,8 +46,12 @@ def test_distribution(source: Source, sigma: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("sigma", [1, 3, 10])
-def test_distribution_of_a_million(sigma: int) -> None:
-    assert fits(noise.secure().discrete(1_000_000, sigma), sigma)
+@pytest.mark.parametrize("source", SOURCES, ids=["secure", "replayable"])
+def test_distribution_of_a_million(source: Source, sigma: int) -> None:
+    drawn = source.discrete(1_000_000, sigma)
+    assert fits(drawn, sigma)
+    assert not fits(drawn, 1.01 * sigma)
+    assert not fits(drawn, 0.99 * sigma)
 
 
 def test_large_scale_looks_gaussian() -> None:
