@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -78,3 +82,20 @@ def test_edges() -> None:
     assert discrete_gaussian(0, 5, SOURCES[0]._words).shape == (0,)  # type: ignore[attr-defined]
     with pytest.raises(HushError, match="accepted: 1 to"):
         SOURCES[0].discrete(3, 10**6)
+
+
+def test_the_promise_states_the_measured_loss() -> None:
+    root = Path(__file__).parents[2]
+    measured = json.loads((root / "results" / "discrete.json").read_text())
+    text = " ".join((root / "docs" / "privacy-promise.md").read_text().split())
+    (shown,) = re.findall(
+        r"over (\d+) seeds \(`results/discrete.json`\) the accuracy is ([\d.]+) % with it and ([\d.]+) % without, "
+        r"a loss of (-?[\d.]+) points with a standard error of ([\d.]+)",
+        text,
+    )
+    seeds, lost, accuracy = measured["seeds"], measured["lost"], measured["accuracy"]
+    figures = accuracy["discrete"]["mean"], accuracy["floating_point"]["mean"], lost["mean"]
+    error = lost["std"] / len(seeds) ** 0.5
+    assert shown == (str(len(seeds)), *(f"{100 * figure:.1f}" for figure in (*figures, error)))
+    assert lost["mean"] == pytest.approx(figures[1] - figures[0])
+    assert len(lost["each"]) == len(seeds) >= 5
