@@ -264,8 +264,15 @@ def _chooser(model: Model, x: Tensor, y: Tensor, source: Source) -> answer.Clien
 
 def audit_choice() -> Finding:
     """The audit of a cluster choice: a row that turns the choice is there or not."""
-    made = claimed("add-remove", 1)
-    others = torch.tensor([[0.0, 0.5]])
+    bound, slope = Config().privacy.loss_clip, 50.0
+    # One row fits model 0 and not model 1, by the whole bound. The other one fits model 1 better, by half of it.
+    x, y = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.zeros(2, dtype=torch.int64)
+    tilt = math.log(math.exp(0.5 * bound + math.log(2.0)) - 1.0)
+    models = torch.tensor([[slope, 0.0, 0.0, tilt], [-slope, 0.0, 0.0, 0.0]])
+    model = adopt(nn.Linear(2, 2, bias=False), (2,))
+    ask = Ask(train=False, choose=True, asides=(Aside(answer.CHOICE, 1.0),))
+    (stage,) = calibrated_course(drafted([ask], [1], plan(2, 2)), Policy(CLAIM, 1e-3)).stages
+    task = Task(0, 1, models, model.layout, model.layout)
     chosen = [
         [answer.choose(task, stage, _chooser(model, x[:n], y[:n], noise.replayable(5, n, run))) for run in range(RUNS)]
         for n in (1, 2)

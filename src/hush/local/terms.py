@@ -107,7 +107,10 @@ class Outer:
 
     def add(self, total: Tensor, factors: Tensor, clients: Arrangement) -> None:
         """Add each gradient, times its factor, to its client's total."""
-        clients.add_outer(total.flatten(2), self.left * factors[:, None, None], self.right)
+        scaled = self.left * factors[:, None, None]
+        # Below the smallest normal number rounding is no longer relative, and a huge input would make it large again.
+        scaled.masked_fill_(scaled.abs() < torch.finfo(scaled.dtype).tiny, 0.0)
+        clients.add_outer(total.flatten(2), scaled, self.right)
 
     def cleared(self, keep: Tensor) -> Outer:
         """The term with nothing in it of the examples that are not kept."""
