@@ -36,9 +36,9 @@ def rpca_over_naive(small: Tensor, most: int = _MOST) -> Found:
         "every weight is ours to a per cent" if apart <= _CLOSE else f"one weight is still {apart:.0%} off, so at least"
     )
     note = (
-        f"The rival takes {needed:,} iterations of {1e3 * each:.0f} ms (SVD in float64, {_TIMED} of them timed; the path "
-        f"was followed through the Gram matrix, which gives the same iterates), after which {end}. If only the sum of "
-        f"absolute differences has to be a per cent, {in_sum:,} iterations do: {in_sum * each / seconds['ours']:.0f} "
+        f"The rival takes {needed:,} iterations of {1e3 * each:.0f} ms (SVD in float64, {_TIMED} of them timed; the "
+        f"path was followed through the Gram matrix, which gives the same iterates), after which {end}. If only the sum "
+        f"of absolute differences has to be a per cent, {in_sum:,} iterations do: {in_sum * each / seconds['ours']:.0f} "
         "times ours."
     )
     return Found(

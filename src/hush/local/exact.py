@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hush.local.fallback import gradients, taken
+from hush.local.precision import Precision
 from hush.models import Model
 from hush.types import HushError
 
@@ -34,6 +35,7 @@ def integer_sums(
     grids: Tensor,
     physical_batch: int,
     rows: Tensor | None = None,
+    precision: Precision = "float32",
 ) -> Tensor:
     """The clipped gradient sum of each client in units of its grid: clients x p, int64. See `fallback.sums`."""
     limits = clips - 0.5 * grids * math.sqrt(vectors.shape[1])
@@ -43,7 +45,7 @@ def integer_sums(
     total = torch.zeros(vectors.shape, dtype=torch.int64, device=vectors.device)
     for start in range(0, mask.shape[1], width):
         part = slice(start, start + width)
-        each = gradients(model, vectors, *taken(x, y, rows, part))
+        each = gradients(model, vectors, *taken(x, y, rows, part), precision)
         total += _rounded(each, mask[:, part], limits, clips, grids)
     return total
 
