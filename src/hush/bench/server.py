@@ -35,11 +35,11 @@ def rpca_over_naive(small: Tensor, most: int = _MOST) -> Found:
     end = (
         "every weight is ours to a per cent" if apart <= _CLOSE else f"one weight is still {apart:.0%} off, so at least"
     )
+    ratio = in_sum * each / seconds["ours"]
     note = (
         f"The rival takes {needed:,} iterations of {1e3 * each:.0f} ms (SVD in float64, {_TIMED} of them timed; the "
-        f"path was followed through the Gram matrix, which gives the same iterates), after which {end}. If only the sum "
-        f"of absolute differences has to be a per cent, {in_sum:,} iterations do: {in_sum * each / seconds['ours']:.0f} "
-        "times ours."
+        f"path was followed through the Gram matrix, which gives the same iterates), after which {end}. If only the "
+        f"sum of absolute differences has to be a per cent, {in_sum:,} iterations do: {ratio:.0f} times ours."
     )
     return Found(
         {"server.rpca.seconds": seconds["ours"], "server.rpca_naive_over_ours": needed * each / seconds["ours"]},
