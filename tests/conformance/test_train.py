@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -18,17 +19,19 @@ from nets import random, reference
 from torch import Tensor, nn
 
 from hush.config import ModelConfig
-from hush.local import device
+from hush.local import device, fallback, memory
 from hush.local import train as training
 from hush.local.ahead import DEPTH, Ahead, places
 from hush.local.exact import integer_sums
 from hush.local.linear import blocks, closed, lengths, linear_sums
 from hush.local.per_example import clipped_sums
+from hush.local.precision import Precision
 from hush.local.replay import Replay
 from hush.local.train import Job, train
 from hush.models import Model, adopt, build
 from hush.privacy import noise
 from hush.privacy.plan import PrivacyPlan
+from hush.types import HushError
 
 SAMPLES = 40
 BATCHES = (4, 4, 13, 40, 1)
@@ -459,3 +462,83 @@ def test_only_one_linear_layer_has_a_closed_form(make: Callable[[], nn.Module], 
     expected = [by_hand(model, x, y, job) for job in jobs(model)]
     for ours, plain in zip(train(model, x, y, jobs(model)), expected, strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "slow", "discrete"])
+def test_every_path_multiplies_as_asked(kind: str) -> None:
+    """bf16 changes an update a little, on every path; tf32 is float32 on a processor."""
+    shape = (4,) if kind == "slow" else (6,)
+    name = "mlp" if kind == "mlp" else "logreg"
+    model = adopt(Scaled(), shape) if kind == "slow" else build(ModelConfig(name=name, hidden=9), shape, 3, seed=1)
+    x, y = data(shape)
+
+    def updates(precision: Precision) -> list[Tensor]:
+        mine = [replace(job, plan=replace(job.plan, discrete=kind == "discrete")) for job in jobs(model)]
+        mine = [job for job in mine if job.plan.private]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return train(model, x, y, mine, precision=precision)
+
+    exact, tf32, bf16 = (torch.stack(updates(how)) for how in ("float32", "tf32", "bf16"))
+    assert torch.equal(exact, tf32)
+    assert 1e-6 < float((bf16 - exact).norm() / exact.norm()) < 0.1
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_the_clip_holds_on_the_slow_path_in_every_precision(precision: Precision) -> None:
+    model, clients = adopt(Scaled(), (4,)), 200
+    vectors = model.start + 0.3 * random(clients, model.layout.size).float()
+    x, y = 100 * random(clients, 1, 4).float(), torch.zeros(clients, 1, dtype=torch.long)
+    clips = torch.from_numpy(np.random.default_rng(2).uniform(1e-3, 1.0, clients))
+    sums = fallback.sums(model, vectors, x, y, torch.ones(clients, 1).bool(), clips, 64, precision=precision)
+    norms = sums.double().norm(dim=1)
+    assert (norms <= clips).all()
+    assert (norms > 0.9999 * clips).double().mean() > 0.3, "many of these are clipped"
+
+
+def test_a_strict_training_refuses_the_slow_path() -> None:
+    model = adopt(Scaled(), (4,))
+    with pytest.raises(HushError, match=r"scale goes through .*accepted: Linear"):
+        train(model, *data((4,)), jobs(model), strict=True)
+
+
+def test_the_automatic_batch_changes_nothing_but_rounding() -> None:
+    model = build(ModelConfig(name="cnn"), (1, 6, 6), 3, seed=1)
+    x, y = data((1, 6, 6))
+    for a, b in zip(train(model, x, y, jobs(model)), train(model, x, y, jobs(model), physical_batch=3), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_more_memory_means_more_examples_and_larger_models_fewer() -> None:
+    gib = 2**30
+    found = {free: memory.examples(free * gib, 28_938, 20) for free in (1, 4, 16, 139)}
+    assert list(found.values()) == sorted(found.values())
+    assert found[139] > found[1] >= 64
+    resnet = memory.examples(139 * gib, 11_200_000, 20)
+    assert 1 < resnet < found[139]
+    assert resnet * 16 * 11_200_000 + 20 * 32 * 11_200_000 <= 139 * gib / 2
+    assert memory.examples(0, 28_938, 20) == 1, "no room is not no work"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
+    ids=["host", "device", "PyTorch on the host"],
+)
+def test_running_out_of_memory_says_what_to_set(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    model = build(ModelConfig(name="logreg"), (4,), 3, seed=1)
+    monkeypatch.setattr(training, "linear_sums", fails)
+    with pytest.raises(HushError, match=r"engine.physical_batch: 4096 examples .* accepted: fewer, such as 1024"):
+        train(model, *data((4,)), jobs(model), physical_batch=4096)
+
+
+def test_another_error_is_not_taken_for_memory() -> None:
+    with pytest.raises(RuntimeError, match="something else"), memory.explained(10):
+        raise RuntimeError("something else")

@@ -114,12 +114,9 @@ def _round(work: Workload, models: list[Tensor], number: int, weigh: Callable[[T
         for run, model in enumerate(models)
         for client, job in enumerate(plain)
     ]
-    updates = train(work.model, work.x, work.y, jobs, physical_batch=_PIECE)
+    updates = train(work.model, work.x, work.y, jobs)
     stacked = torch.stack(updates).view(len(models), len(plain), -1)
     return [model + weigh(mine) @ mine for model, mine in zip(models, stacked, strict=True)]
-
-
-_PIECE = 1 << 15
 
 
 def _server() -> tuple[Callable[[Tensor], Tensor], str]:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from hush.config import parse
 from hush.data import from_arrays
 from hush.engines.federation import Federation, prepare
-from hush.engines.together import physical_batch
 from hush.models import Model
 from hush.privacy import accounting
 from hush.privacy.plan import PrivacyPlan
@@ -45,7 +44,7 @@ class Target:
     delta: float
     claimed: float
     secure: bool
-    physical_batch: int
+    physical_batch: int | None
     starts: Tensor
 
 
@@ -64,6 +63,7 @@ def target(federation: Federation, client: int | None = None) -> Target:
     first = federation.data.bounds()[client][0]
     rows = slice(first, first + plan.samples)
     model.module.to(federation.device)
+    asked = federation.config.engine.physical_batch
     inputs = torch.from_numpy(np.ascontiguousarray(x[rows])).to(federation.device)
     return Target(
         client=client,
@@ -75,7 +75,7 @@ def target(federation: Federation, client: int | None = None) -> Target:
         delta=policy.delta,
         claimed=accounting.epsilon(plan.event(plan.rounds), policy.delta, policy.relation, plan.accountant),
         secure=federation.config.privacy.noise == "secure",
-        physical_batch=physical_batch(federation.config.engine),
+        physical_batch=None if asked == "auto" else asked,
         starts=model.start.to(federation.device)[None],
     )
 
