@@ -136,7 +136,8 @@ def serve(terms: Terms, state: ServerState, keep: Keep) -> Generator[list[Task],
                 weights.update(zip(part.clients, weighing.weights.tolist(), strict=True))
                 if weighing.noise is not None:
                     noise.update(zip(part.clients, weighing.noise.tolist(), strict=True))
-            homes = recipe.assign.homes(everyone, slots["assign"])
+            # The homes of step 1: what clients were sent was computed with those.
+            homes = recipe.assign.homes(everyone, state.slots["assign"])
             slots["protect"] = recipe.protect.absorb(view, slots["protect"])
             slots["local"] = recipe.local.absorb(view, worked, homes, slots["local"])
 
