@@ -202,7 +202,7 @@ def test_proximal(name: str, recipe: Recipe, noise: bool) -> None:
     toy = Toy(CLIENTS, rounds=5, steps=2, schedule=schedule, epsilons=(2.0, 2.0, 2.0), whole=faithful)
     if name == "padpfl":
         assert recipe.weigh == Impact()
-        recipe = replace(recipe, weigh=Impact(factors=first, changes=[(3, later)]))
+        recipe = replace(recipe, weigh=Impact(factors=first, changes={"3": later}))
     else:
         sizes = np.array([c.size for c in CLIENTS], dtype=np.float64)
         factors = [sizes / sizes.sum()] * 5

@@ -464,17 +464,16 @@ def test_only_one_linear_layer_has_a_closed_form(make: Callable[[], nn.Module], 
         torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["linear", "mlp", "slow", "discrete"])
+@pytest.mark.parametrize("kind", ["linear", "mlp", "slow"])
 def test_every_path_multiplies_as_asked(kind: str) -> None:
-    """bf16 changes an update a little, on every path; tf32 is float32 on a processor."""
+    """bf16 changes an update a little, on every path but whole numbers; tf32 is float32 on a processor."""
     shape = (4,) if kind == "slow" else (6,)
     name = "mlp" if kind == "mlp" else "logreg"
     model = adopt(Scaled(), shape) if kind == "slow" else build(ModelConfig(name=name, hidden=9), shape, 3, seed=1)
     x, y = data(shape)
 
     def updates(precision: Precision) -> list[Tensor]:
-        mine = [replace(job, plan=replace(job.plan, discrete=kind == "discrete")) for job in jobs(model)]
-        mine = [job for job in mine if job.plan.private]
+        mine = [job for job in jobs(model) if job.plan.private]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return train(model, x, y, mine, precision=precision)

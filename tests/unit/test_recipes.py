@@ -25,7 +25,11 @@ MEMBERS = [Member(c, Policy(e, d), 100, 10) for c, (e, d) in enumerate([(1.0, 1e
 
 
 def test_every_recipe_is_summed_up() -> None:
-    assert set(RECIPES) == set(SUMMARIES) == {"fedavg", "dp-fedavg", "weiavg", "minimum", "maximum", "robust-hdp"}
+    asked = (
+        "robust-hdp weiavg pfa dp-fedavg minimum maximum dp-scaffold dp-scaffold-warm scaffold scaffold-warm fedavg fedsgd "
+        "dp-fedsgd pfa-plus rc-dpfl km-cdpfl f-cdpfl o-cdpfl padpfl fedprox"
+    )
+    assert set(RECIPES) == set(SUMMARIES) == set(asked.split())
 
 
 @pytest.mark.parametrize(
