@@ -26,8 +26,8 @@ MEMBERS = [Member(c, Policy(e, d), 100, 10) for c, (e, d) in enumerate([(1.0, 1e
 
 def test_every_recipe_is_summed_up() -> None:
     asked = (
-        "robust-hdp weiavg pfa dp-fedavg minimum maximum dp-scaffold dp-scaffold-warm scaffold scaffold-warm fedavg fedsgd "
-        "dp-fedsgd pfa-plus rc-dpfl km-cdpfl f-cdpfl o-cdpfl padpfl fedprox"
+        "robust-hdp weiavg pfa dp-fedavg minimum maximum dp-scaffold dp-scaffold-warm scaffold scaffold-warm fedavg "
+        "fedsgd dp-fedsgd pfa-plus rc-dpfl km-cdpfl f-cdpfl o-cdpfl padpfl fedprox"
     )
     assert set(RECIPES) == set(SUMMARIES) == set(asked.split())
 
