@@ -192,6 +192,21 @@ def report(directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run 
 
 
 @app.command()
+def measure(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run.")],
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a run as the papers do: loss gap, gradient dissimilarity, fairness. Un-noised, for simulations."""
+    from hush import api
+    from hush.server.rundir import to_json
+    from hush.terminal import show_measures
+
+    found = api.measure(directory, data=data)
+    sys.stdout.write(to_json(found).decode()) if as_json else show_measures(found)
+
+
+@app.command()
 def bench(
     suite: Annotated[list[str] | None, typer.Option(help="cpu, gpu, server or plan; may be repeated.")] = None,
     as_json: AsJson = False,

@@ -51,6 +51,16 @@ class Bar:
             self._progress.update(self._task, completed=completed, description=words)
 
 
+def show_measures(found: Mapping[str, Any]) -> None:
+    """What `hush measure` found."""
+    table = Table(title="Measured without noise, for simulations alone", title_justify="left")
+    table.add_column("measure")
+    table.add_column("value", justify="right")
+    for name, value in found.items():
+        table.add_row(name.replace("_", " "), f"{value:.6g}")
+    Console(highlight=False).print(table)
+
+
 def show_run(result: RunResult, path: Path) -> None:
     """The outcome of one run."""
     console = Console(highlight=False)

@@ -12,6 +12,7 @@ from typing import Any
 
 from hush.config import config_hash
 from hush.engines.federation import Federation
+from hush.engines.measures import by_group
 from hush.privacy.ledger import Ledger
 from hush.types import RoundRecord, RunResult
 
@@ -53,7 +54,10 @@ def outcome(federation: Federation, ledgers: Sequence[Ledger], records: Sequence
         model=federation.model.name,
         rounds=last.round,
         seed=config.seed,
-        accuracy=spread(last.accuracy_per_client),
+        accuracy={
+            **spread(last.accuracy_per_client),
+            **by_group(last.accuracy_per_client, [member.group for member in federation.members]),
+        },
         accuracy_per_client=last.accuracy_per_client,
         loss=last.loss,
         guarantees=federation.guarantees(ledgers),
