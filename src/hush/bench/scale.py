@@ -26,8 +26,8 @@ def measure() -> Found:
     per_client = (many["seconds"] - few["seconds"]) / (_MANY - _FEW) / _ROUNDS
     note = (
         f"Logistic regression {_WIDTH} -> {_CLASSES}, {_SAMPLES} samples a client, {_ROUNDS} rounds of DP-FedAvg "
-        f"through hush.simulate, set-up included: {few['seconds']:.1f} s for {_FEW:,} clients, {many['seconds']:.1f} s for "
-        f"{_MANY:,}, or {1e3 * per_client:.2f} ms for each client more and round."
+        f"through hush.simulate, set-up included: {few['seconds']:.1f} s for {_FEW:,} clients, {many['seconds']:.1f} s "
+        f"for {_MANY:,}, or {1e3 * per_client:.2f} ms for each client more and round."
     )
     return Found(
         {
