@@ -76,8 +76,8 @@ def _train(
     spread = fast and not x.is_cuda
     # bf16 would have to round what the closed form never forms.
     form = closed(model, x) if spread and precision != "bf16" else None
-    # The closed form is a few products for all clients at once: PyTorch's threads serve it better than ours, which would
-    # wait for the interpreter.
+    # The closed form is a few products for all clients at once: PyTorch's threads serve it better than ours, which
+    # would wait for the interpreter.
     worth = form is None and sum(map(_work, jobs)) * model.layout.size >= _WORTH
     groups = _shares(jobs, torch.get_num_threads() if worth else 1) if spread else _alike(jobs)
     if fast and x.is_cuda and all(device.suits([jobs[i] for i in group]) for group in groups):
