@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from hush.bench import cpu, flower, rivals, run, scale, server
 from hush.bench.found import TARGETS, Found, met, short
-from hush.bench.profiled import profiled
+from hush.bench.profiled import named, profiled
 from hush.bench.timing import best
 from hush.bench.workloads import Workload, w1, w2
 from hush.recipes import estimate
@@ -137,6 +137,15 @@ def test_a_simulation_of_many_clients_tells_time_and_memory() -> None:
     found = scale.simulated(12)
     assert found["seconds"] > 0
     assert 50 < found["rss_mib"] < 10_000
+
+
+def test_kernels_are_named_without_their_types() -> None:
+    long = "void at::native::(anonymous namespace)::vectorized<4, at::Add<float> >(int, at::Add<float>)"
+    assert [named(key) for key in (long, "aten::mm", "_forward_few")] == [
+        "at::native::vectorized",
+        "aten::mm",
+        "_forward_few",
+    ]
 
 
 def test_profiles_are_shares() -> None:
