@@ -140,23 +140,25 @@ def ordered(model: Model) -> list[Job]:
     return sorted(jobs(model), key=lambda job: -job.plan.steps)
 
 
+@pytest.mark.parametrize("noisy", [False, True])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_drawing_ahead_draws_the_same(threads: int) -> None:
+def test_drawing_ahead_draws_the_same(threads: int, noisy: bool) -> None:
     model = build(ModelConfig(name="logreg"), (4,), 3, seed=1)
-    ahead, mine = Ahead(ordered(model), model.layout.size, torch.float32, threads), ordered(model)
+    ahead, mine = Ahead(ordered(model), model.layout.size, torch.float32, threads, noisy), ordered(model)
     with ThreadPoolExecutor(threads) as pool:
         ahead.start(pool)
-        for step in range(mine[0].plan.steps):
-            drawn = ahead.take(step)
-            active = [job for job in mine if job.plan.steps > step]
-            assert drawn.active == len(active)
-            for i, job in enumerate(active):
-                rows = drawn.rows[i]
-                assert torch.equal(rows[rows >= 0], job.plan.sample(job.source) + job.first_row)
-                if job.plan.private:
-                    assert torch.equal(drawn.noise[i], job.source.normal(model.layout.size, torch.float32))
-            assert (drawn.rows[len(active) :] == -1).all()
-            assert (drawn.rows[:, drawn.longest :] == -1).all()
+        for number in range(-(-mine[0].plan.steps // ahead.steps)):
+            drawn = ahead.take(number)
+            for k in range(min(ahead.steps, mine[0].plan.steps - number * ahead.steps)):
+                active = [job for job in mine if job.plan.steps > number * ahead.steps + k]
+                assert drawn.active[k] == len(active)
+                for i, job in enumerate(active):
+                    rows = drawn.rows[k, i]
+                    assert torch.equal(rows[rows >= 0], job.plan.sample(job.source) + job.first_row)
+                    if job.plan.private and drawn.noise is not None:
+                        assert torch.equal(drawn.noise[k, i], job.source.normal(model.layout.size, torch.float32))
+                assert (drawn.rows[k, len(active) :] == -1).all()
+                assert (drawn.rows[k, :, drawn.longest[k] :] == -1).all()
             ahead.release()
         ahead.stop()
 
@@ -169,8 +171,8 @@ def test_drawing_ahead_survives_a_batch_that_finds_no_room(monkeypatch: pytest.M
         ahead.start(pool)
         drawn = ahead.take(0)
         ahead.stop()
-    assert drawn.rows.shape == (len(mine), drawn.longest)
-    for rows, job in zip(drawn.rows, mine, strict=True):
+    assert drawn.wide[0].shape == (len(mine), drawn.longest[0])
+    for rows, job in zip(drawn.wide[0], mine, strict=True):
         assert torch.equal(rows[rows >= 0], job.plan.sample(job.source) + job.first_row)
 
 
@@ -188,23 +190,46 @@ def test_an_error_while_drawing_ahead_is_raised() -> None:
         ahead.stop()
 
 
+def replayed(replay: Replay, group: Sequence[Job]) -> None:
+    """All steps of a group, as an accelerator takes them."""
+    device.place(replay, group)
+    ahead = Ahead(group, replay.noise.shape[1], torch.float32, 2)
+    with ThreadPoolExecutor(2) as pool:
+        ahead.start(pool)
+        for step in range(group[0].plan.steps):
+            drawn = ahead.take(step)
+            assert drawn.noise is not None
+            replay.scales.copy_(device.scales(group, drawn.active[0], torch.float32))
+            replay.load(drawn.rows[0], drawn.noise[0])
+            replay.step(drawn.rows[0], drawn.longest[0])
+            ahead.release()
+        ahead.stop()
+
+
+def test_noise_from_the_bank_depends_on_the_client_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(ModelConfig(name="logreg"), (4,), 3, seed=1)
+    monkeypatch.setattr(device, "_TOGETHER", 3 * model.layout.size)
+    like = torch.zeros(3, model.layout.size)
+
+    def drawn(clients: Sequence[int]) -> Tensor:
+        mine = [Job(model.start, 0, plan(4), 0.1, noise.replayable(1, c, 1)) for c in clients]
+        twins = [job.source.twin(torch.device("cpu")) for job in mine]
+        assert None not in twins
+        bank = device.Bank(mine, [twin for twin in twins if twin], like[: len(mine)])
+        return torch.stack([bank.step(number, len(mine)).clone() for number in range(8)], 1)
+
+    together, alone = drawn([0, 1, 2]), drawn([1])
+    assert torch.equal(together[1], alone[0])
+    assert len({float(value) for value in together.flatten()}) > 0.99 * together.numel(), "no number comes twice"
+
+
 def test_a_replayed_step_is_the_step() -> None:
     """On a processor nothing is recorded, but the arithmetic around the record is the same."""
     model = build(ModelConfig(name="cnn"), (1, 6, 6), 3, seed=1)
     x, y = data((1, 6, 6))
     group = ordered(model)
     replay = Replay(model, x, y, len(group), places(group), 4096, "float32")
-    device.place(replay, group)
-    ahead = Ahead(group, model.layout.size, torch.float32, 2)
-    with ThreadPoolExecutor(2) as pool:
-        ahead.start(pool)
-        for step in range(group[0].plan.steps):
-            drawn = ahead.take(step)
-            replay.scales.copy_(device.scales(group, drawn.active, torch.float32))
-            replay.load(drawn.rows, drawn.noise)
-            replay.step(drawn.rows, drawn.longest)
-            ahead.release()
-        ahead.stop()
+    replayed(replay, group)
     for vector, job in zip(replay.vectors, ordered(model), strict=True):
         torch.testing.assert_close(vector - job.vector, by_hand(model, x, y, job), rtol=1e-5, atol=1e-6)
 
@@ -320,17 +345,7 @@ def test_a_replayed_step_is_corrected_too(still: bool) -> None:
 
     mine = group()
     replay = Replay(model, x, y, len(mine), places(mine), 4096, "float32", "still" if still else "corrected")
-    device.place(replay, mine)
-    ahead = Ahead(mine, model.layout.size, torch.float32, 2)
-    with ThreadPoolExecutor(2) as pool:
-        ahead.start(pool)
-        for step in range(mine[0].plan.steps):
-            drawn = ahead.take(step)
-            replay.scales.copy_(device.scales(mine, drawn.active, torch.float32))
-            replay.load(drawn.rows, drawn.noise)
-            replay.step(drawn.rows, drawn.longest)
-            ahead.release()
-        ahead.stop()
+    replayed(replay, mine)
     for vector, job in zip(replay.vectors, group(), strict=True):
         torch.testing.assert_close((vector - job.vector).double(), loop64(model, x, y, job), rtol=1e-4, atol=1e-5)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from hush.bench.timing import wait
@@ -21,10 +23,18 @@ def profiled(work: Callable[[], object], rows: int = 12) -> list[tuple[str, floa
         wait()
     spent: dict[str, float] = {}
     for event in run.key_averages():
+        # An operator that launches a kernel claims the kernel's time as well.
+        counts = not on_device or event.device_type != DeviceType.CPU
         own = event.self_device_time_total if on_device else event.self_cpu_time_total
-        if own > 0:
-            spent[event.key] = spent.get(event.key, 0.0) + own
+        if counts and own > 0:
+            spent[named(event.key)] = spent.get(named(event.key), 0.0) + own
     total = sum(spent.values()) or 1.0
     largest = sorted(spent.items(), key=lambda item: -item[1])[:rows]
     shares = [(name, own / total) for name, own in largest]
     return [*shares, ("all others", 1.0 - sum(share for _, share in shares))]
+
+
+def named(key: str) -> str:
+    """A kernel's name without the types it was made for."""
+    whole = key.removeprefix("void ").replace("(anonymous namespace)::", "")
+    return re.split(r"[<(]", whole, maxsplit=1)[0]

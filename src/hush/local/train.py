@@ -1,7 +1,7 @@
 """DP-SGD for many clients at once.
 
-On a processor every thread trains its share of the clients, batch after batch as they come; on an accelerator alike
-clients train together, shorter batches padded and masked.
+On a processor every thread trains its share of the clients, batch after batch as they come; on an accelerator, and for
+linear models, alike clients train together, shorter batches padded and masked.
 
 Guarantees:
     - Rows, clip, noise and divisor come from the client's `PrivacyPlan`, which is also what is accounted.
@@ -74,14 +74,16 @@ def _train(
     exact = any(job.plan.discrete for job in jobs)
     fast = not exact and recorder_for(model, x[:1], y[:1], strict) is not None
     spread = fast and not x.is_cuda
-    threads = torch.get_num_threads() if sum(map(_work, jobs)) * model.layout.size >= _WORTH else 1
-    groups = _shares(jobs, threads) if spread else _alike(jobs)
+    # bf16 would have to round what the closed form never forms.
+    form = closed(model, x) if spread and precision != "bf16" else None
+    # The closed form is a few products for all clients at once: PyTorch's threads serve it better than ours, which
+    # would wait for the interpreter.
+    worth = form is None and sum(map(_work, jobs)) * model.layout.size >= _WORTH
+    groups = _shares(jobs, torch.get_num_threads() if worth else 1) if spread else _alike(jobs)
     if fast and x.is_cuda and all(device.suits([jobs[i] for i in group]) for group in groups):
         limit = piece(model, jobs[0].vector, size)
         ends = device.train_groups(model, x, y, [[jobs[i] for i in group] for group in groups], limit, precision)
         return _updates(jobs, groups, ends)
-    # bf16 would have to round what the closed form never forms.
-    form = closed(model, x) if spread and precision != "bf16" else None
     known = None if form is None else _lengths(x, jobs, form)
 
     def work(group: Sequence[int]) -> Tensor:
