@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import typing
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -76,7 +77,8 @@ def _option(slot: str, spec: Any, key: str) -> Any:
 
 def _typed(kind: Any, value: Any, key: str) -> Any:
     try:
-        return TypeAdapter(kind).validate_python(value, strict=True)
+        # As JSON, so that a list of TOML, which has no tuples, may stand for one.
+        return TypeAdapter(kind).validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
         words = error.errors()[0]["msg"].replace("Input should be", "expected")
         raise HushError(f"{key}: {words}, found {value!r}", key) from None
