@@ -201,13 +201,13 @@ class Scenario:
     sizes: tuple[int, int, int] = (60, 60, 60)
 
     def loss(self, seed: int, ratio: Sequence[int], then: Sequence[int] = (), epsilon: float = 0) -> float:
-        """On clean rows that nobody trained on; `ratio` is that of the groups' factors, `then` is for after round 10."""
+        """On clean rows that nobody trained on; `ratio` is that of the groups' factors, `then` that after round 10."""
         partition: Raw = {"name": "quality", "groups": list(self.groups), "density": list(self.density)}
         if self.after is not None:
             partition |= {"change_at": 11, "density_after": list(self.after)}
         weigh: Raw = {"rule": "impact", "factors": self._factors(ratio)}
         if then:
-            weigh["changes"] = [[11, self._factors(then)]]
+            weigh["changes"] = {"11": self._factors(then)}
         sizes = [size for size, count in zip(self.sizes, self.groups, strict=True) for _ in range(count)]
         raw = {
             "seed": seed,

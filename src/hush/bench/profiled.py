@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 import torch
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from hush.bench.timing import wait
