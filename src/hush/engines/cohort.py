@@ -23,7 +23,7 @@ from hush.engines.together import train_together
 from hush.models import unflatten
 from hush.privacy import noise
 from hush.privacy.course import ENROLMENT
-from hush.privacy.ledger import BudgetSpentError
+from hush.privacy.ledger import BudgetSpentError, Ledger
 from hush.server.loop import Answer, ServerState, serve, short_of_quorum, start
 from hush.server.rundir import MANIFEST, RunDir, read_json
 from hush.types import Decline, HushError, RoundRecord, RunResult, Task, Update
@@ -35,10 +35,10 @@ Arrays = dict[object, tuple[Tensor, Tensor]]
 class Cohort:
     """The clients, simulated together."""
 
-    def __init__(self, federation: Federation, held: Books, arrays: Arrays | None = None) -> None:
+    def __init__(self, federation: Federation, held: Books | Sequence[Ledger], arrays: Arrays | None = None) -> None:
         self.federation = federation
         self._arrays: Arrays = {} if arrays is None else arrays
-        self._books = held
+        self._books = held if isinstance(held, Books) else Books(held)
         self._device = federation.device
         federation.model.module.to(self._device)
         self._bounds = federation.data.bounds()
