@@ -193,6 +193,7 @@ def outlook(
     return {
         "recipe": federation.recipe_name,
         "clients": [asdict(each) for each in found],
+        "third_party": federation.third_party(),
         "not_covered": list(federation.not_covered()),
     }
 

@@ -148,6 +148,7 @@ def show_outlook(found: Mapping[str, Any]) -> None:
         )  # fmt: skip
     console.print(f"{found['recipe']}: what each client may expect")
     console.print(table)
+    console.print(f"Toward a third party: {found['third_party']}", soft_wrap=True)
     _show_gaps(console, tuple(found["not_covered"]))
 
 

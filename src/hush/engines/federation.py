@@ -16,6 +16,7 @@ from hush.config import Config
 from hush.data import budgets, clients, datasets
 from hush.engines import books
 from hush.engines.chance import chance
+from hush.engines.views import third_party_view
 from hush.models import Model
 from hush.privacy import noise
 from hush.privacy.course import Course, Outline, Output, Stage
@@ -27,7 +28,6 @@ from hush.server.loop import Terms
 from hush.server.schedule import Schedule, schedule, stages_of
 from hush.types import Guarantee, HushError, Member, Policy
 
-_THIRD_PARTY = "no better figure is claimed than toward the server: models are computed from the updates it sees"
 _SIMULATED = "test accuracy per client: an un-noised count on held-out rows, shown by the simulation alone"
 
 
@@ -91,6 +91,11 @@ class Federation:
             named.append("the noise itself: replayable from the seed, for experiments only, so nothing here is private")
         return (*named, _SIMULATED)
 
+    def third_party(self) -> str:
+        """What can be said toward someone who sees only the models."""
+        config = self.config
+        return third_party_view(self.recipe, self.courses, config.participation, config.rounds)
+
     def guarantees(self, ledgers: Sequence[Ledger]) -> tuple[Guarantee, ...]:
         """The guarantee card of each client."""
         secure = self.config.privacy.noise == "secure"
@@ -121,7 +126,7 @@ class Federation:
             noise_multiplier=plan.noise_multiplier,
             epsilon_left=max(0.0, member.policy.epsilon - spent),
             epsilon_third_party=spent,
-            third_party=_THIRD_PARTY,
+            third_party=self.third_party(),
             stages=tuple(tuple(asdict(cost) for cost in stage.costs()) for stage in course.stages),
         )
 
