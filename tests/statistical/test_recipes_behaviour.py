@@ -201,7 +201,7 @@ class Scenario:
     sizes: tuple[int, int, int] = (60, 60, 60)
 
     def loss(self, seed: int, ratio: Sequence[int], then: Sequence[int] = (), epsilon: float = 0) -> float:
-        """On clean rows that nobody trained on; `ratio` is that of the groups' factors, `then` is for after round 10."""
+        """On clean rows that nobody trained on; `ratio` is that of the groups' factors, `then` after round 10."""
         partition: Raw = {"name": "quality", "groups": list(self.groups), "density": list(self.density)}
         if self.after is not None:
             partition |= {"change_at": 11, "density_after": list(self.after)}
