@@ -42,8 +42,8 @@ def simulated(recipe: Raw, out: Path, **more: Any) -> tuple[list[RoundRecord], d
         ("project", {"rule": "public-subspace", "k": 2, "centred": False}, "k: 2 is above the rank"),
         ("project", {"rule": "delayed-public-subspace", "k": 0}, "k: expected 1 or more, found 0"),
         ("weigh", {"rule": "impact", "factors": [1.2, -0.2]}, "factors: expected numbers from 0 to 1 from round 1 on"),
-        ("weigh", {"rule": "impact", "changes": [[3, [2.0]]]}, "factors: expected numbers from 0 to 1 from round 3 on"),
-        ("weigh", {"rule": "impact", "changes": [3]}, "changes: expected a valid array"),
+        ("weigh", {"rule": "impact", "changes": {"3": [2.0]}}, "factors: expected numbers from 0 to 1 from round 3 on"),
+        ("weigh", {"rule": "impact", "changes": [3]}, "changes: expected a valid dictionary"),
         ("assign", {"rule": "kmeans-each-round", "clusters": 0}, "clusters: expected 1 or more, found 0"),
         ("assign", {"rule": "by-loss", "clusters": 0}, "clusters: expected 1 or more, found 0"),
         ("assign", {"rule": "oracle", "clusters": -1}, "clusters: expected 1 or more, found -1"),
@@ -114,7 +114,7 @@ def test_nothing_moves_where_all_that_answer_count_for_nothing(tmp_path: Path) -
     weigh = {
         "rule": "impact",
         "factors": [1.0, 0.0, 0.0, 0.0, 0.0, 0.0],
-        "changes": [[3, [0.0, 0.5, 0.5, 0.0, 0.0, 0.0]]],
+        "changes": {"3": [0.0, 0.5, 0.5, 0.0, 0.0, 0.0]},
     }
     records, _, _ = simulated({"name": "padpfl", "weigh": weigh}, tmp_path / "run", participation=0.34)
     for record in records:
