@@ -556,3 +556,33 @@ def test_running_out_of_memory_says_what_to_set(error: Exception, monkeypatch: p
 def test_another_error_is_not_taken_for_memory() -> None:
     with pytest.raises(RuntimeError, match="something else"), memory.explained(10):
         raise RuntimeError("something else")
+
+
+def test_rows_are_those_whose_number_is_below_the_rate() -> None:
+    """Words made up so that first bits tie with those of the rate: the rest of the number decides, to the last bit."""
+    bar = 0.3
+    high, low = divmod(math.floor(math.ldexp(bar, 53)), 2**37)
+    heads = np.array([high - 1, high, high + 1, high, high, 0, 2**16 - 1, high], dtype=np.uint16)
+    tails = np.array([low - 1, low, 0, 2**37 - 1], dtype=np.uint64) << np.uint64(27)
+    words = iter([heads.view(np.uint64), tails])
+    assert noise.Rows(lambda size: next(words)[:size]).chosen(8, bar).tolist() == [0, 1, 4, 5]
+
+
+def test_a_rate_below_the_first_bits_is_met() -> None:
+    """Ties alone can be chosen here; a comparison of sixteen bits would choose none, or twice as many."""
+    source, size, batches = noise.replayable(7, 0, 0), 60_000, 1000
+    rate = 2.0**-17
+    found = sum(len(source.chosen(size, rate)) for _ in range(batches))
+    expected = size * batches * rate
+    assert abs(found - expected) < 6 * math.sqrt(expected)
+    assert abs(found - 2 * expected) > 6 * math.sqrt(2 * expected)
+
+
+def test_batches_drawn_ahead_are_used_once_and_forgotten_when_the_rate_changes() -> None:
+    source = noise.replayable(7, 0, 0)
+    first = [tuple(source.chosen(50, 0.3).tolist()) for _ in range(40)]
+    assert len(set(first)) == 40
+    other = [source.chosen(90, 0.5) for _ in range(40)]
+    assert max(int(rows.max()) for rows in other) >= 50
+    assert all(len(rows.unique()) == len(rows) and bool((rows.diff() > 0).all()) for rows in other)
+    assert source.chosen(5, 1.0).tolist() == [0, 1, 2, 3, 4]

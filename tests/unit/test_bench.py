@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+import hush
 from hush.bench import cpu, flower, rivals, run, scale, server
 from hush.bench.found import TARGETS, Found, met, short
 from hush.bench.profiled import named, profiled
@@ -134,7 +135,7 @@ def test_the_textbook_pursuit_is_the_same_through_the_gram_matrix() -> None:
 
 
 def test_a_simulation_of_many_clients_tells_time_and_memory() -> None:
-    found = scale.simulated(12)
+    found = scale.simulated(12, hush.simulate)
     assert found["seconds"] > 0
     assert 50 < found["rss_mib"] < 10_000
 

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import hush
-
 TARGETS: Mapping[str, tuple[str, float]] = {
     "cpu.w1.ours_over_plain": ("<=", 1.0),
     "cpu.w1.opacus_over_ours": (">=", 1.7),
@@ -94,11 +92,10 @@ def _machine() -> dict[str, Any]:
 def _versions() -> dict[str, str]:
     found = {
         "python": platform.python_version(),
-        "hush": hush.__version__,
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
-    for name in ("opacus", "flwr", "scikit-learn", "dp-accounting"):
+    for name in ("hush", "opacus", "flwr", "scikit-learn", "dp-accounting"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

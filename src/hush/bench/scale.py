@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -17,7 +18,8 @@ from hush.types import HushError
 _FEW, _MANY = 1_000, 10_000
 _SAMPLES, _WIDTH, _CLASSES, _ROUNDS = 50, 20, 4, 3
 _LIMIT = 900
-_PROGRAM = "import sys; from hush.bench.scale import child; child(int(sys.argv[1]))"
+# The simulation is the API's, which stands above this module: the process hands it down.
+_PROGRAM = "import sys, hush; from hush.bench.scale import child; child(int(sys.argv[1]), hush.simulate)"
 
 
 def measure() -> Found:
@@ -51,14 +53,13 @@ def alone(clients: int) -> dict[str, float]:
     return found
 
 
-def child(clients: int) -> None:
+def child(clients: int, simulate: Callable[..., object]) -> None:
     """What that process does."""
-    sys.stdout.write(json.dumps(simulated(clients)) + "\n")
+    sys.stdout.write(json.dumps(simulated(clients, simulate)) + "\n")
 
 
-def simulated(clients: int) -> dict[str, float]:
-    """A simulation of that many clients in this process."""
-    import hush
+def simulated(clients: int, simulate: Callable[..., object]) -> dict[str, float]:
+    """A simulation of that many clients in this process, by `hush.simulate`."""
     from hush.data import from_arrays
 
     generator = rng(0, "bench", "scale")
@@ -66,7 +67,7 @@ def simulated(clients: int) -> dict[str, float]:
     x = generator.standard_normal((rows, _WIDTH), dtype=np.float32)
     y = generator.integers(0, _CLASSES, rows)
     began = time.perf_counter()
-    hush.simulate(
+    simulate(
         {
             "rounds": _ROUNDS,
             "data": {"clients": clients, "partition": "iid"},

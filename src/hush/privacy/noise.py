@@ -72,7 +72,7 @@ class Source(Protocol):
 
 
 class Rows:
-    """Rows chosen independently at a rate, a few batches ahead: as long as size and rate stay, twice as many each time.
+    """Rows chosen independently at a rate, some batches ahead: four times as many each time while size and rate stay.
 
     A uniform number of 53 bits is compared with the rate from its first bits on: sixteen of them decide for all rows
     but one in 65,536, and only the others ever get the rest of theirs.
@@ -107,7 +107,7 @@ class Rows:
         ends = found.searchsorted(np.arange(1, self._batches + 1) * size)
         begins = np.concatenate([[0], ends[:-1]])
         self._waiting = [found[a:b] - k * size for k, (a, b) in enumerate(zip(begins, ends, strict=True))][::-1]
-        self._batches = max(1, min(2 * self._batches, _AHEAD // max(1, size)))
+        self._batches = max(1, min(4 * self._batches, _AHEAD // max(1, size)))
 
 
 class _Replayable:
