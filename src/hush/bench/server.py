@@ -33,7 +33,9 @@ def rpca_over_naive(small: Tensor, most: int = _MOST) -> Found:
     needed, apart, _ = path[-1]
     in_sum = next((done for done, _, total in path if total <= _CLOSE), needed)
     end = (
-        "every weight is ours to a per cent" if apart <= _CLOSE else f"one weight is still {apart:.0%} off, so at least"
+        "every weight is ours to a per cent"
+        if apart <= _CLOSE
+        else f"one weight is still {apart:.0%} off: it needs more"
     )
     ratio = in_sum * each / seconds["ours"]
     note = (
