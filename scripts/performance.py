@@ -19,7 +19,8 @@ RESULTS = ROOT / "results" / "bench"
 HEAD = """# Performance
 
 This page is written by `python scripts/performance.py` from `results/bench/*.json`, one file for each machine; what is
-in those files is what `hush bench --json` found there, or a part of it where the command says so. Rivals are measured in the same run on the same tensors, warm,
+in those files is what `hush bench --json` found there, or a part of it where the command says so.
+Rivals are measured in the same run on the same tensors, warm,
 taking turns, and the best of several turns counts. A ratio is worth more than a time: other work on a machine slows
 both sides.
 
