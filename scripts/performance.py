@@ -19,7 +19,8 @@ RESULTS = ROOT / "results" / "bench"
 HEAD = """# Performance
 
 This page is written by `python scripts/performance.py` from `results/bench/*.json`, one file for each machine; what is
-in those files is what `hush bench --json` printed there. Rivals are measured in the same run on the same tensors, warm,
+in those files is what `hush bench --json` found there, or a part of it where the command says so.
+Rivals are measured in the same run on the same tensors, warm,
 taking turns, and the best of several turns counts. A ratio is worth more than a time: other work on a machine slows
 both sides.
 
@@ -48,9 +49,8 @@ HOW = """## How the speed is got
   and clipped sums stay in full precision, so the clip holds in each; the tests measure what each costs.
 - **Server arithmetic.** RPCA shrinks singular values through the n x n Gram matrix, with a growing penalty, a few
   columns at a time through a whole iteration within the cache. The pairwise estimator reads half a million columns of
-  a large model, which give its energies to a fifth of a per cent. Starting RPCA from the last round's state does not
-  pay, since that state is mostly the noise of that round; nor does stopping when the column norms settle, which
-  happens within a few iterations of the usual stop.
+  a large model, which give its energies to a fifth of a per cent. RPCA starts afresh
+  every round: the last round's state is mostly the noise of that round. A warm start was not measured.
 """
 
 
