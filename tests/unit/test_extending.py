@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import tomllib
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 import hush
-from hush.recipes import RECIPES, parse
+from hush.recipes import RECIPES, SLOTS, Recipe, parse
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -55,6 +56,15 @@ def test_the_page_shows_the_files() -> None:
             assert (kind, path.read_text(encoding="utf-8")) in blocks, path.name
 
 
+def test_the_page_says_what_each_slot_must_have() -> None:
+    rows = re.findall(r"^\| .* \| `(\w+)` \| (.*) \|$", PAGE, re.MULTILINE)
+    shown = {slot: set(re.findall(r"`(\w+)`", parts)) for slot, parts in rows}
+    kinds = typing.get_type_hints(Recipe)
+    assert shown == {
+        slot: {part for part in dir(kinds[slot]) if not part.startswith("_")} - {"ask", "releases"} for slot in SLOTS
+    }
+
+
 @pytest.mark.usefixtures("beside")
 def test_the_example_runs_and_moves_as_its_paper_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     recipe = tomllib.loads((EXAMPLES / "fedyogi.toml").read_text())["recipe"]
@@ -91,6 +101,25 @@ def adam_of(x: Array, moves: list[Array], lr: float, beta1: float, beta2: float,
         x = x + lr * m / (np.sqrt(v) + tau)
         models.append(x)
     return models
+
+
+@pytest.mark.usefixtures("beside")
+def test_a_run_that_stops_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
+    small = ["rounds=4", "data.clients=4", "privacy.budgets=5"]
+    whole = hush.simulate("fedyogi.toml", overrides=small)
+
+    def stop(record: Any) -> None:
+        if record.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        hush.simulate("fedyogi.toml", overrides=small, out=tmp_path / "run", progress=stop)
+    resumed: list[int] = []
+    result = hush.simulate(
+        "fedyogi.toml", overrides=small, out=tmp_path / "run", resume=True, progress=lambda r: resumed.append(r.round)
+    )
+    assert resumed == [3, 4]
+    assert (result.accuracy_per_client, result.loss) == (whole.accuracy_per_client, whole.loss)
 
 
 @pytest.mark.usefixtures("beside")
