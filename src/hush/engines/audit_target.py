@@ -12,7 +12,7 @@ from hush.config import parse
 from hush.data import from_arrays
 from hush.engines.federation import Federation, prepare
 from hush.models import Model
-from hush.privacy import accounting
+from hush.privacy.course import epsilon
 from hush.privacy.plan import PrivacyPlan
 from hush.types import HushError, Relation
 
@@ -29,7 +29,7 @@ class Target:
         plan: Its plan.
         lr: Its learning rate.
         delta: Of its policy.
-        claimed: The epsilon that all rounds of the plan cost, as the accountant says.
+        claimed: The epsilon of the client's whole course, as the accountant says; the plan is that of most rounds.
         secure: Whether noise comes from the operating system.
         physical_batch: As the run's.
         starts: The models that the server sends, in turn.
@@ -73,7 +73,7 @@ def target(federation: Federation, client: int | None = None) -> Target:
         plan=plan,
         lr=federation.config.local.lr,
         delta=policy.delta,
-        claimed=accounting.epsilon(plan.event(plan.rounds), policy.delta, policy.relation, plan.accountant),
+        claimed=epsilon(course, policy),
         secure=federation.config.privacy.noise == "secure",
         physical_batch=None if asked == "auto" else asked,
         starts=model.start.to(federation.device)[None],

@@ -150,18 +150,31 @@ class EstimatedNoise(Option):
 
     `rpca` is the paper's estimator, `pairwise` a cheaper and better one; both look at the updates alone, so that a
     client gains nothing by lying about its budget. `declared` takes the noise from the public plan.
+
+    `when`: `each-round`, as the paper says, or `once`, as its code does: what was estimated when a client was first
+    seen is kept.
     """
 
     rule: ClassVar[str] = "estimated-noise"
     estimator: Literal["rpca", "pairwise", "declared"] = "rpca"
+    when: Literal["each-round", "once"] = "each-round"
 
     def weigh(self, view: RoundView, state: State) -> tuple[Weighing, State]:
         """In proportion to 1 / sigma_i^2."""
+        if self.when == "each-round":
+            noise = self._noise(view)
+            return Weighing(estimate.inverse(noise), noise), state
+        known = state.get("noise", torch.full((len(view.budgets),), torch.nan, dtype=torch.float64))
+        rows = list(view.clients)
+        if bool(known[rows].isnan().any()):
+            found = self._noise(view).double()
+            known = known.index_put((torch.tensor(rows),), torch.where(known[rows].isnan(), found, known[rows]))
+        return Weighing(estimate.inverse(known[rows]), known[rows]), {"noise": known}
+
+    def _noise(self, view: RoundView) -> Tensor:
         if self.estimator == "declared":
-            noise = view.planned_noise
-        else:
-            noise = (estimate.rpca if self.estimator == "rpca" else estimate.pairwise)(view.updates)
-        return Weighing(estimate.inverse(noise), noise), state
+            return view.planned_noise
+        return (estimate.rpca if self.estimator == "rpca" else estimate.pairwise)(view.updates)
 
     def foreseen(self, view: RoundView) -> Tensor:
         """As if the estimates were perfect."""
