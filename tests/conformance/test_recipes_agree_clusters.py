@@ -13,7 +13,7 @@ import pytest
 from recipe_toys import Played, Script, Toy, play
 from references import rc_dpfl, rc_mixture
 from references.given import D, P, rng
-from references.toy import Array, Client
+from references.toy import Array, Client, losses
 
 from hush.recipes import RECIPES, Recipe
 from hush.recipes.clusters import ByLoss, GmmThenLoss, KMeansEachRound, Oracle
@@ -150,6 +150,23 @@ def test_f_cdpfl(recipe: Recipe, noise: bool, every: int) -> None:
     trace = rc_dpfl.f_cdpfl(starts, toy.known(recipe), batches, noises, toy.lr, choose=choose)
     assert placed(played) == trace.clusters
     np.testing.assert_allclose(played.all_models(), trace.models, rtol=0, atol=TIGHT)
+
+
+def test_the_noise_of_a_choice_has_the_size_it_is_charged_for() -> None:
+    """Draws a little short of what turns a choice, and a little beyond: any other deviation would tell."""
+    recipe = RECIPES["f-cdpfl"]
+    toy = Toy(CLIENTS, rounds=1, steps=STEPS)
+    batches, noises, _, _ = numbers(1, noise=True)
+    starts = rng(61).normal(size=(2, P))
+    sums = [[np.minimum(losses(theta, c.x, c.y), toy.loss_clip).sum() for theta in starts] for c in CLIENTS]
+    spread = deviations(toy, recipe, recipe.assign.share)
+    chosen = []
+    for part in (0.98, 1.02):
+        turns = [np.array([part * (s[1] - s[0]) / d, 0.0]) for s, d in zip(sums, spread, strict=True)]
+        script = [Script(batches[0][i], [turns[i], *noises[0][i]]) for i in range(3)]
+        chosen.append(placed(play(recipe, toy, starts, lambda _, i, given=script: given[i]))[0])
+    best = np.argmin(sums, axis=1)
+    assert chosen == [best.tolist(), (1 - best).tolist()]
 
 
 @pytest.mark.parametrize(("recipe", "noise"), modes("o-cdpfl"))

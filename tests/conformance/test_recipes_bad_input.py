@@ -14,6 +14,7 @@ import hush
 from hush.types import HushError, RoundRecord
 
 Raw = dict[str, Any]
+SILENT = {"protect": "none"}  # where noise does not matter: it takes time to find how much
 FILES = {"manifest.json", "rounds.jsonl", "result.json", "model.safetensors"}
 
 
@@ -69,16 +70,16 @@ def test_refused_before_anything_is_written(slot: str, table: Raw, words: str, t
 @pytest.mark.parametrize("name", ["pfa", "pfa-plus"])
 def test_a_round_without_a_public_client_projects_nothing(name: str, tmp_path: Path) -> None:
     """One client a round, never a public one with this seed; PFA and PFA+ are WeiAvg then, bit for bit."""
-    records, model, _ = simulated({"name": name}, tmp_path / "a", participation=0.17, seed=0)
+    records, model, _ = simulated({"name": name, **SILENT}, tmp_path / "a", participation=0.17, seed=0)
     invited = [client for record in records for client in record.weights]
     assert len(invited) == 4
     assert set(invited) <= {0, 1, 2, 3}
-    _, other, _ = simulated({"name": "weiavg"}, tmp_path / "b", participation=0.17, seed=0)
+    _, other, _ = simulated({"name": "weiavg", **SILENT}, tmp_path / "b", participation=0.17, seed=0)
     assert all(torch.equal(model[key], other[key]) for key in model)
 
 
 def test_pfa_plus_keeps_the_last_directions_without_a_public_client(tmp_path: Path) -> None:
-    records, _, _ = simulated({"name": "pfa-plus"}, tmp_path / "run", participation=0.17, seed=1)
+    records, _, _ = simulated({"name": "pfa-plus", **SILENT}, tmp_path / "run", participation=0.17, seed=1)
     kinds = [next(iter(record.weights)) >= 4 for record in records]
     first = kinds.index(True)
     private_later = [
@@ -116,7 +117,7 @@ def test_nothing_moves_where_all_that_answer_count_for_nothing(tmp_path: Path) -
         "factors": [1.0, 0.0, 0.0, 0.0, 0.0, 0.0],
         "changes": {"3": [0.0, 0.5, 0.5, 0.0, 0.0, 0.0]},
     }
-    records, _, _ = simulated({"name": "padpfl", "weigh": weigh}, tmp_path / "run", participation=0.34)
+    records, _, _ = simulated({"name": "padpfl", "weigh": weigh, **SILENT}, tmp_path / "run", participation=0.34)
     for record in records:
         named = [0] if record.round < 3 else [1, 2]
         there = [client for client in named if client in record.weights]

@@ -31,7 +31,7 @@ def network() -> nn.Module:
 
 
 def sent(recipe: str, module: nn.Module, k: int = 1) -> list[RoundRecord]:
-    """The records of two rounds. What clients learn does not matter here, so their rows are few."""
+    """The records of two rounds. What clients learn does not matter here: rows are few, and there is no noise."""
     gen = np.random.default_rng(0)
     x = gen.normal(size=(CLIENTS * 5, 1, 28, 28)).astype(np.float32)
     project = {"rule": "public-subspace" if recipe == "pfa" else "delayed-public-subspace", "k": k}
@@ -40,9 +40,9 @@ def sent(recipe: str, module: nn.Module, k: int = 1) -> list[RoundRecord]:
         "rounds": 2,
         "participation": SHARE,
         "data": {"clients": CLIENTS},
-        "privacy": {"budgets": [0.5] * (CLIENTS - PUBLIC) + [10.0] * PUBLIC, "accountant": "rdp"},
+        "privacy": {"budgets": [0.5] * (CLIENTS - PUBLIC) + [10.0] * PUBLIC},
         "local": {"batch_size": 2, "steps": 1},
-        "recipe": {"name": recipe, "project": project},
+        "recipe": {"name": recipe, "project": project, "protect": "none"},
     }
     records: list[RoundRecord] = []
     data = from_arrays(x, gen.integers(0, 10, len(x)), classes=10)

@@ -73,31 +73,34 @@ def users(clients: int, samples: int, spread: float, seed: int) -> Dataset:
     return Dataset("synthetic", x / np.linalg.norm(x, axis=1, keepdims=True), y, 10, owner)
 
 
+RATES = (0.001, 0.002, 0.003, 0.005, 0.01, 0.03)
+
+
 def drifting(recipe: str, seed: int, lr: float) -> float:
-    """Accuracy after 12 rounds of K = 50 steps on synthetic (5, 5) at epsilon 5."""
+    """Accuracy after 12 rounds of K = 50 steps on synthetic (5, 5) at epsilon 5, clip 10.
+
+    A clip far below the gradients' norms holds drift back too: with clip 1 and 40 rounds both recipes end alike.
+    """
     raw = {
         "seed": seed,
         "rounds": 12,
-        "data": {"clients": 20},
-        "privacy": {"budgets": 5.0, "accountant": "rdp"},
+        "data": {"name": "synthetic", "alpha": 5, "beta": 5, "clients": 20, "samples": 250},
+        "privacy": {"budgets": 5.0, "clip": 10.0, "accountant": "rdp"},
         "local": {"batch_size": 40, "steps": 50, "lr": lr},
         "recipe": {"name": recipe},
     }
-    return ran(raw, users(20, 250, 5.0, seed)).accuracy()
+    return ran(raw).accuracy()
 
 
 def test_control_variates_stand_up_to_drift() -> None:
-    scaffold, fedavg = (drifting(recipe, 0, 0.5) for recipe in ("dp-scaffold", "dp-fedavg"))
+    scaffold, fedavg = (drifting(recipe, 0, 0.003) for recipe in ("dp-scaffold", "dp-fedavg"))
     assert scaffold >= fedavg + 0.05
 
 
 @soak
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_control_variates_stand_up_to_drift_each_at_its_best_rate(seed: int) -> None:
-    best = {
-        recipe: max(drifting(recipe, seed, lr) for lr in (0.05, 0.1, 0.2, 0.5, 1.0, 2.0))
-        for recipe in ("dp-scaffold", "dp-fedavg")
-    }
+    best = {recipe: max(drifting(recipe, seed, lr) for lr in RATES) for recipe in ("dp-scaffold", "dp-fedavg")}
     assert best["dp-scaffold"] >= best["dp-fedavg"] + 0.05, best
 
 
