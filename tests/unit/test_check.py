@@ -38,6 +38,8 @@ def federation(recipe: dict[str, Any], **changes: Any) -> None:
             {"name": "pfa-plus", "assign": {"rule": "by-loss", "clusters": 2}},
             r"project: delayed-public-subspace",
         ),
+        ({"name": "pfa-plus", "weigh": "estimated-noise"}, r"weigh: noise cannot be estimated in updates"),
+        ({"name": "pfa-plus", "local": "control-variates"}, r"local: control variates need whole updates"),
         ({"protect": "none", "assign": "by-loss"}, r"assign\.share: a noisy choice has no budget"),
         ({"protect": "none", "weigh": {"rule": "samples", "counts": "noisy"}}, r"weigh\.counts: a noisy count has no"),
         (

@@ -65,7 +65,7 @@ class Federation:
     def starts(self) -> Tensor:
         """The models before the first round: alike, or each drawn anew where the recipe tells them apart by that."""
         number, config = self.recipe.assign.models, self.config
-        if self.recipe.assign.alike or self.model.name == "custom":
+        if self.recipe.assign.alike:
             return self.model.start.repeat(number, 1)
         shape, classes = tuple(self.data.dataset.x.shape[1:]), self.data.dataset.classes
         return torch.stack([models.build(config.model, shape, classes, config.seed + m).start for m in range(number)])
@@ -155,6 +155,10 @@ def prepare(
         raise HushError(f"quorum: {config.quorum} is more than the {number} clients; accepted: 1 to {number}", "quorum")
     shape = tuple(held.dataset.x.shape[1:])
     model = models.adopt(module, shape) if module else models.build(config.model, shape, held.dataset.classes, seed)
+    if module is not None and not recipe.assign.alike:
+        raise HushError(
+            "recipe.assign: needs models that start apart, and a module given by itself starts one way only"
+        )
     rounds = schedule(seed, number, config.rounds, config.participation)
     check(recipe, members, config.rounds)
     outline = recipe.outline(config.rounds)

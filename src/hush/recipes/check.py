@@ -28,6 +28,10 @@ def _pairs(recipe: Recipe) -> Iterator[tuple[str, str]]:
     open_protect = isinstance(recipe.protect, Nothing)
     if isinstance(recipe.project, DelayedPublicSubspace) and recipe.assign.models > 1:
         yield "project", "delayed-public-subspace needs one model: directions belong to a model that a client may leave"
+    if isinstance(recipe.project, DelayedPublicSubspace) and isinstance(recipe.weigh, EstimatedNoise):
+        yield "weigh", "noise cannot be estimated in updates of which only a few directions are sent"
+    if isinstance(recipe.project, DelayedPublicSubspace) and isinstance(recipe.local, ControlVariates):
+        yield "local", "control variates need whole updates; delayed-public-subspace sends a few directions of them"
     if open_protect and isinstance(recipe.weigh, EstimatedNoise) and recipe.weigh.estimator == "declared":
         yield "weigh.estimator", "declared noise makes no weights where there is no noise; use another protect or weigh"
     if open_protect and getattr(recipe.assign, "share", 0.0) > 0:
