@@ -157,7 +157,7 @@ def prepare(
     model = models.adopt(module, shape) if module else models.build(config.model, shape, held.dataset.classes, seed)
     if module is not None and not recipe.assign.alike:
         raise HushError(
-            "recipe.assign: needs models that start apart, and a module given by itself starts one way only"
+            "recipe.assign: needs models that start apart, and a module of your own starts one way only"
         )
     rounds = schedule(seed, number, config.rounds, config.participation)
     check(recipe, members, config.rounds)
