@@ -56,6 +56,7 @@ class DataConfig(_Strict):
     sizes: Sizes = "equal"
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
     part: Literal["train", "test", "all"] = "train"
+    rows: Literal["as-given", "unit-norm"] = "as-given"
     alpha: Annotated[float, Field(ge=0)] = 0.0
     beta: Annotated[float, Field(ge=0)] = 0.0
     samples: Annotated[int, Field(ge=2)] = 5000

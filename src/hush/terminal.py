@@ -84,7 +84,8 @@ def show_comparison(summary: Mapping[str, Any], path: Path) -> None:
     console = Console(highlight=False)
     table = Table(title=f"Accuracy over seeds {', '.join(map(str, summary['seeds']))}", title_justify="left")
     for column in ("recipe", "mean", "± std", "worst client", "largest epsilon spent", "seconds"):
-        table.add_column(column, justify="left" if column == "recipe" else "right")
+        left = column == "recipe"
+        table.add_column(column, justify="left" if left else "right", overflow="fold" if left else "ellipsis")
     ranked = sorted(summary["recipes"].items(), key=lambda item: -item[1]["accuracy"]["mean"])
     for name, entry in ranked:
         runs = entry["runs"]

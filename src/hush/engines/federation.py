@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hush import models, recipes
 from hush.config import Config
-from hush.data import budgets, clients, datasets
+from hush.data import budgets, clients, datasets, transforms
 from hush.engines import books
 from hush.engines.chance import chance
 from hush.engines.views import third_party_view
@@ -156,9 +156,7 @@ def prepare(
     shape = tuple(held.dataset.x.shape[1:])
     model = models.adopt(module, shape) if module else models.build(config.model, shape, held.dataset.classes, seed)
     if module is not None and not recipe.assign.alike:
-        raise HushError(
-            "recipe.assign: needs models that start apart, and a module of your own starts one way only"
-        )
+        raise HushError("recipe.assign: needs models that start apart, and a module of your own starts one way only")
     rounds = schedule(seed, number, config.rounds, config.participation)
     check(recipe, members, config.rounds)
     outline = recipe.outline(config.rounds)
@@ -198,7 +196,8 @@ def load(config: Config, root: str | None = None) -> datasets.Dataset:
     options: dict[str, Any] = {}
     if data.name == "synthetic":
         options = {"alpha": data.alpha, "beta": data.beta, "samples": data.samples}
-    return datasets.load(data.name, root=root, part=data.part, seed=config.seed, clients=data.clients, **options)
+    found = datasets.load(data.name, root=root, part=data.part, seed=config.seed, clients=data.clients, **options)
+    return transforms.unit_rows(found) if data.rows == "unit-norm" else found
 
 
 def _per_client(value: Any, clients_number: int, key: str) -> list[float]:
