@@ -281,7 +281,7 @@ def audit_choice() -> Finding:
         ]
         for n in (1, 2)
     ]
-    lower = statistics.two_datasets(np.array(chosen[0], float), np.array(chosen[1], float), 1e-3, CONFIDENCE)
+    lower = statistics.two_datasets(choices(1), choices(2), 1e-3, CONFIDENCE)
     return Finding(lower <= CLAIM, _against(lower, CLAIM))
 
 
