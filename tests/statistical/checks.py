@@ -274,13 +274,11 @@ def audit_choice() -> Finding:
     ask = Ask(train=False, choose=True, asides=(Aside(answer.CHOICE, 1.0),))
     (stage,) = calibrated_course(drafted([ask], [1], plan(2, 2)), Policy(CLAIM, 1e-3)).stages
     task = Task(0, 1, models, model.layout, model.layout)
-    chosen = [
-        [
-            answer.choose(task, stage, _chooser(model, x[:n], y[:n], noise.replayable(5, n, run)))
-            for run in range(CHOICES)
-        ]
-        for n in (1, 2)
-    ]
+
+    def choices(n: int) -> np.ndarray:
+        clients = (_chooser(model, x[:n], y[:n], noise.replayable(5, n, run)) for run in range(CHOICES))
+        return np.array([answer.choose(task, stage, client) for client in clients], float)
+
     lower = statistics.two_datasets(choices(1), choices(2), 1e-3, CONFIDENCE)
     return Finding(lower <= CLAIM, _against(lower, CLAIM))
 
