@@ -1,0 +1,461 @@
+"""Flower as the post office: the only file that imports flwr. Both ends pass bytes through it, and nothing else.
+
+A SuperLink carries the messages, with Flower's TLS, node authentication, heartbeats and store. Three things differ from
+Flower's own programs, and ADR 0008 says why. A node never runs code that a server sends: `Line` speaks the SuperNode's
+protocol and hands the bytes to the code that is installed. The coordinator is the run's ServerApp itself, so it needs
+no second process and no fixed sleeps. And a `Gate` stands before the SuperLink: what is not for nodes needs the
+coordinator's secret, and nothing is read that announces no size or too large a one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Array, ArrayRecord, Message, Metadata, RecordDict
+from flwr.app.message import make_message, remove_content_from_message
+from flwr.cli.build import build_fab_from_files
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest, UnregisterNodeRequest
+from flwr.proto.fab_pb2 import Fab
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ObjectTree,
+    PullObjectRequest,
+    PushObjectRequest,
+)
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    GetNodesRequest,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    PushAppMessagesRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
+from flwr.supercore.constant import TaskType
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
+from flwr.supercore.interceptors.http.utils import add_headers
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from hush.types import HushError
+
+T = TypeVar("T")
+SECRET_HEADER = "hush-coordinator"
+REQUEST_CAP = 8 << 20
+_NODE_PATHS = frozenset(
+    f"/v1/fleet/{name}"
+    for name in (
+        "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages", "push-object",
+        "pull-object", "confirm-message-received",
+    )
+)  # fmt: skip
+_HEARTBEAT = 10.0
+_OVERHEAD = 1 << 16
+_FEDERATION_APP = b"""[project]
+name = "hush"
+version = "1.0.0"
+dependencies = ["flwr>=1.41"]
+
+[tool.flwr.app]
+publisher = "hush"
+
+[tool.flwr.app.components]
+serverapp = "app:none"
+clientapp = "app:none"
+"""
+
+
+class RefusedError(HushError):
+    """The SuperLink does not accept this key."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A node as the SuperLink knows it: its public key in PEM, its number, and since when it is online."""
+
+    key: bytes
+    node: int
+    online: bool
+    since: str
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A message that came for this node."""
+
+    payload: bytes
+    message: Any
+
+
+class Gate:
+    """What every request passes before Flower sees it."""
+
+    def __init__(self, app: Callable[..., Awaitable[None]], secret: str, cap: int = REQUEST_CAP) -> None:
+        self._app = app
+        self._secret = secret.encode()
+        self._cap = cap
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Refuse by path, secret and announced size; pass on the rest."""
+        if scope["type"] == "http":
+            headers = dict(scope["headers"])
+            allowed = scope["path"] in _NODE_PATHS
+            if not allowed and not hmac.compare_digest(headers.get(SECRET_HEADER.encode(), b""), self._secret):
+                return await _refuse(send, 403, b"not for nodes")
+            size = headers.get(b"content-length", b"")
+            if scope["method"] == "POST" and not size.isdigit():
+                return await _refuse(send, 411, b"a request must announce its size")
+            if allowed and int(size or b"0") > self._cap:
+                return await _refuse(send, 413, b"larger than this federation allows")
+        return await self._app(scope, receive, send)
+
+
+async def _refuse(send: Any, status: int, words: bytes) -> None:
+    headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": words})
+
+
+def superlink(host: str, port: int, database: Path, certificate: Mapping[str, Path], secret: str) -> None:
+    """Run a SuperLink until the process is stopped. `certificate` has the files of `ca`, `certificate` and `key`."""
+    import uvicorn
+    from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
+    from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
+    from flwr.superlink.main import create_app
+
+    files = [str(certificate[name]) for name in ("ca", "certificate", "key")]
+    ca, server, key = (Path(file).read_bytes() for file in files)
+    config = SuperLinkLifespanConfig(
+        control_address="", health_server_address=None, host=host, port=port, insecure=False,
+        certificates=(ca, server, key), superexec_auth_secret=None, authn_plugin=load_control_authn_plugin(),
+        event_log_plugin=None, fleet_event_log_plugin=None, enable_event_log=False, artifact_provider=None,
+        enable_supernode_auth=True, fleet_api_type="grpc-rere", fleet_api_address=None, simulation=False,
+        ssl_ca_certfile=files[0], ssl_certfile=files[1], ssl_keyfile=files[2], database=str(database),
+        isolation="process", runtime_dependency_install=False,
+    )  # fmt: skip
+    app = Gate(create_app(config, SuperLinkLifespan), secret)
+    uvicorn.run(app, host=host, port=port, ssl_certfile=files[1], ssl_keyfile=files[2], access_log=False,
+                log_level="warning", workers=1, timeout_graceful_shutdown=2)  # fmt: skip
+
+
+class _Secret:
+    def __init__(self, secret: str) -> None:
+        self._secret = secret
+
+    def intercept(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
+        add_headers(context.request, {SECRET_HEADER: self._secret})
+        return call_next(context)
+
+
+def _called(call: Callable[[], T], where: str, patience: float = 0.0) -> T:
+    """The answer to a request, tried again while the SuperLink is away, for as long as patience lasts."""
+    deadline, wait = time.monotonic() + patience, 0.1
+    while True:
+        try:
+            return call()
+        except httpx.HTTPStatusError as error:
+            status = error.response.status_code
+            if status == 401:
+                raise RefusedError(
+                    f"{where}: this key is refused: not registered, revoked, or the clocks differ by more than Flower "
+                    "allows (5 minutes behind, 5 seconds ahead)"
+                ) from None
+            if status < 500 or time.monotonic() > deadline:
+                raise HushError(f"{where}: the SuperLink answers {status}: {error.response.text[:200]}") from None
+        except httpx.TransportError as error:
+            text = str(error)
+            if "certificate" in text.lower() or "ssl" in text.lower():
+                raise HushError(f"{where}: no trusted connection: {text}") from None
+            if time.monotonic() > deadline:
+                raise HushError(f"{where}: cannot be reached: {text}") from None
+        time.sleep(wait)
+        wait = min(2 * wait, 2.0)
+
+
+def _record(payload: bytes) -> RecordDict:
+    array = Array(dtype="uint8", shape=(len(payload),), stype="hush", data=payload)
+    return RecordDict({"hush": ArrayRecord({"payload": array})})
+
+
+def _payload(message: Message) -> bytes:
+    """The bytes in a message, or a `HushError` if it is not one of ours."""
+    try:
+        array = message.content["hush"]["payload"]
+        return bytes(array.data)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise HushError(f"not a message of Hush: {error!r}") from None
+
+
+def _fetched(tree: ObjectTree, pull: Callable[[str], Any], cap: int, deadline: float) -> Message:
+    """All objects of a message, no more of them than the cap allows."""
+    names = [each.object_id for each in iterate_object_tree(tree)]
+    if len(names) > 8 + cap // 1_000_000:
+        raise HushError(f"a message of {len(names)} objects")
+    contents: dict[str, bytes] = {}
+    for name in names:
+        while not (found := pull(name)).object_available:
+            if not found.object_found or time.monotonic() > deadline:
+                raise HushError("a message whose objects never came")
+            time.sleep(0.02)
+        contents[name] = found.object_content
+        if sum(map(len, contents.values())) > cap + _OVERHEAD:
+            raise HushError(f"a message of more than {cap} bytes")
+    try:
+        return inflate_object_from_contents(tree.object_id, contents)
+    except Exception as error:  # anything may be wrong with what a stranger packed
+        raise HushError(f"a message that cannot be unpacked: {error!r}") from None
+
+
+class Hub:
+    """The coordinator's end."""
+
+    def __init__(self, address: str, ca: bytes, secret: str, patience: float = 30.0) -> None:
+        self._where, self._ca, self._secret, self._patience = address, ca, secret, patience
+        with _trusting(address):
+            self._control = ControlHttpClient.from_server_address(
+                address, False, ca, [RuntimeVersionHttpInterceptor(component_name="flwr"), _Secret(secret)]
+            )
+        self._runtime: Any = None
+        self._node = Node(node_id=1)
+        self._run = 0
+        self._stop = threading.Event()
+
+    def register(self, key: bytes, name: str) -> int:
+        """Let a public key (PEM) in."""
+        request = RegisterNodeRequest(public_key=key, name=name)
+        return int(self._call(lambda: self._control.RegisterNode(request)).node_id)
+
+    def unregister(self, node: int) -> None:
+        """Shut a node out, for good."""
+        self._call(lambda: self._control.UnregisterNode(UnregisterNodeRequest(node_id=node)))
+
+    def peers(self) -> list[Peer]:
+        """All nodes that are registered."""
+        found = self._call(lambda: self._control.ListNodes(ListNodesRequest())).nodes_info
+        return _peers(found)
+
+    def open(self) -> None:
+        """Begin a run: from now on messages can be sent."""
+        fab, _ = build_fab_from_files({"pyproject.toml": _FEDERATION_APP, "app.py": b"none = None\n"})
+        run = self._call(lambda: self._control.StartRun(StartRunRequest(fab=Fab(content=fab)))).run_id
+        deadline = time.monotonic() + self._patience
+        while time.monotonic() < deadline:
+            plain = self._client([])
+            claimed = self._call(
+                lambda client=plain: client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+            )
+            plain.close()
+            if not claimed.token:
+                time.sleep(0.1)
+                continue
+            self._runtime = self._client([RuntimeTokenHttpInterceptor(token=claimed.token)])
+            if claimed.task.run_id == run:
+                break
+            # A run whose coordinator died before it began: nobody will take it up.
+            self.close("failed", "abandoned")
+        else:
+            raise HushError(f"{self._where}: the SuperLink gives out no run; is another program taking its tasks?")
+        self._run = self._call(lambda: self._runtime.PullTaskInput(PullTaskInputRequest())).run.run_id
+        self._stop = threading.Event()
+        threading.Thread(target=self._beat, args=(self._stop,), daemon=True).start()
+
+    def online(self) -> list[Peer]:
+        """The nodes that could be asked now."""
+        return _peers(self._call(lambda: self._runtime.GetNodes(GetNodesRequest())).nodes)
+
+    def send(self, node: int, payload: bytes, ttl: float) -> str:
+        """Have a node get these bytes, if it asks before they are `ttl` seconds old. Returns the message's name."""
+        metadata = Metadata(
+            run_id=self._run, message_id="", src_node_id=self._node.node_id, dst_node_id=node,
+            reply_to_message_id="", group_id="hush", created_at=time.time(), ttl=ttl, message_type="train",
+        )  # fmt: skip
+        metadata.delivered_at = ""
+        message = make_message(metadata, _record(payload))
+        with no_object_id_recompute():
+            message.metadata.__dict__["_message_id"] = message.object_id
+            objects, tree = get_all_nested_objects(message), get_object_tree(message)
+            proto = message_to_proto(remove_content_from_message(message))
+        request = PushAppMessagesRequest(messages_list=[proto], message_object_trees=[tree])
+        answer = self._call(lambda: self._runtime.PushMessages(request))
+        if not answer.message_ids or not answer.message_ids[0]:
+            raise HushError(f"{self._where}: node {node} cannot be sent to")
+        self._push(self._runtime, objects, answer)
+        return str(answer.message_ids[0])
+
+    def collect(self, names: Sequence[str], cap: int) -> list[tuple[str, bytes | HushError]]:
+        """What has come back for these messages. What is too large or broken comes as an error."""
+        request = PullAppMessagesRequest(message_ids=names)
+        answer = self._call(lambda: self._runtime.PullMessages(request))
+        arrived: list[tuple[str, bytes | HushError]] = []
+        for proto, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
+            asked = proto.metadata.reply_to_message_id
+            if proto.HasField("error"):
+                arrived.append((asked, HushError(f"Flower reports: {proto.error.reason[:200]}")))
+                continue
+            try:
+                message = _fetched(tree, self._pull, cap, time.monotonic() + 30)
+                arrived.append((asked, _payload(message)))
+            except HushError as error:
+                arrived.append((asked, error))
+            confirm = ConfirmMessageReceivedRequest(
+                node=self._node, run_id=self._run, message_object_id=proto.metadata.message_id
+            )
+            self._call(lambda request=confirm: self._runtime.ConfirmMessageReceived(request))
+        return arrived
+
+    def close(self, status: str = "completed", details: str = "") -> None:
+        """End the run, if one was begun."""
+        self._stop.set()
+        if self._runtime is not None:
+            with contextlib.suppress(httpx.HTTPError):
+                self._runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
+            self._runtime.close()
+            self._runtime = None
+
+    def _client(self, more: list[Any]) -> Any:
+        interceptors = [RuntimeVersionHttpInterceptor(component_name="flwr-serverapp"), _Secret(self._secret), *more]
+        return RuntimeHttpClient.from_server_address(self._where, False, self._ca, interceptors)
+
+    def _call(self, call: Callable[[], Any]) -> Any:
+        return _called(call, self._where, self._patience)
+
+    def _beat(self, stop: threading.Event) -> None:
+        client = self._runtime
+        while not stop.wait(_HEARTBEAT):
+            with contextlib.suppress(httpx.HTTPError, RuntimeError):
+                client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+
+    def _pull(self, name: str) -> Any:
+        request = PullObjectRequest(node=self._node, run_id=self._run, object_id=name)
+        return self._call(lambda: self._runtime.PullObject(request))
+
+    def _push(self, client: Any, objects: Mapping[str, Any], answer: Any) -> None:
+        for name in answer.objects_to_push:
+            request = PushObjectRequest(
+                node=self._node, run_id=self._run, object_id=name, object_content=objects[name].deflate(),
+                session_id=answer.session_id,
+            )  # fmt: skip
+            self._call(lambda request=request: client.PushObject(request))
+
+
+class Line:
+    """A node's end."""
+
+    def __init__(self, address: str, ca: bytes, key: ec.EllipticCurvePrivateKey, patience: float = 600.0) -> None:
+        self._where, self._patience = address, patience
+        self._key = public_key_to_bytes(key.public_key())
+        self._stop = threading.Event()
+        auth = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(key, key.public_key())]
+        with _trusting(address):
+            self._client = FleetHttpClient.from_server_address(address, False, ca, auth)
+            self._pulse = FleetHttpClient.from_server_address(address, False, ca, auth)
+        self._node: Any = None
+
+    def open(self) -> int:
+        """Report for duty. Returns the node's number."""
+        request = ActivateNodeRequest(public_key=self._key, heartbeat_interval=_HEARTBEAT)
+        self._node = Node(node_id=self._call(lambda: self._client.ActivateNode(request)).node_id)
+        threading.Thread(target=self._beat, daemon=True).start()
+        return int(self._node.node_id)
+
+    def poll(self, cap: int) -> Parcel | None:
+        """The next message, if there is one."""
+        answer = self._call(lambda: self._client.PullMessages(PullMessagesRequest(node=self._node)))
+        if not answer.messages_list:
+            return None
+        proto, tree = answer.messages_list[0], answer.message_object_trees[0]
+        run = proto.metadata.run_id
+
+        def pull(name: str) -> Any:
+            request = PullObjectRequest(node=self._node, run_id=run, object_id=name)
+            return self._call(lambda: self._client.PullObject(request))
+
+        payload = _payload(_fetched(tree, pull, cap, time.monotonic() + 30))
+        confirm = ConfirmMessageReceivedRequest(
+            node=self._node, run_id=run, message_object_id=proto.metadata.message_id
+        )
+        self._call(lambda: self._client.ConfirmMessageReceived(confirm))
+        return Parcel(payload, message_from_proto(proto))
+
+    def reply(self, parcel: Parcel, payload: bytes) -> None:
+        """Answer a message."""
+        message = Message(_record(payload), reply_to=parcel.message)
+        with no_object_id_recompute():
+            message.metadata.__dict__["_message_id"] = message.object_id
+            objects, tree = get_all_nested_objects(message), get_object_tree(message)
+            proto = message_to_proto(remove_content_from_message(message))
+        request = PushMessagesRequest(
+            node=self._node, messages_list=[proto], message_object_trees=[tree], clientapp_runtime_list=[0.0]
+        )
+        answer = self._call(lambda: self._client.PushMessages(request))
+        for name in answer.objects_to_push:
+            push = PushObjectRequest(
+                node=self._node, run_id=proto.metadata.run_id, object_id=name,
+                object_content=objects[name].deflate(), session_id=answer.session_id,
+            )  # fmt: skip
+            if not self._call(lambda request=push: self._client.PushObject(request)).stored:
+                raise HushError(f"{self._where}: the SuperLink did not store the answer")
+
+    def close(self) -> None:
+        """Sign off."""
+        self._stop.set()
+        if self._node is not None:
+            with contextlib.suppress(httpx.HTTPError):
+                self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
+        self._client.close()
+
+    def _call(self, call: Callable[[], Any]) -> Any:
+        return _called(call, self._where, self._patience)
+
+    def _beat(self) -> None:
+        request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=_HEARTBEAT)
+        while not self._stop.wait(_HEARTBEAT / 2):
+            with contextlib.suppress(httpx.HTTPError):
+                self._pulse.SendNodeHeartbeat(request)
+        self._pulse.close()
+
+
+def _peers(found: Sequence[Any]) -> list[Peer]:
+    return [
+        Peer(each.public_key, each.node_id, each.status == "online", each.last_activated_at)
+        for each in found
+        if each.status != "unregistered"
+    ]
+
+
+@contextlib.contextmanager
+def _trusting(address: str) -> Iterator[None]:
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        yield
+    except (OSError, ValueError, UnicodeError) as error:
+        raise HushError(f"{address}: the CA certificate cannot be used: {error}") from None
