@@ -76,9 +76,44 @@ def compare(
     Returns:
         `{"command", "seeds", "recipes": {name: {"accuracy": spread over seeds, "runs": [...], "not_covered": [...]}}}`
     """
-    from hush.comparison import compared
+    from hush.comparison import by_recipe, compared
 
-    return compared(_config(config, overrides), recipes, seeds, out, resume, data, command, progress)
+    checked = _config(config, overrides)
+    return compared(checked, by_recipe(checked, recipes), seeds, out, resume, data, command, progress)
+
+
+def sweep(
+    config: ConfigLike,
+    grid: Sequence[str],
+    *,
+    seeds: int = 1,
+    overrides: Sequence[str] = (),
+    out: str | Path | None = None,
+    resume: bool = False,
+    data: str | None = None,
+    command: str = "",
+    progress: Callable[[str, int, RoundRecord], None] | None = None,
+) -> dict[str, Any]:
+    """Run every combination of settings, over several seeds, all in lockstep.
+
+    Args:
+        config: As for `simulate`.
+        grid: Entries such as `local.lr=0.01,0.02`; several make a product.
+        seeds: How many, counted up from the config's.
+        overrides: As for `simulate`.
+        out: The directory for all of it.
+        resume: Go on with what is in `out`.
+        data: As for `simulate`.
+        command: What to note as the way to run it again.
+        progress: Called with variant, seed and record after every round.
+
+    Returns:
+        As `compare`, with a variant such as "local.lr=0.01" in place of a recipe.
+    """
+    from hush.comparison import by_grid, compared
+
+    checked = _config(config, overrides)
+    return compared(checked, by_grid(checked, grid), seeds, out, resume, data, command, progress)
 
 
 def plan(

@@ -6,6 +6,8 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Callable
+from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -100,6 +102,29 @@ def compare(
 
 
 @app.command()
+def sweep(
+    file: File,
+    grid: Annotated[list[str], typer.Option(metavar="KEY=V1,V2", help="Values to try; may be repeated.")],
+    seeds: Annotated[int, typer.Option(help="Seeds to average over, counted up from the file's.")] = 1,
+    out: Out = None,
+    sets: Sets = None,
+    resume: Resume = False,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run every combination of settings, all in lockstep: one table, one report."""
+    from hush import api
+    from hush.comparison import by_grid
+    from hush.config import load
+
+    label = f"sweep-{file.stem}"
+    path = out or (_latest(label) if resume else _fresh(label))
+    variants = by_grid(load(file, sets or ()), grid)
+    rounds = sum(variant.rounds for variant in variants.values())
+    _side_by_side(partial(api.sweep, file, grid), rounds, seeds, path, sets or (), resume, data, as_json)
+
+
+@app.command()
 def plan(
     file: Annotated[
         Path | None, typer.Argument(metavar="[FILE.toml]", help="A federation: every client of it.")
@@ -176,14 +201,22 @@ def _compare(
 ) -> None:
     from hush import api
     from hush.config import load
-    from hush.terminal import Bar, show_comparison
 
     names = [name.strip() for name in recipes.split(",") if name.strip()]
-    total = load(file, sets).rounds * len(names) * max(seeds, 1)
-    with Bar(total, quiet=as_json) as bar:
-        summary = api.compare(
-            file, names, seeds=seeds, overrides=sets, out=out, resume=resume, data=data, command=_command(),
-            progress=lambda recipe, seed, record: bar.advance(None, record, f"{recipe}, seed {seed}"),
+    rounds = load(file, sets).rounds * len(names)
+    _side_by_side(partial(api.compare, file, names), rounds, seeds, out, sets, resume, data, as_json)
+
+
+def _side_by_side(
+    work: Callable[..., dict[str, Any]], rounds: int, seeds: int, out: Path, sets: Any, resume: bool,
+    data: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    from hush.terminal import Bar, show_comparison
+
+    with Bar(rounds * max(seeds, 1), quiet=as_json) as bar:
+        summary = work(
+            seeds=seeds, overrides=sets, out=out, resume=resume, data=data, command=_command(),
+            progress=lambda name, seed, record: bar.advance(None, record, f"{name}, seed {seed}"),
         )  # fmt: skip
     print(json.dumps(summary, indent=2)) if as_json else show_comparison(summary, out)
 

@@ -1,15 +1,17 @@
-"""Several recipes on the same clients, data and budgets, over several seeds: one table, one report."""
+"""Several runs side by side, in lockstep: recipes on the same clients, or any grid of settings, over several seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hush import report
-from hush.config import Config
+from hush.config import Config, overridden, parse
 from hush.engines import cohort
-from hush.engines.federation import prepare
+from hush.engines.federation import load, prepare
 from hush.engines.outcome import spread, versions
 from hush.recipes import RECIPES
 from hush.server.rundir import to_json, write_atomically
@@ -21,7 +23,7 @@ Progress = Callable[[str, int, RoundRecord], None]
 
 def compared(
     config: Config,
-    recipes: Sequence[str],
+    variants: Mapping[str, Config],
     seeds: int,
     out: str | Path | None,
     resume: bool,
@@ -29,67 +31,99 @@ def compared(
     command: str,
     progress: Progress | None,
 ) -> dict[str, Any]:
-    """Run them all and gather the outcome. With `resume`, finished runs are not run again."""
-    _check(recipes, seeds)
+    """Run all variants over all seeds and gather the outcome. With `resume`, finished rounds are not run again."""
+    if seeds < 1:
+        raise HushError(f"--seeds: expected 1 or more, found {seeds}")
     root = Path(out) if out is not None else None
     numbers = [config.seed + i for i in range(seeds)]
-    runs: dict[str, list[RunResult]] = {}
-    for recipe in recipes:
-        runs[recipe] = []
-        for seed in numbers:
-            one = config.model_copy(update={"seed": seed, "recipe": _recipe(config, recipe)})
-            path = root / _name(recipe, seed) if root is not None else None
-            runs[recipe].append(_one(one, recipe, path, resume, data, command, progress))
+    asked = [(name, seed) for name in variants for seed in numbers]
+    configs = [variants[name].model_copy(update={"seed": seed}) for name, seed in asked]
+    loaded: dict[str, Any] = {}
+    arrays: cohort.Arrays = {}
+
+    def begun(name: str, one: Config) -> cohort.Execution:
+        # What is read from files is read once; clients that share rows share them in memory, too.
+        key = f"{one.data.model_dump_json()} {one.seed}"
+        if key not in loaded:
+            loaded[key] = load(one, data)
+        path = root / path_of(name, one.seed) if root is not None else None
+
+        def told(record: RoundRecord) -> None:
+            if progress is not None:
+                progress(name, one.seed, record)
+
+        federation = prepare(one, dataset=loaded[key])
+        return cohort.execution(federation, path, resume=resume, command=command, progress=told, arrays=arrays)
+
+    executions = [begun(name, one) for (name, _), one in zip(asked, configs, strict=True)]
+    runs: dict[str, list[RunResult]] = {name: [] for name in variants}
+    for (name, _), result in zip(asked, cohort.lockstep(executions), strict=True):
+        runs[name].append(result)
     summary = {
         "command": command,
         "seeds": numbers,
         "config": config.model_dump(),
         "versions": versions(),
-        "recipes": {recipe: _gathered(recipe, results) for recipe, results in runs.items()},
+        "recipes": {name: _gathered(name, results) for name, results in runs.items()},
     }
     if root is not None:
         write_atomically(root / COMPARISON, to_json(summary))
         # A page is some megabytes, so only the first seed's runs get their own; `hush report` makes the others.
-        for recipe in recipes:
-            report.write(root / _name(recipe, numbers[0]))
+        for name in variants:
+            report.write(root / path_of(name, numbers[0]))
         report.write(root)
     return summary
 
 
-def _one(
-    config: Config,
-    recipe: str,
-    path: Path | None,
-    resume: bool,
-    data: str | None,
-    command: str,
-    progress: Progress | None,
-) -> RunResult:
-    def told(record: RoundRecord) -> None:
-        if progress is not None:
-            progress(recipe, config.seed, record)
-
-    federation = prepare(config, root=data)
-    return cohort.run(federation, path, resume=resume, command=command, progress=told)
+def by_recipe(config: Config, recipes: Sequence[str]) -> dict[str, Config]:
+    """A variant for each recipe; the file's own slots stay with the recipe that the file names."""
+    if not recipes:
+        raise HushError(f"--recipes: expected names separated by commas; accepted: {', '.join(RECIPES)}")
+    for recipe in recipes:
+        if recipe not in RECIPES:
+            raise unknown("--recipes", "recipe", recipe, RECIPES)
+    if len(set(recipes)) != len(recipes):
+        raise HushError(f"--recipes: named twice: {', '.join(sorted({r for r in recipes if recipes.count(r) > 1}))}")
+    own = config.recipe.get("name")
+    return {
+        name: config.model_copy(update={"recipe": config.recipe if own == name else {"name": name}}) for name in recipes
+    }
 
 
-def _recipe(config: Config, name: str) -> dict[str, Any]:
-    """A named recipe; the file's own slots stay with the recipe that the file names."""
-    return config.recipe if config.recipe.get("name") == name else {"name": name}
+def by_grid(config: Config, grid: Sequence[str]) -> dict[str, Config]:
+    """A variant for each combination of `key=value,value,...` entries."""
+    if not grid:
+        raise HushError("--grid: expected KEY=VALUE,VALUE,..., such as local.lr=0.01,0.02; may be repeated")
+    axes = [[f"{key}={value}" for value in values] for key, values in map(_axis, grid)]
+    raw = config.model_dump()
+    return {", ".join(chosen): parse(overridden(raw, chosen)) for chosen in itertools.product(*axes)}
 
 
-def _name(recipe: str, seed: int) -> str:
-    return f"{recipe}/seed-{seed}"
+def _axis(entry: str) -> tuple[str, list[str]]:
+    """Split `key=a,b` at the commas that are outside of brackets and quotes."""
+    key, equals, text = entry.partition("=")
+    values = [value.strip() for value in re.findall(r'(?:\[[^\]]*\]|\{[^}]*\}|"[^"]*"|[^,])+', text)]
+    if not equals or not key.strip() or not values or not all(values):
+        raise HushError(f"--grid {entry}: expected KEY=VALUE,VALUE,..., such as local.lr=0.01,0.02")
+    if len(set(values)) != len(values):
+        raise HushError(f"--grid {entry}: a value is given twice")
+    return key.strip(), values
 
 
-def _gathered(recipe: str, results: Sequence[RunResult]) -> dict[str, Any]:
+def path_of(name: str, seed: int) -> str:
+    """The directory of a run, within that of the comparison."""
+    plain = re.sub(r"[^A-Za-z0-9.=_-]+", "_", name).strip("._") or "run"
+    return f"{plain}/seed-{seed}"
+
+
+def _gathered(name: str, results: Sequence[RunResult]) -> dict[str, Any]:
     return {
         "accuracy": spread([result.accuracy["mean"] for result in results]),
         "not_covered": list(results[0].not_covered),
         "runs": [
             {
                 "seed": result.seed,
-                "path": _name(recipe, result.seed),
+                "path": path_of(name, result.seed),
                 "accuracy": dict(result.accuracy),
                 "loss": result.loss,
                 "epsilon_spent_max": max(g.epsilon_spent or 0.0 for g in result.guarantees),
@@ -98,15 +132,3 @@ def _gathered(recipe: str, results: Sequence[RunResult]) -> dict[str, Any]:
             for result in results
         ],
     }
-
-
-def _check(recipes: Sequence[str], seeds: int) -> None:
-    if seeds < 1:
-        raise HushError(f"--seeds: expected 1 or more, found {seeds}")
-    if not recipes:
-        raise HushError(f"--recipes: expected names separated by commas; accepted: {', '.join(RECIPES)}")
-    for recipe in recipes:
-        if recipe not in RECIPES:
-            raise unknown("--recipes", "recipe", recipe, RECIPES)
-    if len(set(recipes)) != len(recipes):
-        raise HushError(f"--recipes: named twice: {', '.join(sorted({r for r in recipes if recipes.count(r) > 1}))}")

@@ -64,12 +64,16 @@ class Policy:
 
 @dataclass(frozen=True)
 class Member:
-    """A client as the server knows it: public facts, fixed at enrolment, never read from messages."""
+    """A client as the server knows it: public facts, fixed at enrolment, never read from messages.
+
+    `group` is its true cluster, for the oracle of a simulation; 0 where nobody knows.
+    """
 
     client: int
     policy: Policy
     samples: int
     batch: int
+    group: int = 0
 
 
 @dataclass(frozen=True)

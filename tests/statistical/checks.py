@@ -16,7 +16,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from hush.config import ModelConfig, parse
+from hush.config import Config, ModelConfig, parse
 from hush.data import from_arrays
 from hush.engines import answer
 from hush.engines.audit import examine
@@ -25,13 +25,14 @@ from hush.engines.canary import effects, plant
 from hush.engines.cohort import Cohort
 from hush.engines.federation import prepare
 from hush.local.train import Job, train
-from hush.models import adopt, build
+from hush.models import Model, adopt, build
 from hush.privacy import audit as statistics
 from hush.privacy import gaussian, noise
 from hush.privacy.course import Aside, Ask, drafted
 from hush.privacy.course import calibrated as calibrated_course
 from hush.privacy.noise import Source
 from hush.privacy.plan import PrivacyPlan, calibrated
+from hush.recipes import Recipe
 from hush.types import Policy, Relation, Task, Update
 
 RARE = 1e-6
@@ -251,9 +252,13 @@ def power(seeds: int = 200) -> float:
     return caught / seeds
 
 
+def _chooser(model: Model, x: Tensor, y: Tensor, source: Source) -> answer.Client:
+    return answer.Client(Recipe(), Config(), model, x, y, 0, source)
+
+
 def audit_choice() -> Finding:
     """The audit of a cluster choice: a row that turns the choice is there or not."""
-    bound, slope = 4.0, 50.0
+    bound, slope = Config().privacy.loss_clip, 50.0
     # One row fits model 0 and not model 1, by the whole bound. The other one fits model 1 better, by half of it.
     x, y = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.zeros(2, dtype=torch.int64)
     tilt = math.log(math.exp(0.5 * bound + math.log(2.0)) - 1.0)
@@ -263,7 +268,7 @@ def audit_choice() -> Finding:
     (stage,) = calibrated_course(drafted([ask], [1], plan(2, 2)), Policy(CLAIM, 1e-3)).stages
     task = Task(0, 1, models, model.layout, model.layout)
     chosen = [
-        [answer.choose(model, task, stage, x[:n], y[:n], bound, noise.replayable(5, n, run)) for run in range(RUNS)]
+        [answer.choose(task, stage, _chooser(model, x[:n], y[:n], noise.replayable(5, n, run))) for run in range(RUNS)]
         for n in (1, 2)
     ]
     lower = statistics.two_datasets(np.array(chosen[0], float), np.array(chosen[1], float), 1e-3, CONFIDENCE)

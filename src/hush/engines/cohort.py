@@ -12,18 +12,17 @@ import torch
 from torch import Tensor
 
 from hush.engines import answer
-from hush.engines.answer import Work
+from hush.engines.answer import Client, Work
 from hush.engines.evaluate import evaluate
 from hush.engines.federation import Federation
 from hush.engines.outcome import manifest, outcome
 from hush.engines.together import train_together
 from hush.models import unflatten
 from hush.privacy import noise
-from hush.privacy.course import Stage
 from hush.privacy.ledger import BudgetSpentError, Ledger
 from hush.server.loop import Answer, ServerState, serve, short_of_quorum, start
 from hush.server.rundir import RunDir
-from hush.types import Decline, HushError, Receipt, RoundRecord, RunResult, Task
+from hush.types import Decline, HushError, RoundRecord, RunResult, Task
 
 Progress = Callable[[RoundRecord], None]
 Arrays = dict[object, tuple[Tensor, Tensor]]
@@ -41,20 +40,21 @@ class Cohort:
         self._bounds = federation.data.bounds()
         self._phase: tuple[int, ...] | None = None
         self.x = self.y = torch.empty(0)
+        self.idle = 0.0
 
     def accept(self, tasks: Sequence[Task]) -> tuple[list[Work], list[Answer]]:
         """What to train for the clients that can afford it, and the answers of the others. The receipt comes first."""
         works: list[Work] = []
         declined: list[Answer] = []
         for task in tasks:
-            stage = self._stage(task)
+            stage = self.federation.stage(task.client, task.round)
             try:
                 receipt = self._ledgers[task.client].reserve_costs(stage.costs(), "", task.round)
             except BudgetSpentError as error:
                 declined.append(Decline(task.client, task.round, f"budget spent: {error}", final=True))
             else:
                 self._hold(task.round)
-                works.append(self._work(task, receipt, stage))
+                works.append(answer.work(task, receipt, stage, self._client(task.client, task.round)))
         return works, declined
 
     def answer(self, tasks: Sequence[Task]) -> list[Answer]:
@@ -64,26 +64,16 @@ class Cohort:
 
     def seal(self, works: Sequence[Work], vectors: Sequence[Tensor]) -> list[Answer]:
         """The updates to send back."""
-        recipe = self.federation.recipe
-        return [
-            answer.sealed(done, vector, recipe, self._stage(done.task).ask.choose)
-            for done, vector in zip(works, vectors, strict=True)
-        ]
+        return [answer.sealed(done, vector) for done, vector in zip(works, vectors, strict=True)]
 
-    def _stage(self, task: Task) -> Stage:
-        return self.federation.stage(task.client, task.round)
-
-    def _work(self, task: Task, receipt: Receipt, stage: Stage) -> Work:
-        config, recipe = self.federation.config, self.federation.recipe
+    def _client(self, client: int, number: int) -> Client:
+        federation = self.federation
+        config = federation.config
         secure = config.privacy.noise == "secure"
-        source = noise.secure() if secure else noise.replayable(config.seed, task.client, task.round)
-        first, end, _ = self._bounds[task.client]
-        model = 0
-        if stage.ask.choose:
-            rows = slice(first, end)
-            bound = config.privacy.loss_clip
-            model = answer.choose(self.federation.model, task, stage, self.x[rows], self.y[rows], bound, source)
-        return answer.work(task, receipt, stage, recipe, config, first, model, source, self._device)
+        source = noise.secure() if secure else noise.replayable(config.seed, client, number)
+        first, end, _ = self._bounds[client]
+        x, y = self.x[first:end], self.y[first:end]
+        return Client(federation.recipe, config, federation.model, x, y, first, source, federation.outputs[client])
 
     def evaluate(self, models: Tensor, placed: Sequence[int], round_number: int) -> tuple[tuple[float, ...], float]:
         """Accuracy of each client on its own test rows, and the mean loss over all of them."""
@@ -160,7 +150,7 @@ def execution(
     def keep(new: ServerState, record: RoundRecord) -> None:
         homes = federation.recipe.assign.homes(clients, new.slots["assign"])
         accuracies, loss = cohort.evaluate(new.released, homes, new.round)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - began - cohort.idle
         done = replace(record, accuracy_per_client=accuracies, loss=loss, seconds=seconds)
         records.append(done)
         if directory is not None:
@@ -188,6 +178,7 @@ def lockstep(executions: Sequence[Execution]) -> list[RunResult]:
     """Drive several runs together, round by round: what can be trained in one piece is."""
     results: dict[int, RunResult] = {}
     waiting: dict[int, tuple[Cohort, list[Work]]] = {}
+    since: dict[int, float] = {}
 
     def advance(number: int, vectors: Sequence[Tensor] | None) -> None:
         try:
@@ -195,13 +186,19 @@ def lockstep(executions: Sequence[Execution]) -> list[RunResult]:
             waiting[number] = next(each) if vectors is None else each.send(vectors)
         except StopIteration as end:
             results[number] = end.value
+        since[number] = time.perf_counter()
 
     for number in range(len(executions)):
         advance(number, None)
     while waiting:
         asked, waiting = waiting, {}
+        total, began = max(1, sum(len(works) for _, works in asked.values())), time.perf_counter()
         trained = train_together(list(asked.values()))
+        training = time.perf_counter() - began
         for number, vectors in zip(asked, trained, strict=True):
+            # A run's own time is its own work and its part of the training; the rest it waited for others.
+            cohort, works = asked[number]
+            cohort.idle += time.perf_counter() - since[number] - training * len(works) / total
             advance(number, vectors)
     return [results[number] for number in range(len(executions))]
 

@@ -16,7 +16,7 @@ from hush.data import budgets, clients, datasets
 from hush.engines.chance import chance
 from hush.models import Model
 from hush.privacy import noise
-from hush.privacy.course import Course, Outline, Stage
+from hush.privacy.course import Course, Outline, Output, Stage
 from hush.privacy.ledger import Ledger
 from hush.privacy.plan import UPDATE, PrivacyPlan
 from hush.recipes import Recipe
@@ -40,6 +40,7 @@ class Federation:
     members: tuple[Member, ...]
     policies: tuple[Policy, ...]
     courses: tuple[Course, ...]
+    outputs: tuple[Output | None, ...]
     terms: Terms
     device: torch.device
 
@@ -132,10 +133,10 @@ def prepare(
     epsilons = budgets.budgets(config.privacy.budgets, number, seed)
     batches = budgets.batch_sizes(config.local.batch_size, number, seed)
     deltas = _per_client(config.privacy.delta, number, "privacy.delta")
-    held = clients.divide(dataset or _load(config, root), config.data, seed)
+    held = clients.divide(dataset or load(config, root), config.data, seed)
     members = tuple(
-        Member(c, Policy(epsilons[c], deltas[c], config.privacy.relation), samples, batches[c])
-        for c, samples in enumerate(held.train_counts)
+        Member(c, Policy(epsilons[c], deltas[c], config.privacy.relation), samples, batches[c], share.group)
+        for c, (samples, share) in enumerate(zip(held.train_counts, held.shares, strict=True))
     )
     _check_batches(members)
     if config.quorum > number:
@@ -148,8 +149,9 @@ def prepare(
     policies = tuple(recipe.protect.policies(members))
     courses = tuple(recipe.protect.courses(members, outline, orders, config))
     _check_grids([course.plan for course in courses], model.layout.size)
+    outputs = tuple(recipe.protect.output(members, config.rounds))
     terms = _terms(config, recipe, members, outline, courses, model, rounds)
-    return Federation(config, name, recipe, held, model, members, policies, courses, terms, device)
+    return Federation(config, name, recipe, held, model, members, policies, courses, outputs, terms, device)
 
 
 def _terms(
@@ -169,10 +171,12 @@ def _terms(
         schedule=rounds,
         chance=chance(config.seed, config.privacy.noise == "secure"),
         quorum=config.quorum,
+        clip=config.privacy.clip,
     )
 
 
-def _load(config: Config, root: str | None) -> datasets.Dataset:
+def load(config: Config, root: str | None = None) -> datasets.Dataset:
+    """The dataset that a config names."""
     data = config.data
     options: dict[str, Any] = {}
     if data.name == "synthetic":

@@ -129,6 +129,14 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Output:
+    """What is done to a trained model before it is sent: cut to a norm, and noise of this deviation added."""
+
+    bound: float
+    deviation: float
+
+
+@dataclass(frozen=True)
 class Course:
     """The stages of one client, in the order of the recipe's, whether or not it has rounds in each."""
 

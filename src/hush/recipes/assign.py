@@ -26,6 +26,10 @@ class One(Option):
         """Nothing to remember."""
         return {}
 
+    def offers(self, number: int, state: State) -> bool:
+        """There is nothing to choose."""
+        return False
+
     def place(self, view: RoundView, state: State, chance: Chance) -> list[int]:
         """Everyone on model 0."""
         return [0] * len(view.clients)

@@ -15,7 +15,7 @@ from typing import Protocol
 from torch import Tensor
 
 from hush.config import Config
-from hush.privacy.course import Ask, Course, Outline, outlined
+from hush.privacy.course import Ask, Course, Outline, Output, outlined
 from hush.recipes.assign import One
 from hush.recipes.local import Plain
 from hush.recipes.project import Identity
@@ -51,6 +51,22 @@ class Protect(Declared, Protocol):
         self, members: Sequence[Member], outline: Outline, orders: Sequence[Sequence[int]], config: Config
     ) -> list[Course]:
         """What each client does to keep its policy; `orders` has the stages of its rounds, one after the other."""
+        ...
+
+    def output(self, members: Sequence[Member], rounds: int) -> list[Output | None]:
+        """What each client does to its trained model before it is sent, if anything."""
+        ...
+
+    def start(self, clip: float) -> State:
+        """The state before the first round."""
+        ...
+
+    def notes(self, state: State) -> Mapping[str, Tensor]:
+        """What to tell every client."""
+        ...
+
+    def absorb(self, view: RoundView, state: State) -> State:
+        """Learn from the round."""
         ...
 
 
@@ -89,6 +105,10 @@ class Assign(Declared, Protocol):
 
     def start(self, clients: int) -> State:
         """The state before the first round."""
+        ...
+
+    def offers(self, number: int, state: State) -> bool:
+        """Whether a client that is asked to choose is shown all models, or only its own."""
         ...
 
     def place(self, view: RoundView, state: State, chance: Chance) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from hush.recipes import assign, local, project, protect, step, weigh
+from hush.recipes import assign, clusters, local, project, protect, step, weigh
 from hush.recipes.frame import Recipe
 from hush.recipes.papers import FAITHFUL, RECIPES
 from hush.types import HushError, unknown
@@ -20,12 +20,14 @@ def _by_rule(*options: Any) -> dict[str, Any]:
 
 
 SLOTS: Mapping[str, Mapping[str, Any]] = {
-    "protect": _by_rule(protect.Nothing, protect.DpSgd),
-    "local": _by_rule(local.Plain),
-    "assign": _by_rule(assign.One),
-    "project": _by_rule(project.Identity),
-    "weigh": _by_rule(weigh.Samples, weigh.Uniform, weigh.Epsilon, weigh.EstimatedNoise),
-    "step": _by_rule(step.Add, step.Momentum, step.Ema, step.Tail),
+    "protect": _by_rule(protect.Nothing, protect.DpSgd, protect.OutputPerturbation),
+    "local": _by_rule(local.Plain, local.Proximal, local.ControlVariates),
+    "assign": _by_rule(assign.One, clusters.GmmThenLoss, clusters.KMeansEachRound, clusters.ByLoss, clusters.Oracle),
+    "project": _by_rule(
+        project.Identity, project.PublicSubspace, project.DelayedPublicSubspace, project.RandomSubspace
+    ),
+    "weigh": _by_rule(weigh.Samples, weigh.Uniform, weigh.Epsilon, weigh.EstimatedNoise, weigh.Impact),
+    "step": _by_rule(step.Add, step.Momentum, step.Adam, step.Noisy, step.Ema, step.Tail),
 }
 
 

@@ -3,19 +3,45 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+import torch
+from torch import Tensor
+
 from hush.config import Config
-from hush.privacy.course import Course, Outline, calibrated, drafted, first, with_noise
+from hush.privacy.course import Aside, Ask, Course, Outline, Output, calibrated, drafted, first, with_noise
 from hush.privacy.plan import UPDATE, PrivacyPlan
 from hush.recipes.option import Option
+from hush.recipes.view import RoundView, State
 from hush.types import Accountant, Member, Policy, Release
+
+BELOW = "clip quantile"
+
+
+class _Protect(Option):
+    """A clip that stays as configured."""
+
+    def start(self, clip: float) -> State:
+        """Nothing to remember."""
+        return {}
+
+    def notes(self, state: State) -> Mapping[str, Tensor]:
+        """What to tell every client: nothing."""
+        return {}
+
+    def absorb(self, view: RoundView, state: State) -> State:
+        """Learn from the round: nothing."""
+        return state
+
+    def output(self, members: Sequence[Member], rounds: int) -> list[Output | None]:
+        """What each client does to its trained model before it is sent: nothing."""
+        return [None] * len(members)
 
 
 @dataclass(frozen=True)
-class Nothing(Option):
+class Nothing(_Protect):
     """No protection: the baseline that shows what privacy costs."""
 
     rule: ClassVar[str] = "none"
@@ -38,7 +64,7 @@ class Nothing(Option):
 
 
 @dataclass(frozen=True)
-class DpSgd(Option):
+class DpSgd(_Protect):
     """Clipped, noised steps on Poisson batches, calibrated to a budget.
 
     `budget`: `own` keeps each client's own. `minimum` gives all of them the smallest one. `maximum` gives all of them
@@ -49,6 +75,9 @@ class DpSgd(Option):
     `noise`, or else what the client with the largest budget needs to stay to the end.
 
     `accountant`: the config's, or the one of Robust-HDP's experiments, whose Renyi orders stop at 64.
+
+    `clip`: `fixed` as configured, or `adaptive`: it follows the `quantile` of the clients' gradient norms (Andrew et
+    al. 2021), C <- C exp(-pace (b - quantile)), b the mean of noisy fractions that cost a client `share` of a round.
     """
 
     rule: ClassVar[str] = "dp-sgd"
@@ -56,12 +85,38 @@ class DpSgd(Option):
     spread: Literal["all-rounds", "equal-noise"] = "all-rounds"
     noise: float | None = None
     accountant: Literal["configured", "rdp-64"] = "configured"
+    clip: Literal["fixed", "adaptive"] = "fixed"
+    quantile: float = 0.5
+    pace: float = 0.2
+    share: float = 0.05
 
     def __post_init__(self) -> None:
+        if not (0 < self.quantile < 1 and self.pace > 0 and self.share > 0):
+            raise ValueError("quantile: expected between 0 and 1, and pace and share above 0")
         if self.noise is not None and not self.noise > 0:
             raise ValueError(f"noise: expected a positive number, found {self.noise}")
         if self.noise is not None and self.spread != "equal-noise":
             raise ValueError('noise: can be given only with spread = "equal-noise"')
+
+    def ask(self, number: int, rounds: int) -> Ask:
+        """A noisy count in every round, if the clip adapts."""
+        adapts = number > 0 and self.clip == "adaptive"
+        return Ask(train=number > 0, asides=(Aside(BELOW, self.share, sampled=True),) if adapts else ())
+
+    def start(self, clip: float) -> State:
+        """The clip as configured, if it is to change."""
+        return {"clip": torch.tensor([clip], dtype=torch.float64)} if self.clip == "adaptive" else {}
+
+    def notes(self, state: State) -> Mapping[str, Tensor]:
+        """The clip of this round, if it changes."""
+        return {"clip": state["clip"]} if "clip" in state else {}
+
+    def absorb(self, view: RoundView, state: State) -> State:
+        """Follow the quantile."""
+        if "clip" not in state:
+            return state
+        fraction = (view.notes["below"].mean()).clamp(0.0, 1.0)
+        return {"clip": state["clip"] * torch.exp(-self.pace * (fraction - self.quantile))}
 
     def policies(self, members: Sequence[Member]) -> list[Policy]:
         """Each client's budget under this rule."""
@@ -96,10 +151,44 @@ class DpSgd(Option):
         update = Release(
             UPDATE, True, "clipped and noised in every step, accounted in the client's plan", "sampled-gaussian"
         )
-        if self.budget != "maximum":
-            return (update,)
-        broken = "every client spends the largest budget of all, which may be more than its own"
-        return (update, Release("privacy beyond the client's own budget", False, broken))
+        told = [update]
+        if self.clip == "adaptive":
+            told.append(Release(BELOW, True, "a noised count on one batch, charged each round", "sampled-gaussian"))
+        if self.budget == "maximum":
+            broken = "every client spends the largest budget of all, which may be more than its own"
+            told.append(Release("privacy beyond the client's own budget", False, broken))
+        return tuple(told)
+
+
+@dataclass(frozen=True)
+class OutputPerturbation(Nothing):
+    """PADPFL as printed: ordinary training, then weights cut to norm `bound` and noised once a round.
+
+    The noise is 2 bound rounds c / (m eps), c = sqrt(2 ln(1.25 / delta)), m the fewest samples of any client. It is not
+    enough for the epsilon it names: a bounded output moves by 2 bound, not 2 bound / m, the formula needs eps below 1,
+    and delta is not composed. So nothing is promised, and the run says so.
+    """
+
+    rule: ClassVar[str] = "output-perturbation"
+    bound: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not self.bound > 0:
+            raise ValueError(f"bound: expected a positive number, found {self.bound}")
+
+    def output(self, members: Sequence[Member], rounds: int) -> list[Output | None]:
+        """The bound and the paper's noise."""
+        fewest = min(member.samples for member in members)
+        constants = [math.sqrt(2 * math.log(1.25 / member.policy.delta)) for member in members]
+        return [
+            Output(self.bound, 2 * self.bound * rounds * c / (fewest * member.policy.epsilon))
+            for member, c in zip(members, constants, strict=True)
+        ]
+
+    def releases(self) -> tuple[Release, ...]:
+        """An update whose noise keeps no promise."""
+        why = "noised by a formula whose sensitivity is not proved and which holds for epsilon below 1 alone"
+        return (Release(UPDATE, False, why),)
 
 
 def _draft(member: Member, config: Config, accountant: Accountant) -> PrivacyPlan:

@@ -64,6 +64,56 @@ class Momentum(_Silent):
 
 
 @dataclass(frozen=True)
+class Adam(_Silent):
+    """FedAdam (Reddi et al. 2021): the weighted mean of the updates is taken for a gradient, and Adam moves by it."""
+
+    rule: ClassVar[str] = "adam"
+    lr: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and self.tau > 0):
+            raise ValueError(f"beta1, beta2, tau: expected 0 to below 1, and a positive tau, found {self}")
+
+    def start(self, models: Tensor) -> State:
+        """At rest; the second moment starts at tau squared."""
+        return {"first": torch.zeros_like(models), "second": torch.full_like(models, self.tau**2)}
+
+    def step(self, models: Tensor, move: Tensor, state: State, chance: Chance) -> tuple[Tensor, State]:
+        """Move by the first moment over the root of the second."""
+        first = self.beta1 * state["first"] + (1 - self.beta1) * move
+        second = self.beta2 * state["second"] + (1 - self.beta2) * move.square()
+        return models + self.lr * first / (second.sqrt() + self.tau), {**state, "first": first, "second": second}
+
+
+@dataclass(frozen=True)
+class Noisy(_Silent):
+    """Noise of the server's own on top of another step, for whoever sees only the models (PADPFL).
+
+    It changes nothing of what the server itself sees, so no epsilon printed here counts it.
+    """
+
+    rule: ClassVar[str] = "noisy"
+    deviation: float = 0.01
+    inner: _Step = field(default_factory=Add)
+
+    def __post_init__(self) -> None:
+        if not self.deviation >= 0:
+            raise ValueError(f"deviation: expected 0 or more, found {self.deviation}")
+
+    def start(self, models: Tensor) -> State:
+        """As the inner step."""
+        return self.inner.start(models)
+
+    def step(self, models: Tensor, move: Tensor, state: State, chance: Chance) -> tuple[Tensor, State]:
+        """Let the inner step move, and add noise."""
+        models, state = self.inner.step(models, move, state, chance)
+        return models + self.deviation * chance.normal("server noise", *models.shape).to(models.dtype), state
+
+
+@dataclass(frozen=True)
 class Ema(_Silent):
     """Release an exponential average of the models that another step trains: noise averages out, the signal stays."""
 

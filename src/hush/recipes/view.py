@@ -41,6 +41,8 @@ class RoundView:
         layout: How an update splits into tensors.
         notes: Numbers that clients sent beside their updates, each by name, a row a client.
         budgets: Declared epsilon of all clients that are enrolled, whether or not they answered.
+        groups: The true cluster of all clients, which only a simulation knows.
+        rounds: How many rounds there are in all.
     """
 
     round: int
@@ -53,6 +55,8 @@ class RoundView:
     layout: Layout = field(default_factory=lambda: Layout((), ()))
     notes: Mapping[str, Tensor] = field(default_factory=dict)
     budgets: Tensor = field(default_factory=lambda: torch.ones(0))
+    groups: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    rounds: int = 1
 
     def rows(self, chosen: Tensor) -> RoundView:
         """The view of some of the clients, by row number."""

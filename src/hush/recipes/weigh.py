@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -51,6 +51,49 @@ class Samples(_Public):
     def releases(self) -> tuple[Release, ...]:
         """How much data each client has."""
         return (_SAMPLES,)
+
+
+@dataclass(frozen=True)
+class Impact(_Public):
+    """By impact factors that are set at enrolment (PADPFL).
+
+    `factors`: one for each client, or one for each client of a group; none means all alike. Over all clients they sum
+    to one. `changes`: pairs of a round and the factors from that round on. The share of a client that does not answer
+    is spread over the others in proportion; where all that answer have factor zero, nothing moves.
+    """
+
+    rule: ClassVar[str] = "impact"
+    factors: list[float] = field(default_factory=list)
+    changes: list[tuple[int, list[float]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for at, listed in [(1, self.factors), *self.changes]:
+            if any(not 0 <= factor <= 1 for factor in listed):
+                raise ValueError(f"factors: expected numbers from 0 to 1 from round {at} on, found {listed}")
+
+    def weigh(self, view: RoundView, state: State) -> tuple[Weighing, State]:
+        """In proportion to the factors of those who answered."""
+        facts = self.facts(view)
+        total = facts.sum()
+        return Weighing(facts / total if bool(total > 0) else torch.zeros_like(facts)), state
+
+    def facts(self, view: RoundView) -> Tensor:
+        """The factors of this round."""
+        listed = self.at(view.round)
+        if not listed:
+            return torch.ones_like(view.samples)
+        everyone = torch.tensor(listed, dtype=torch.float64)
+        if len(listed) != len(view.budgets):
+            everyone = everyone[view.groups]
+        return everyone[list(view.clients)]
+
+    def at(self, number: int) -> list[float]:
+        """The factors that hold in a round, as they were given."""
+        return [self.factors, *(listed for start, listed in sorted(self.changes) if start <= number)][-1]
+
+    def releases(self) -> tuple[Release, ...]:
+        """The factors."""
+        return (Release("impact factor", False, "set at enrolment from what is known of a client, and public"),)
 
 
 @dataclass(frozen=True)

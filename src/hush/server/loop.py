@@ -32,6 +32,7 @@ class Terms:
         schedule: Who is invited when.
         chance: The server's random numbers of a round.
         quorum: The fewest updates that move a model.
+        clip: As configured: where an adaptive clip begins.
     """
 
     recipe: Recipe
@@ -43,6 +44,7 @@ class Terms:
     schedule: Schedule
     chance: Callable[[int], Chance]
     quorum: int = 1
+    clip: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ def start(terms: Terms, models: Tensor) -> ServerState:
     """The state before the first round; `models` is models x p."""
     recipe, clients = terms.recipe, len(terms.members)
     slots: dict[str, State] = {
+        "protect": recipe.protect.start(terms.clip),
         "step": recipe.step.start(models),
         "assign": recipe.assign.start(clients),
         "local": recipe.local.start(clients, models.shape[1]),
@@ -94,7 +97,8 @@ def serve(terms: Terms, state: ServerState, keep: Keep) -> Generator[list[Task],
         gone = set(slots["loop"]["gone"].tolist())
         invited = _facts(terms, number, [c for c in terms.schedule[number - 1] if c not in gone])
         placed = dict(zip(invited.clients, recipe.assign.place(invited, slots["assign"], chance), strict=True))
-        tasks = _tasks(terms, state, invited, None if ask.choose else placed)
+        open_choice = ask.choose and recipe.assign.offers(number, slots["assign"])
+        tasks = _tasks(terms, state, invited, None if open_choice else placed)
 
         # 2. Wait for what comes back.
         answers = yield tasks
@@ -102,7 +106,7 @@ def serve(terms: Terms, state: ServerState, keep: Keep) -> Generator[list[Task],
         # 3. Let in what is valid, and note who leaves.
         updates = [answer for answer in answers if isinstance(answer, Update)]
         declines = [answer for answer in answers if isinstance(answer, Decline)]
-        accepted, refused = validate(tasks, updates, recipe.assign.models if ask.choose else 0)
+        accepted, refused = validate(tasks, updates, ask.choose)
         refused = {**refused, **{decline.client: decline.reason for decline in declines}}
         gone |= {decline.client for decline in declines if decline.final}
         slots["loop"] = {"gone": torch.tensor(sorted(gone), dtype=torch.int64)}
@@ -112,14 +116,14 @@ def serve(terms: Terms, state: ServerState, keep: Keep) -> Generator[list[Task],
         into: dict[int, int] = {}
         if accepted and len(accepted) >= terms.quorum:
             view = _view(terms, number, tasks, accepted)
-            worked = [int(u.notes["choice"]) if ask.choose else placed[u.client] for u in accepted]
+            worked = [int(u.notes["choice"]) if open_choice else placed[u.client] for u in accepted]
 
             # 4. Assign: to which model each update is to be added.
             joined, slots["assign"] = recipe.assign.absorb(view, worked, slots["assign"], chance)
             into = dict(zip(view.clients, joined, strict=True))
-            view = replace(view, updates=view.updates + _moved(state.models, worked, joined))
+            moved = replace(view, updates=view.updates + _moved(state.models, worked, joined))
             for model, rows in _by_model(joined):
-                part = view.rows(rows)
+                part = moved.rows(rows)
 
                 # 5. Project.
                 key = f"project.{model}"
@@ -133,6 +137,7 @@ def serve(terms: Terms, state: ServerState, keep: Keep) -> Generator[list[Task],
                 if weighing.noise is not None:
                     noise.update(zip(part.clients, weighing.noise.tolist(), strict=True))
             homes = recipe.assign.homes(everyone, slots["assign"])
+            slots["protect"] = recipe.protect.absorb(view, slots["protect"])
             slots["local"] = recipe.local.absorb(view, worked, homes, slots["local"])
 
         # 7. Step, unless this round was only for listening.
@@ -178,6 +183,7 @@ def _tasks(terms: Terms, state: ServerState, invited: RoundView, placed: Mapping
         memory = slots.get(f"project.{model}", {})
         notes = dict(recipe.project.notes(invited.rows(torch.tensor([row])), memory)[0])
         answer = recipe.project.answer(terms.layout, notes)
+        notes.update(recipe.protect.notes(slots["protect"]))
         if drifts is not None:
             notes["drift"] = drifts[row, shown]
         tasks.append(Task(client, invited.round, state.models[shown], terms.layout, answer, notes))
@@ -210,6 +216,8 @@ def _facts(terms: Terms, number: int, clients: Sequence[int]) -> RoundView:
         reach=facts([terms.reach[stage][client] for client in clients]),
         layout=terms.layout,
         budgets=facts([member.policy.epsilon for member in terms.members]),
+        groups=torch.tensor([member.group for member in terms.members]),
+        rounds=len(terms.schedule),
     )
 
 

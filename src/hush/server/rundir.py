@@ -144,7 +144,7 @@ def _tensors(state: ServerState) -> dict[str, Tensor]:
 
 
 def _state(number: int, tensors: Mapping[str, Tensor]) -> ServerState:
-    slots: dict[str, dict[str, Tensor]] = {"step": {}, "assign": {}, "local": {}}
+    slots: dict[str, dict[str, Tensor]] = {"step": {}, "assign": {}, "local": {}, "protect": {}}
     for key, value in tensors.items():
         slot, dot, name = key.partition(".")
         if dot:

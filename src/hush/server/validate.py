@@ -11,17 +11,17 @@ from hush.types import Task, Update
 
 
 def validate(
-    tasks: Sequence[Task], updates: Sequence[Update], models: int = 0
+    tasks: Sequence[Task], updates: Sequence[Update], choosing: bool = False
 ) -> tuple[list[Update], Mapping[int, str]]:
     """The updates that may be used, in order of client number, and why each of the others may not.
 
-    `models` is how many there were to choose from, or 0 where nobody was asked to choose.
+    `choosing` says whether clients were asked which of the models they were sent fits best.
     """
     asked = {task.client: task for task in tasks}
     accepted: dict[int, Update] = {}
     refused: dict[int, str] = {}
     for update in updates:
-        reason = _fault(asked.get(update.client), update, models)
+        reason = _fault(asked.get(update.client), update, choosing)
         if reason is None and update.client in accepted:
             reason = "a second update in the same round"
         elif reason is None:
@@ -32,7 +32,7 @@ def validate(
     return [accepted[client] for client in sorted(accepted)], {**refused, **missing}
 
 
-def _fault(task: Task | None, update: Update, models: int) -> str | None:
+def _fault(task: Task | None, update: Update, choosing: bool) -> str | None:
     if task is None:
         return "not asked in this round"
     if update.round != task.round:
@@ -47,8 +47,8 @@ def _fault(task: Task | None, update: Update, models: int) -> str | None:
         return "it holds numbers that are not finite"
     if not all(math.isfinite(note) for note in update.notes.values()):
         return "its notes are not finite"
-    if models and update.notes.get("choice") not in range(models):
-        return f"its choice is not one of the {models} models"
-    if bool(models) != ("choice" in update.notes):
+    if choosing and update.notes.get("choice") not in range(len(task.models)):
+        return f"its choice is not one of the {len(task.models)} models"
+    if not choosing and "choice" in update.notes:
         return "it chooses a model, and was not asked to"
     return None

@@ -1,0 +1,206 @@
+"""assign, with several models: who works on which is learnt from updates, from losses, or both.
+
+Updates are noised already, so what is learnt from them is free. What a client says about its losses is not: its choice
+is made from noised sums and charged, or else named as not covered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from hush.privacy.course import Aside, Ask
+from hush.recipes import mixture
+from hush.recipes.option import Option
+from hush.recipes.view import Chance, RoundView, State
+from hush.types import Release
+
+CHOICE = "cluster choice"
+_NOWHERE = -1
+
+
+class _Several(Option):
+    """Clients stay where they were, unless something is learnt."""
+
+    clusters: int
+    alike: ClassVar[bool] = True
+
+    @property
+    def models(self) -> int:
+        """As many as there are clusters."""
+        return self.clusters
+
+    def start(self, clients: int) -> State:
+        """Everyone on the first model."""
+        return {"homes": torch.zeros(clients, dtype=torch.int64)}
+
+    def place(self, view: RoundView, state: State, chance: Chance) -> list[int]:
+        """Where each client was last."""
+        return self.homes(view.clients, state)
+
+    def absorb(self, view: RoundView, placed: Sequence[int], state: State, chance: Chance) -> tuple[list[int], State]:
+        """Remember where they worked."""
+        return list(placed), _moved(state, view.clients, placed)
+
+    def homes(self, clients: Sequence[int], state: State) -> list[int]:
+        """Where each client was last."""
+        return [int(model) for model in state["homes"][list(clients)]]
+
+    def offers(self, number: int, state: State) -> bool:
+        """Whether a client that is asked to choose is shown all models."""
+        return True
+
+
+@dataclass(frozen=True)
+class Oracle(_Several):
+    """The true clusters, which only a simulation knows: the bound for all others."""
+
+    rule: ClassVar[str] = "oracle"
+    clusters: int = 2
+
+    def place(self, view: RoundView, state: State, chance: Chance) -> list[int]:
+        """Each client with its own kind."""
+        return [int(group) for group in view.groups[list(view.clients)]]
+
+    def releases(self) -> tuple[Release, ...]:
+        """The truth."""
+        return (Release("true cluster", False, "known beforehand: a bound for comparison, not an algorithm"),)
+
+
+@dataclass(frozen=True)
+class _Choosing(_Several):
+    """Clients choose by their losses.
+
+    `share` is what a choice costs over what a round of training costs; 0 sends the true choice, which nothing covers.
+    `every` says in how many rounds a client chooses anew; in the others it stays.
+    """
+
+    clusters: int = 2
+    share: float = 0.2
+    every: int = 10
+
+    def __post_init__(self) -> None:
+        if self.share < 0:
+            raise ValueError(f"share: expected 0 or more, found {self.share}")
+        if self.every < 1:
+            raise ValueError(f"every: expected 1 or more rounds, found {self.every}")
+
+    def chooses(self) -> Ask:
+        """The ask of a round in which clients choose."""
+        return Ask(choose=True, asides=(Aside(CHOICE, self.share),) if self.share else ())
+
+    def releases(self) -> tuple[Release, ...]:
+        """The choice."""
+        if self.share:
+            return (Release(CHOICE, True, "made from noised sums of bounded losses, charged each time", "gaussian"),)
+        return (Release(CHOICE, False, "made from the client's true losses and sent without noise"),)
+
+
+@dataclass(frozen=True)
+class ByLoss(_Choosing):
+    """Models start apart, and clients choose by loss from the first round on (IFCA; f-CDPFL)."""
+
+    rule: ClassVar[str] = "by-loss"
+    alike: ClassVar[bool] = False
+
+    def ask(self, number: int, rounds: int) -> Ask:
+        """Every so many rounds, beginning with the first."""
+        return self.chooses() if number and (number - 1) % self.every == 0 else Ask(train=number > 0)
+
+
+@dataclass(frozen=True)
+class GmmThenLoss(_Choosing):
+    """RC-DPFL: clusters from the updates of one full-batch round, drawn from for a while, then chosen by loss.
+
+    `switch` is E_c, the last round in which clusters are drawn; 0 takes it from the overlap of the clusters. What
+    clients are asked must be known before the run, so they are then asked to choose from round 3 on, and heard after
+    E_c. `clusters` is given, or 0: then as many as suit the updates best, up to `most`. `features`: `centred`, or
+    `standardised` as the paper's code has it.
+    """
+
+    rule: ClassVar[str] = "gmm-then-loss"
+    most: int = 6
+    switch: int = 0
+    features: mixture.Scale = "centred"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.switch < 0 or self.switch == 1:
+            raise ValueError(f"switch: expected 0, or 2 or more, found {self.switch}")
+        if self.clusters < 0 or self.most < 1:
+            raise ValueError(f"clusters: expected 0 or more, and most 1 or more, found {self.clusters}, {self.most}")
+
+    @property
+    def models(self) -> int:
+        """As many as there are clusters, or may be."""
+        return self.clusters or self.most
+
+    def ask(self, number: int, rounds: int) -> Ask:
+        """A full batch first; later a choice every so many rounds."""
+        if number == 1:
+            return Ask(full_batch=True)
+        since = number - 1 - (self.switch or 2)
+        return self.chooses() if since >= 0 and since % self.every == 0 else Ask(train=number > 0)
+
+    def start(self, clients: int) -> State:
+        """Nothing known."""
+        return {
+            **super().start(clients),
+            "soft": torch.full((clients, self.models), 1 / self.models, dtype=torch.float64),
+            "overlap": torch.zeros(1, dtype=torch.float64),
+        }
+
+    def offers(self, number: int, state: State) -> bool:
+        """Once the clusters are no longer drawn."""
+        return number > self._switch(state)
+
+    def place(self, view: RoundView, state: State, chance: Chance) -> list[int]:
+        """On the first model, then drawn, then where they chose to be."""
+        if view.round == 1 or view.round > self._switch(state):
+            return self.homes(view.clients, state)
+        uniforms = chance.uniform("cluster", len(state["soft"]))[list(view.clients)]
+        return mixture.drawn(state["soft"][list(view.clients)], uniforms)
+
+    def absorb(self, view: RoundView, placed: Sequence[int], state: State, chance: Chance) -> tuple[list[int], State]:
+        """Learn the clusters from the first round, in which no model moves."""
+        if view.round > 1:
+            return super().absorb(view, placed, state, chance)
+        seed = int(chance.uniform("mixture", 1) * 2**31)
+        found = mixture.fitted(mixture.plane(view.updates, self.features), self.clusters, seed, self.most)
+        number = found.soft.shape[1]
+        # Who was not there may be of any of the clusters that were found.
+        soft = torch.zeros_like(state["soft"])
+        soft[:, :number] = 1 / number
+        soft[list(view.clients), :number] = found.soft
+        learnt = {**state, "soft": soft, "overlap": torch.tensor([found.overlap], dtype=torch.float64)}
+        likely = found.soft.argmax(1).tolist()
+        rounds = torch.tensor([view.rounds], dtype=torch.float64)
+        return [_NOWHERE] * len(placed), {**_moved(learnt, view.clients, likely), "rounds": rounds}
+
+    def _switch(self, state: State) -> int:
+        if self.switch or "rounds" not in state:
+            return self.switch or 2
+        return mixture.sampled_rounds(float(state["overlap"]), int(state["rounds"]))
+
+
+@dataclass(frozen=True)
+class KMeansEachRound(_Several):
+    """KM-CDPFL: after every round k-means on the updates says who belongs together."""
+
+    rule: ClassVar[str] = "kmeans-each-round"
+    clusters: int = 2
+
+    def absorb(self, view: RoundView, placed: Sequence[int], state: State, chance: Chance) -> tuple[list[int], State]:
+        """Cluster the updates; a cluster takes the name that most of its members had."""
+        labels = mixture.kmeans(view.updates, self.clusters, int(chance.uniform("kmeans", 1) * 2**31))
+        joined = mixture.matched(labels, list(placed), self.clusters)
+        return joined, _moved(state, view.clients, joined)
+
+
+def _moved(state: State, clients: Sequence[int], models: Sequence[int]) -> State:
+    homes = state["homes"].clone()
+    homes[list(clients)] = torch.tensor(list(models))
+    return {**state, "homes": homes}
