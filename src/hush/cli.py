@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 
+from hush.cli_federation import federation_app
 from hush.cli_trust import audit, ledger_app
 from hush.types import HushError
 
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 
 app.add_typer(ledger_app, name="ledger")
+app.add_typer(federation_app, name="federation")
 app.command()(audit)
 
 File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The run's config.")]

@@ -1,0 +1,60 @@
+"""Ask members and wait: a round closes when all have answered, some time after a quorum has, or at its deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hush.deploy.place import Settings
+from hush.types import HushError
+
+_POLL = 0.04
+_LOOK = 1.0
+
+
+class Post:
+    """Letters to members by name, and what comes back."""
+
+    def __init__(self, hub: Any, members: Mapping[str, bytes], settings: Settings) -> None:
+        self._hub, self._settings = hub, settings
+        self._names = {key: name for name, key in members.items()}
+
+    def ask(
+        self, letters: Mapping[str, bytes], cap: int, quorum: int, *, gather: bool = False
+    ) -> dict[str, bytes | HushError]:
+        """Send each its letter, and give back the replies that came before the round closed.
+
+        A letter is sent when its member is online, and again when the member was restarted. `gather` waits for members
+        that are not there yet for as long as the settings say; else who goes offline is not waited for.
+        """
+        began = time.monotonic()
+        closes = began + (self._settings.gather if gather else self._settings.deadline)
+        sent: dict[str, tuple[str, str]] = {}
+        replies: dict[str, bytes | HushError] = {}
+        looked, reached = 0.0, 0.0
+        missing = set(letters)
+        while missing and time.monotonic() < closes:
+            now = time.monotonic()
+            if now - looked > _LOOK or now == began:
+                online = {self._names[peer.key]: peer for peer in self._hub.online() if peer.key in self._names}
+                looked = time.monotonic()
+                for name in sorted(missing & set(online)):
+                    since = online[name].since
+                    if name not in sent or sent[name][1] != since:
+                        ttl = max(1.0, closes - time.monotonic())
+                        sent[name] = (self._hub.send(online[name].node, letters[name], ttl), since)
+                # Whoever is gone may come back while others are waited for, but nobody waits for it alone.
+                if not gather and not missing & set(online) and now - began > 2 * _LOOK:
+                    break
+            waiting = {sent[name][0]: name for name in missing if name in sent}
+            for message, reply in self._hub.collect(list(waiting), cap) if waiting else ():
+                if message in waiting:
+                    replies[waiting[message]] = reply
+                    missing.discard(waiting[message])
+            if len(replies) >= quorum and not reached:
+                reached = time.monotonic()
+                closes = min(closes, reached + self._settings.patience)
+            if missing:
+                time.sleep(_POLL)
+        return replies
