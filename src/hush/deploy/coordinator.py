@@ -1,4 +1,4 @@
-"""The coordinator of a run: it enrols the members, drives the round loop, and lets nothing in that it did not ask for."""
+"""The coordinator of a run: it enrols the members, drives the round loop, and lets in only what it asked for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,7 +19,7 @@ from hush.deploy.audit import Trail
 from hush.deploy.enrolled import Enrolled, Fact, assemble
 from hush.deploy.place import Place
 from hush.deploy.policy import code_hash
-from hush.deploy.post import Post
+from hush.deploy.post import Hub, Post
 from hush.deploy.wire import Letter
 from hush.engines.cohort import _named
 from hush.engines.evaluate import evaluate
@@ -34,16 +34,6 @@ AGREEMENT = "federation.json"
 _WORDS_CAP = 1 << 20
 
 Progress = Callable[[RoundRecord, Mapping[str, str]], None]
-
-
-class Hub(Protocol):
-    """The coordinator's end of the post office, as `hush.engines.flower` has it."""
-
-    def open(self) -> None: ...
-    def online(self) -> list[Any]: ...
-    def send(self, node: int, payload: bytes, ttl: float) -> str: ...
-    def collect(self, names: Sequence[str], cap: int) -> list[tuple[str, bytes | HushError]]: ...
-    def close(self, status: str = "completed", details: str = "") -> None: ...
 
 
 @dataclass(frozen=True)
@@ -98,9 +88,7 @@ class Coordinator:
 
         def keep(new: ServerState, record: RoundRecord) -> None:
             accuracy, loss = self._evaluated(federation, new)
-            done = replace(
-                record, accuracy_per_client=accuracy, loss=loss, seconds=time.perf_counter() - began
-            )
+            done = replace(record, accuracy_per_client=accuracy, loss=loss, seconds=time.perf_counter() - began)
             records.append(done)
             _recharge(federation, ledgers, done)
             directory.save(new, done)
@@ -147,8 +135,10 @@ class Coordinator:
         facts.sort(key=lambda fact: list(self._public).index(fact.name))
         wanted = max(config.quorum, 1)
         if len(facts) < wanted:
-            reasons = [line["reason"] for line in _last(self.trail, run)]
-            raise HushError(f"enrolment: {len(facts)} of {len(self._public)} members take part, quorum {wanted}; {'; '.join(reasons)}"[:800])
+            reasons = "; ".join(str(line["reason"]) for line in _last(self.trail, run))[:600]
+            raise HushError(
+                f"enrolment: {len(facts)} of {len(self._public)} members take part, quorum {wanted}; {reasons}"
+            )
         agreed = config.model_copy(update={"data": config.data.model_copy(update={"clients": len(facts)})})
         return Agreement(run, tuple(facts), agreed)
 
@@ -226,7 +216,9 @@ class Coordinator:
             content = keys.opened(self._public[name], reply)
             spec = expected if wire.kind_of(content) == "update" else {}
             letter = wire.decode(content, len(content), spec)
-            if letter.kind not in ("update", "facts", "ready", "no") or (letter.kind == "update") != bool(letter.tensors):
+            if letter.kind not in ("update", "facts", "ready", "no") or (letter.kind == "update") != bool(
+                letter.tensors
+            ):
                 raise HushError(f"an answer of kind {letter.kind[:20]!r}")
             return letter
         except HushError as error:
@@ -236,9 +228,7 @@ class Coordinator:
     def _words(self, kind: str, says: Mapping[str, Any], name: str) -> bytes:
         return wire.encode(Letter(kind, {**says, "head": self._heads.get(name, "")}))
 
-    def _directory(
-        self, federation: Enrolled, agreement: Agreement, out: Path, kept: bool, command: str
-    ) -> RunDir:
+    def _directory(self, federation: Enrolled, agreement: Agreement, out: Path, kept: bool, command: str) -> RunDir:
         content = manifest(federation, command)
         if kept:
             return RunDir.reopen(out, content["config_hash"])

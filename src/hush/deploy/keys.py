@@ -12,6 +12,7 @@ import ipaddress
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -21,13 +22,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hush.types import HushError
 
-PrivateKey = ec.EllipticCurvePrivateKey
+PrivateKey: TypeAlias = ec.EllipticCurvePrivateKey
 _BACKDATED = datetime.timedelta(minutes=10)  # so that a clock that is a little behind accepts it at once
 
 
 def new_key() -> PrivateKey:
     """A fresh key pair."""
-    return ec.generate_private_key(ec.SECP384R1())
+    made: PrivateKey = ec.generate_private_key(ec.SECP384R1())
+    return made
 
 
 def new_secret() -> str:
@@ -37,15 +39,17 @@ def new_secret() -> str:
 
 def private_pem(key: PrivateKey) -> bytes:
     """A private key as a file keeps it."""
-    return key.private_bytes(
+    pem: bytes = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
+    return pem
 
 
 def public_pem(key: PrivateKey | ec.EllipticCurvePublicKey) -> bytes:
     """The public half as it is listed and sent."""
-    public = key.public_key() if isinstance(key, PrivateKey) else key
-    return public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    public = key.public_key() if isinstance(key, ec.EllipticCurvePrivateKey) else key
+    pem: bytes = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return pem
 
 
 def load_private(path: Path) -> PrivateKey:
@@ -57,9 +61,10 @@ def load_private(path: Path) -> PrivateKey:
         key = serialization.load_pem_private_key(content, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise HushError(f"{path}: not a private key: {error}; accepted: PEM, ECDSA on P-384") from None
-    if not isinstance(key, PrivateKey):
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise HushError(f"{path}: another kind of key; accepted: PEM, ECDSA on P-384")
-    return key
+    found: PrivateKey = key
+    return found
 
 
 def load_public(content: bytes, where: object) -> ec.EllipticCurvePublicKey:
@@ -75,7 +80,7 @@ def load_public(content: bytes, where: object) -> ec.EllipticCurvePublicKey:
 
 def signed(key: PrivateKey, content: bytes) -> bytes:
     """The signature, its length before it, then the content."""
-    signature = key.sign(content, ec.ECDSA(hashes.SHA384()))
+    signature: bytes = key.sign(content, ec.ECDSA(hashes.SHA384()))
     return len(signature).to_bytes(2, "big") + signature + content
 
 
@@ -160,7 +165,8 @@ def read(path: Path, what: str) -> bytes:
 
 
 def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
+    pem: bytes = certificate.public_bytes(serialization.Encoding.PEM)
+    return pem
 
 
 def _dated(builder: x509.CertificateBuilder, key: PrivateKey, days: int) -> x509.CertificateBuilder:

@@ -35,6 +35,10 @@ def join(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], None], pa
     """Take part until the process is stopped."""
     from hush.engines.flower import Line
 
+    if not (kit.path / "key.pem").exists():
+        kit.key()
+        say(f"made {kit.path / 'key.pem'}; send {kit.path / kit.member}.pub to the coordinator, then join again")
+        return
     node = prepare(kit, policy_path, data)
     line = Line(kit.address, kit.ca(), kit.key(), patience)
     signal.signal(signal.SIGTERM, _stopped)
@@ -72,7 +76,7 @@ def serve(node: Node, line: Any) -> None:
         else:
             if receipt is not None:
                 node.ledger.sent(receipt)
-                node.trail.note("sent", run=receipt.run, round=receipt.round)
+                node.trail.note("sent", run=receipt.run, round=receipt.round, **node.balance())
         idle = time.monotonic()
 
 

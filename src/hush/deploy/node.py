@@ -1,4 +1,4 @@
-"""What a member answers, and at what price: its policy decides, its ledger is charged first, its own plan sets the noise.
+"""What a member answers: its policy decides, its ledger is charged first, its own plan sets the noise.
 
 Nothing that a task says changes a rate, a noise or a number of steps: the member computes them from the config that it
 agreed to when the run began. What it will not do it refuses in words that the coordinator sees, and charges nothing.
@@ -6,6 +6,7 @@ agreed to when the run began. What it will not do it refuses in words that the c
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -51,6 +52,7 @@ class Node:
         self._runs.mkdir(exist_ok=True)
         self._key = key
         self._own: dict[str, tuple[str, Own]] = {}
+        self._fitting: set[str] = set()
 
     def handle(self, content: bytes) -> tuple[bytes, Receipt | None]:
         """The signed answer to a message, and the receipt to note as sent once it is."""
@@ -63,7 +65,11 @@ class Node:
             reason = str(error) if isinstance(error, HushError) else f"a message that makes no sense: {error!r}"
             final = isinstance(error, BudgetSpentError)
             run, number = str(says.get("run", ""))[:80], says.get("round", 0)
-            self.trail.note("refused", run=run, round=number, reason=reason, final=final, **self._balance())
+            try:
+                self.trail.note("refused", run=run, round=number, reason=reason, final=final, **self.balance())
+            except HushError:
+                # The disk or the ledger has failed: what happened first is what the member must hear.
+                raise error from None
             return self._signed(Letter("no", {"run": run, "reason": reason[:500], "final": final})), None
 
     def _answer(self, letter: Letter) -> tuple[bytes, Receipt | None]:
@@ -84,7 +90,7 @@ class Node:
         rows.check_schema(self.data, schema["shape"], schema["classes"])
         self.ledger.check_head(head)
         fact = Fact(self.name, **asdict(self.policy.one_run), samples=self._count(run))
-        self.trail.note("enrolled", run=run, recipe=name, declared=asdict(fact), **self._balance())
+        self.trail.note("enrolled", run=run, recipe=name, declared=asdict(fact), **self.balance())
         return self._signed(Letter("facts", {"run": run, **asdict(fact), "head": self.ledger.head}))
 
     def _count(self, run: str) -> int:
@@ -109,9 +115,7 @@ class Node:
 
     def _begin(self, letter: Letter) -> bytes:
         """Agree to a run as a whole. From now on its config is fixed."""
-        run, _, _, schema, client, roster, _ = want(
-            letter, "run", "config", "code", "schema", "client", "roster", "head"
-        )
+        run, client, roster, *_ = want(letter, "run", "client", "roster", "config", "code", "schema", "head")
         own, facts = self._computed(letter.says)
         if type(client) is not int or facts[client].name != self.name:
             raise HushError(f"begin: the roster does not have {self.name} as number {client}")
@@ -130,7 +134,8 @@ class Node:
         if not path.exists():
             write_atomically(path, agreed.encode())
         self._own[run] = (agreed, own)
-        self.trail.note("began", run=run, client=client, members=len(roster), **self._balance())
+        self._approve(run, own)
+        self.trail.note("began", run=run, client=client, members=len(roster), **self.balance())
         return self._signed(Letter("ready", {"run": run, "head": self.ledger.head}))
 
     def _computed(self, says: Mapping[str, Any]) -> tuple[Own, list[Fact]]:
@@ -155,6 +160,7 @@ class Node:
             own, _ = self._computed(json.loads(agreed))
             check_plans(self.policy, own.course)
             self._own[run] = (agreed, own)
+            self._approve(run, own)
         return self._own[run][1]
 
     def _task(self, letter: Letter) -> tuple[bytes, Receipt | None]:
@@ -170,10 +176,10 @@ class Node:
         attempt = self.ledger.next_attempt(run, number)
         if attempt == 0:
             return self._again(run, number, asked)
-        self._affordable(run, stage.costs())
+        self._affordable(run, stage.costs(), own)
         receipt = self.ledger.reserve_costs(stage.costs(), run, number, attempt)
         costs = [asdict(cost) for cost in stage.costs()]
-        self.trail.note("charged", run=run, round=number, attempt=attempt, costs=costs, **self._balance())
+        self.trail.note("charged", run=run, round=number, attempt=attempt, costs=costs)
         try:
             return self._sealed(own, task, stage, receipt, asked), receipt
         except BaseException:
@@ -207,7 +213,7 @@ class Node:
         before = wire.decode(keys.opened(self._key.public_key(), payload), TASK_CAP).says["asked"]
         if before != asked:
             raise HushError(f"task: round {number} was answered for another model; nothing more is released for it")
-        self.trail.note("resent", run=run, round=number, **self._balance())
+        self.trail.note("resent", run=run, round=number)
         return payload, receipt
 
     def _checked(self, own: Own, letter: Letter, number: int) -> Task:
@@ -216,8 +222,15 @@ class Node:
         given = tensors.pop("models")
         ask = own.outline.at(number)
         most = own.recipe.assign.models if ask.choose else 1
-        if given.dtype != torch.float32 or given.ndim != 2 or given.shape[1] != layout.size or not 1 <= len(given) <= most:
-            raise HushError(f"task: models of shape {tuple(given.shape)}; accepted: up to {most} of {layout.size} numbers")
+        if (
+            given.dtype != torch.float32
+            or given.ndim != 2
+            or given.shape[1] != layout.size
+            or not 1 <= len(given) <= most
+        ):
+            raise HushError(
+                f"task: models of shape {tuple(given.shape)}; accepted: up to {most} of {layout.size} numbers"
+            )
         notes = {name.removeprefix("notes."): tensor for name, tensor in tensors.items()}
         if not all(bool(torch.isfinite(tensor).all()) for tensor in letter.tensors.values()):
             raise HushError("task: it holds numbers that are not finite")
@@ -230,16 +243,33 @@ class Node:
         found, _ = inspect(self._ledger_path)
         return tuple(cost for row in found if row.kind == RESERVED and row.run == run for cost in from_json(row.detail))
 
-    def _affordable(self, run: str, costs: tuple[Cost, ...]) -> None:
+    def _affordable(self, run: str, costs: tuple[Cost, ...], own: Own | None = None) -> None:
         """Raise `BudgetSpentError` if this run would spend more than the policy gives to one run."""
         policy = self.policy.one_run
-        spent = balance.epsilon(balance.plus({}, (*self._charged(run), *costs)), policy, self.policy.budget.accountant)
+        wanted = balance.plus({}, (*self._charged(run), *costs))
+        if own is not None and run in self._fitting and balance.within(wanted, balance.plus({}, own.course.costs())):
+            return
+        spent = balance.epsilon(wanted, policy, self.policy.budget.accountant)
         if not balance.fits(spent, policy):
             raise BudgetSpentError(
                 f"client {self.name}: epsilon {spent:.4g} in this run would exceed the {policy.epsilon:.4g} of one run"
             )
 
-    def _balance(self) -> dict[str, float]:
+    def _approve(self, run: str, own: Own) -> None:
+        """Compute once what all of the run costs: if that fits, no single round needs to be computed again."""
+        policy, whole = self.policy.one_run, balance.plus({}, own.course.costs())
+        if balance.fits(balance.epsilon(whole, policy, self.policy.budget.accountant), policy):
+            self._fitting.add(run)
+        charged = balance.plus({}, self._charged(run))
+        rest = {key: max(0, steps - charged.get(key, 0)) for key, steps in whole.items()}
+        with contextlib.suppress(BudgetSpentError):
+            self.ledger.approve_costs(
+                Cost("rest", kind, spread, steps, rate, samples, batch)
+                for (kind, spread, rate, samples, batch), steps in rest.items()
+            )
+
+    def balance(self) -> dict[str, float]:
+        """What is spent and left, for the trail."""
         return {"spent": round(self.ledger.spent(), 6), "left": round(self.ledger.left(), 6)}
 
     def _state(self, run: str) -> Path:

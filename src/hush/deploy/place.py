@@ -1,10 +1,10 @@
 """The folders of a federation: the coordinator's, and the kit of each member.
 
-    DIR/federation.toml      name, address, how long a round may take
-    DIR/members/NAME.pub     who may take part; removing a file and `hush federation revoke` shuts a member out
-    DIR/server/              CA, certificate, SuperLink's database, heads of the members' ledgers, audit trail
-    DIR/runs/                one directory a run
-    DIR/kits/NAME/           to be handed to the member: kit.toml, ca.crt, policy.toml, and (if made here) its key
+DIR/federation.toml      name, address, how long a round may take
+DIR/members/NAME.pub     who may take part; removing a file and `hush federation revoke` shuts a member out
+DIR/server/              CA, certificate, SuperLink's database, heads of the members' ledgers, audit trail
+DIR/runs/                one directory a run
+DIR/kits/NAME/           to be handed to the member: kit.toml, ca.crt, policy.toml, and (if made here) its key
 """
 
 from __future__ import annotations
@@ -74,7 +74,11 @@ class Place:
     def certificate(self) -> dict[str, Path]:
         """The files of the server's certificate, checked."""
         keys.check_server(self.server)
-        return {"ca": self.server / "ca.crt", "certificate": self.server / "server.crt", "key": self.server / "server.key"}
+        return {
+            "ca": self.server / "ca.crt",
+            "certificate": self.server / "server.crt",
+            "key": self.server / "server.key",
+        }
 
     def members(self) -> dict[str, bytes]:
         """The public keys of all members, by name, in order."""
@@ -142,7 +146,9 @@ def open_kit(path: Path) -> Kit:
     """The kit in a folder."""
     file = path / "kit.toml"
     if not file.exists() and (path / "federation.toml").exists():
-        raise HushError(f"{path}: this is the coordinator's folder; a member joins with its own, such as {path}/kits/NAME")
+        raise HushError(
+            f"{path}: this is the coordinator's folder; a member joins with its own, such as {path}/kits/NAME"
+        )
     raw = _toml(file)
     if set(raw) != {"member", "address"} or not all(isinstance(value, str) for value in raw.values()):
         raise HushError(f"{file}: expected member and address, found {', '.join(raw)}")
@@ -165,7 +171,11 @@ def create(
             (path / folder).mkdir(parents=True)
         (path / "server").chmod(0o700)
         times = {"deadline": 600.0, "patience": 600.0, "gather": 60.0, **(times or {})}
-        lines = [f'name = "{path.name}"', f'address = "{address}"', *(f"{key} = {float(v)}" for key, v in times.items())]
+        lines = [
+            f'name = "{path.name}"',
+            f'address = "{address}"',
+            *(f"{key} = {float(v)}" for key, v in times.items()),
+        ]
         (path / "federation.toml").write_text("\n".join(lines) + "\n")
         keys.make_authority(path / "server", path.name, 10 * days)
         host = Settings("", address).host
@@ -197,7 +207,9 @@ def _settings(path: Path) -> Settings:
     for name, value in raw.items():
         wanted: Any = str if name in ("name", "address") else (int, float)
         if isinstance(value, bool) or not isinstance(value, wanted) or (wanted is not str and value <= 0):
-            raise HushError(f"{path}: {name} is {value!r}; accepted: {'a text' if wanted is str else 'a positive number'}")
+            raise HushError(
+                f"{path}: {name} is {value!r}; accepted: {'a text' if wanted is str else 'a positive number'}"
+            )
     found = Settings(**raw)
     _check_address(found.address, f"{path}: address")
     return found

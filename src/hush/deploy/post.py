@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from hush.deploy.place import Settings
 from hush.types import HushError
@@ -13,10 +14,34 @@ _POLL = 0.04
 _LOOK = 1.0
 
 
+class Hub(Protocol):
+    """The coordinator's end of the post office, as `hush.engines.flower` has it."""
+
+    def open(self) -> None:
+        """Begin a run."""
+        ...
+
+    def online(self) -> list[Any]:
+        """The nodes that could be asked now."""
+        ...
+
+    def send(self, node: int, payload: bytes, ttl: float) -> str:
+        """Send bytes to a node."""
+        ...
+
+    def collect(self, names: Sequence[str], cap: int) -> list[tuple[str, bytes | HushError]]:
+        """What came back for these messages."""
+        ...
+
+    def close(self, status: str = "completed", details: str = "") -> None:
+        """End the run."""
+        ...
+
+
 class Post:
     """Letters to members by name, and what comes back."""
 
-    def __init__(self, hub: Any, members: Mapping[str, bytes], settings: Settings) -> None:
+    def __init__(self, hub: Hub, members: Mapping[str, bytes], settings: Settings) -> None:
         self._hub, self._settings = hub, settings
         self._names = {key: name for name, key in members.items()}
 
@@ -43,7 +68,9 @@ class Post:
                     since = online[name].since
                     if name not in sent or sent[name][1] != since:
                         ttl = max(1.0, closes - time.monotonic())
-                        sent[name] = (self._hub.send(online[name].node, letters[name], ttl), since)
+                        # Who is shut out between the look and the letter is simply not asked.
+                        with contextlib.suppress(HushError):
+                            sent[name] = (self._hub.send(online[name].node, letters[name], ttl), since)
                 # Whoever is gone may come back while others are waited for, but nobody waits for it alone.
                 if not gather and not missing & set(online) and now - began > 2 * _LOOK:
                     break

@@ -111,7 +111,9 @@ def _idx(path: Path) -> Pair:
 
 def _label_at(path: Path, names: Sequence[str], label: str) -> int:
     if list(names).count(label) != 1 or len(names) < 2:
-        raise HushError(f"{path}: columns {', '.join(names)[:200] or 'none'}; accepted: features, and one column {label!r}")
+        raise HushError(
+            f"{path}: columns {', '.join(names)[:200] or 'none'}; accepted: features, and one column {label!r}"
+        )
     return list(names).index(label)
 
 

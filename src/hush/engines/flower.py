@@ -3,22 +3,21 @@
 A SuperLink carries the messages, with Flower's TLS, node authentication, heartbeats and store. Three things differ from
 Flower's own programs, and ADR 0008 says why. A node never runs code that a server sends: `Line` speaks the SuperNode's
 protocol and hands the bytes to the code that is installed. The coordinator is the run's ServerApp itself, so it needs
-no second process and no fixed sleeps. And a `Gate` stands before the SuperLink: what is not for nodes needs the
-coordinator's secret, and nothing is read that announces no size or too large a one.
+no second process and no fixed sleeps. And a gate stands before the SuperLink (`hush.engines.gate`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import logging
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
@@ -33,12 +32,7 @@ from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartR
 from flwr.proto.fab_pb2 import Fab
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    ObjectTree,
-    PullObjectRequest,
-    PushObjectRequest,
-)
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
@@ -65,20 +59,14 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from hush.engines.gate import SECRET_HEADER, Gate
+from hush.engines.patience import RefusedError as RefusedError
+from hush.engines.patience import called
 from hush.types import HushError
 
-T = TypeVar("T")
-SECRET_HEADER = "hush-coordinator"
-REQUEST_CAP = 8 << 20
-_NODE_PATHS = frozenset(
-    f"/v1/fleet/{name}"
-    for name in (
-        "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages", "push-object",
-        "pull-object", "confirm-message-received",
-    )
-)  # fmt: skip
 _HEARTBEAT = 10.0
 _OVERHEAD = 1 << 16
+_PATIENCE = 20.0
 _FEDERATION_APP = b"""[project]
 name = "hush"
 version = "1.0.0"
@@ -91,10 +79,6 @@ publisher = "hush"
 serverapp = "app:none"
 clientapp = "app:none"
 """
-
-
-class RefusedError(HushError):
-    """The SuperLink does not accept this key."""
 
 
 @dataclass(frozen=True)
@@ -113,35 +97,6 @@ class Parcel:
 
     payload: bytes
     message: Any
-
-
-class Gate:
-    """What every request passes before Flower sees it."""
-
-    def __init__(self, app: Callable[..., Awaitable[None]], secret: str, cap: int = REQUEST_CAP) -> None:
-        self._app = app
-        self._secret = secret.encode()
-        self._cap = cap
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Refuse by path, secret and announced size; pass on the rest."""
-        if scope["type"] == "http":
-            headers = dict(scope["headers"])
-            allowed = scope["path"] in _NODE_PATHS
-            if not allowed and not hmac.compare_digest(headers.get(SECRET_HEADER.encode(), b""), self._secret):
-                return await _refuse(send, 403, b"not for nodes")
-            size = headers.get(b"content-length", b"")
-            if scope["method"] == "POST" and not size.isdigit():
-                return await _refuse(send, 411, b"a request must announce its size")
-            if allowed and int(size or b"0") > self._cap:
-                return await _refuse(send, 413, b"larger than this federation allows")
-        return await self._app(scope, receive, send)
-
-
-async def _refuse(send: Any, status: int, words: bytes) -> None:
-    headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": words})
 
 
 def superlink(host: str, port: int, database: Path, certificate: Mapping[str, Path], secret: str) -> None:
@@ -175,63 +130,47 @@ class _Secret:
         return call_next(context)
 
 
-def _called(call: Callable[[], T], where: str, patience: float = 0.0) -> T:
-    """The answer to a request, tried again while the SuperLink is away, for as long as patience lasts."""
-    deadline, wait = time.monotonic() + patience, 0.1
-    while True:
-        try:
-            return call()
-        except httpx.HTTPStatusError as error:
-            status = error.response.status_code
-            if status == 401:
-                raise RefusedError(
-                    f"{where}: this key is refused: not registered, revoked, or the clocks differ by more than Flower "
-                    "allows (5 minutes behind, 5 seconds ahead)"
-                ) from None
-            if status < 500 or time.monotonic() > deadline:
-                raise HushError(f"{where}: the SuperLink answers {status}: {error.response.text[:200]}") from None
-        except httpx.TransportError as error:
-            text = str(error)
-            if "certificate" in text.lower() or "ssl" in text.lower():
-                raise HushError(f"{where}: no trusted connection: {text}") from None
-            if time.monotonic() > deadline:
-                raise HushError(f"{where}: cannot be reached: {text}") from None
-        time.sleep(wait)
-        wait = min(2 * wait, 2.0)
-
-
 def _record(payload: bytes) -> RecordDict:
     array = Array(dtype="uint8", shape=(len(payload),), stype="hush", data=payload)
     return RecordDict({"hush": ArrayRecord({"payload": array})})
 
 
-def _payload(message: Message) -> bytes:
-    """The bytes in a message, or a `HushError` if it is not one of ours."""
-    try:
-        array = message.content["hush"]["payload"]
-        return bytes(array.data)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise HushError(f"not a message of Hush: {error!r}") from None
+def _packed(message: Message) -> tuple[Any, ObjectTree, Mapping[str, Any]]:
+    """A message as Flower sends it: an envelope, the tree of its objects, and the objects."""
+    with no_object_id_recompute():
+        message.metadata.__dict__["_message_id"] = message.object_id
+        objects, tree = get_all_nested_objects(message), get_object_tree(message)
+        return message_to_proto(remove_content_from_message(message)), tree, objects
 
 
-def _fetched(tree: ObjectTree, pull: Callable[[str], Any], cap: int, deadline: float) -> Message:
-    """All objects of a message, no more of them than the cap allows."""
-    names = [each.object_id for each in iterate_object_tree(tree)]
-    if len(names) > 8 + cap // 1_000_000:
-        raise HushError(f"a message of {len(names)} objects")
-    contents: dict[str, bytes] = {}
-    for name in names:
-        while not (found := pull(name)).object_available:
-            if not found.object_found or time.monotonic() > deadline:
-                raise HushError("a message whose objects never came")
-            time.sleep(0.02)
-        contents[name] = found.object_content
-        if sum(map(len, contents.values())) > cap + _OVERHEAD:
-            raise HushError(f"a message of more than {cap} bytes")
-    try:
-        return inflate_object_from_contents(tree.object_id, contents)
-    except Exception as error:  # anything may be wrong with what a stranger packed
-        raise HushError(f"a message that cannot be unpacked: {error!r}") from None
+class _Arrival:
+    """A message on its way in: its objects are fetched as they come, and no more of them than the cap allows."""
+
+    def __init__(self, proto: Any, tree: ObjectTree, cap: int) -> None:
+        self.proto, self.tree, self.cap = proto, tree, cap
+        self.missing = [each.object_id for each in iterate_object_tree(tree)]
+        self.contents: dict[str, bytes] = {}
+        self.deadline = time.monotonic() + _PATIENCE
+
+    def fetch(self, pull: Callable[[str], Any]) -> bytes | None:
+        """The payload, or None while some of it is not there yet."""
+        if len(self.missing) > 8 + self.cap // 1_000_000:
+            raise HushError(f"a message of {len(self.missing)} objects")
+        while self.missing:
+            found = pull(self.missing[0])
+            if not found.object_available:
+                if not found.object_found or time.monotonic() > self.deadline:
+                    raise HushError("a message whose objects never came")
+                return None
+            self.contents[self.missing.pop(0)] = found.object_content
+            if sum(map(len, self.contents.values())) > self.cap + _OVERHEAD:
+                raise HushError(f"a message of more than {self.cap} bytes")
+        try:
+            return bytes(
+                inflate_object_from_contents(self.tree.object_id, self.contents).content["hush"]["payload"].data
+            )
+        except Exception as error:  # anything may be wrong with what a stranger packed
+            raise HushError(f"a message that cannot be unpacked: {error!r}"[:300]) from None
 
 
 class Hub:
@@ -246,6 +185,7 @@ class Hub:
         self._runtime: Any = None
         self._node = Node(node_id=1)
         self._run = 0
+        self._arriving: list[_Arrival] = []
         self._stop = threading.Event()
 
     def register(self, key: bytes, name: str) -> int:
@@ -270,7 +210,7 @@ class Hub:
         while time.monotonic() < deadline:
             plain = self._client([])
             claimed = self._call(
-                lambda client=plain: client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+                partial(plain.AcquireTask, AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
             )
             plain.close()
             if not claimed.token:
@@ -298,38 +238,36 @@ class Hub:
             reply_to_message_id="", group_id="hush", created_at=time.time(), ttl=ttl, message_type="train",
         )  # fmt: skip
         metadata.delivered_at = ""
-        message = make_message(metadata, _record(payload))
-        with no_object_id_recompute():
-            message.metadata.__dict__["_message_id"] = message.object_id
-            objects, tree = get_all_nested_objects(message), get_object_tree(message)
-            proto = message_to_proto(remove_content_from_message(message))
+        proto, tree, objects = _packed(make_message(metadata, _record(payload)))
         request = PushAppMessagesRequest(messages_list=[proto], message_object_trees=[tree])
         answer = self._call(lambda: self._runtime.PushMessages(request))
         if not answer.message_ids or not answer.message_ids[0]:
             raise HushError(f"{self._where}: node {node} cannot be sent to")
-        self._push(self._runtime, objects, answer)
+        _push(self._runtime, self._call, self._node, self._run, objects, answer)
         return str(answer.message_ids[0])
 
     def collect(self, names: Sequence[str], cap: int) -> list[tuple[str, bytes | HushError]]:
         """What has come back for these messages. What is too large or broken comes as an error."""
-        request = PullAppMessagesRequest(message_ids=names)
-        answer = self._call(lambda: self._runtime.PullMessages(request))
-        arrived: list[tuple[str, bytes | HushError]] = []
+        answer = self._call(lambda: self._runtime.PullMessages(PullAppMessagesRequest(message_ids=names)))
         for proto, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
-            asked = proto.metadata.reply_to_message_id
-            if proto.HasField("error"):
-                arrived.append((asked, HushError(f"Flower reports: {proto.error.reason[:200]}")))
-                continue
+            self._arriving.append(_Arrival(proto, tree, cap))
+        done: list[tuple[str, bytes | HushError]] = []
+        for each in list(self._arriving):
+            outcome: bytes | HushError | None
             try:
-                message = _fetched(tree, self._pull, cap, time.monotonic() + 30)
-                arrived.append((asked, _payload(message)))
+                if each.proto.HasField("error"):
+                    raise HushError(f"Flower reports: {each.proto.error.reason[:200]}")
+                outcome = each.fetch(self._pull)
             except HushError as error:
-                arrived.append((asked, error))
-            confirm = ConfirmMessageReceivedRequest(
-                node=self._node, run_id=self._run, message_object_id=proto.metadata.message_id
-            )
-            self._call(lambda request=confirm: self._runtime.ConfirmMessageReceived(request))
-        return arrived
+                outcome = error
+            if outcome is not None:
+                self._arriving.remove(each)
+                done.append((each.proto.metadata.reply_to_message_id, outcome))
+                confirm = ConfirmMessageReceivedRequest(
+                    node=self._node, run_id=self._run, message_object_id=each.proto.metadata.message_id
+                )
+                self._call(partial(self._runtime.ConfirmMessageReceived, confirm))
+        return done
 
     def close(self, status: str = "completed", details: str = "") -> None:
         """End the run, if one was begun."""
@@ -345,7 +283,7 @@ class Hub:
         return RuntimeHttpClient.from_server_address(self._where, False, self._ca, interceptors)
 
     def _call(self, call: Callable[[], Any]) -> Any:
-        return _called(call, self._where, self._patience)
+        return called(call, self._where, self._patience)
 
     def _beat(self, stop: threading.Event) -> None:
         client = self._runtime
@@ -357,14 +295,6 @@ class Hub:
         request = PullObjectRequest(node=self._node, run_id=self._run, object_id=name)
         return self._call(lambda: self._runtime.PullObject(request))
 
-    def _push(self, client: Any, objects: Mapping[str, Any], answer: Any) -> None:
-        for name in answer.objects_to_push:
-            request = PushObjectRequest(
-                node=self._node, run_id=self._run, object_id=name, object_content=objects[name].deflate(),
-                session_id=answer.session_id,
-            )  # fmt: skip
-            self._call(lambda request=request: client.PushObject(request))
-
 
 class Line:
     """A node's end."""
@@ -373,7 +303,10 @@ class Line:
         self._where, self._patience = address, patience
         self._key = public_key_to_bytes(key.public_key())
         self._stop = threading.Event()
-        auth = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(key, key.public_key())]
+        auth = [
+            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+            NodeAuthHttpInterceptor(key, key.public_key()),
+        ]
         with _trusting(address):
             self._client = FleetHttpClient.from_server_address(address, False, ca, auth)
             self._pulse = FleetHttpClient.from_server_address(address, False, ca, auth)
@@ -398,7 +331,9 @@ class Line:
             request = PullObjectRequest(node=self._node, run_id=run, object_id=name)
             return self._call(lambda: self._client.PullObject(request))
 
-        payload = _payload(_fetched(tree, pull, cap, time.monotonic() + 30))
+        arrival = _Arrival(proto, tree, cap)
+        while (payload := arrival.fetch(pull)) is None:
+            time.sleep(0.02)
         confirm = ConfirmMessageReceivedRequest(
             node=self._node, run_id=run, message_object_id=proto.metadata.message_id
         )
@@ -407,22 +342,12 @@ class Line:
 
     def reply(self, parcel: Parcel, payload: bytes) -> None:
         """Answer a message."""
-        message = Message(_record(payload), reply_to=parcel.message)
-        with no_object_id_recompute():
-            message.metadata.__dict__["_message_id"] = message.object_id
-            objects, tree = get_all_nested_objects(message), get_object_tree(message)
-            proto = message_to_proto(remove_content_from_message(message))
+        proto, tree, objects = _packed(Message(_record(payload), reply_to=parcel.message))
         request = PushMessagesRequest(
             node=self._node, messages_list=[proto], message_object_trees=[tree], clientapp_runtime_list=[0.0]
         )
         answer = self._call(lambda: self._client.PushMessages(request))
-        for name in answer.objects_to_push:
-            push = PushObjectRequest(
-                node=self._node, run_id=proto.metadata.run_id, object_id=name,
-                object_content=objects[name].deflate(), session_id=answer.session_id,
-            )  # fmt: skip
-            if not self._call(lambda request=push: self._client.PushObject(request)).stored:
-                raise HushError(f"{self._where}: the SuperLink did not store the answer")
+        _push(self._client, self._call, self._node, proto.metadata.run_id, objects, answer)
 
     def close(self) -> None:
         """Sign off."""
@@ -433,7 +358,7 @@ class Line:
         self._client.close()
 
     def _call(self, call: Callable[[], Any]) -> Any:
-        return _called(call, self._where, self._patience)
+        return called(call, self._where, self._patience)
 
     def _beat(self) -> None:
         request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=_HEARTBEAT)
@@ -441,6 +366,16 @@ class Line:
             with contextlib.suppress(httpx.HTTPError):
                 self._pulse.SendNodeHeartbeat(request)
         self._pulse.close()
+
+
+def _push(client: Any, call: Callable[..., Any], node: Node, run: int, objects: Mapping[str, Any], answer: Any) -> None:
+    for name in answer.objects_to_push:
+        request = PushObjectRequest(
+            node=node, run_id=run, object_id=name, object_content=objects[name].deflate(),
+            session_id=answer.session_id,
+        )  # fmt: skip
+        if not call(partial(client.PushObject, request)).stored:
+            raise HushError("the SuperLink did not store a part of the message")
 
 
 def _peers(found: Sequence[Any]) -> list[Peer]:

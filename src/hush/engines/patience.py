@@ -1,0 +1,42 @@
+"""Requests to a SuperLink: tried again while it is away, and explained in one line when that does not help."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import httpx
+
+from hush.types import HushError
+
+T = TypeVar("T")
+
+
+class RefusedError(HushError):
+    """The SuperLink does not accept this key."""
+
+
+def called(call: Callable[[], T], where: str, patience: float = 0.0) -> T:
+    """The answer to a request, tried again while the SuperLink is away, for as long as patience lasts."""
+    deadline, wait = time.monotonic() + patience, 0.1
+    while True:
+        try:
+            return call()
+        except httpx.HTTPStatusError as error:
+            status = error.response.status_code
+            if status == 401:
+                raise RefusedError(
+                    f"{where}: this key is refused: not registered, revoked, or the clocks differ by more than Flower "
+                    "allows (5 minutes behind, 5 seconds ahead)"
+                ) from None
+            if status < 500 or time.monotonic() > deadline:
+                raise HushError(f"{where}: the SuperLink answers {status}: {error.response.text[:200]}") from None
+        except httpx.TransportError as error:
+            text = str(error)
+            if "certificate" in text.lower() or "ssl" in text.lower():
+                raise HushError(f"{where}: no trusted connection: {text}") from None
+            if time.monotonic() > deadline:
+                raise HushError(f"{where}: cannot be reached: {text}") from None
+        time.sleep(wait)
+        wait = min(2 * wait, 2.0)
