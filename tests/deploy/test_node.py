@@ -15,6 +15,7 @@ pytest.importorskip("cryptography", reason="needs the deploy extra")
 import federation_kit as kit
 from hush.deploy import audit, keys, wire
 from hush.deploy.policy import code_hash
+from hush.privacy.cost import from_json
 from hush.privacy.ledger import BrokenLedgerError, Ledger
 from hush.privacy.ledger.statement import export
 
@@ -223,15 +224,16 @@ def test_tasks_that_make_no_sense_cost_nothing_released(tmp_path: Path, tensors:
 
 
 def test_noise_comes_from_the_members_own_plan(tmp_path: Path) -> None:
-    """Two members with the same rows and other budgets: what they send differs by their own noise, not the task's."""
-    noises = {}
-    for name, epsilon in (("loose", 8.0), ("strict", 0.5)):
+    """The same rows and the same task, other budgets: noise and charge follow the member's own budget."""
+    norms, offer = {}, kit.config(privacy__noise="secure")
+    for name, epsilon in (("loose", 8.0), ("strict", 0.05)):
         asks = kit.Coordinator(kit.member(tmp_path / name, epsilon=epsilon))
-        assert asks.begin(kit.config(privacy__noise="secure")).kind == "ready"
-        answer = asks.task(1)
-        noises[name] = float(answer.tensors["vector"].norm())
-        assert kit.planned(kit.config(privacy__noise="secure"), asks.node) > 0
-    assert noises["strict"] > 2 * noises["loose"]
+        assert asks.begin(offer).kind == "ready"
+        norms[name] = float(asks.task(1).tensors["vector"].norm())
+        (charge,) = [row for row in export(tmp_path / name / "ledger.db") if row["kind"] == "RESERVED"]
+        (cost,) = from_json(charge["detail"])
+        assert cost.noise == pytest.approx(kit.planned(offer, asks.node))
+    assert norms["strict"] > 4 * norms["loose"]
 
 
 def test_a_policy_can_be_tightened_and_not_loosened(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def join(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], None], pa
     line = Line(kit.address, kit.ca(), kit.key(), patience)
     signal.signal(signal.SIGTERM, _stopped)
     try:
-        number = line.open()
+        number = report(kit, line)
         node.trail.note("online", node=str(number))
         say(f"{kit.member} is online at {kit.address}; budget left {node.ledger.left():.4g}")
         serve(node, line)
@@ -52,10 +52,19 @@ def join(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], None], pa
         node.ledger.close()
 
 
-def serve(node: Node, line: Any) -> None:
-    """Answer what comes, one message after the other."""
+def report(kit: Kit, line: Any) -> int:
+    """Report for duty, under the number that is kept from the last time."""
+    file = kit.path / "node"
+    before = file.read_text() if file.exists() else ""
+    number = int(line.open(int(before) if before.isdigit() else 0))
+    file.write_text(str(number))
+    return number
+
+
+def serve(node: Node, line: Any, going: Callable[[], bool] = lambda: True) -> None:
+    """Answer what comes, one message after the other, for as long as it goes on."""
     idle = time.monotonic()
-    while True:
+    while going():
         try:
             parcel = line.poll(TASK_CAP)
         except HushError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 from hush.deploy.place import Place
@@ -17,7 +18,8 @@ def standing(place: Place) -> dict[str, Any]:
     online: set[bytes] = set()
     try:
         hub = Hub(place.settings.address, place.ca(), place.secret(), patience=0.0)
-        online = {peer.key for peer in hub.peers() if peer.online}
+        with closing(hub):
+            online = {peer.key for peer in hub.peers() if peer.online}
         up, fault = True, ""
     except HushError as error:
         up, fault = False, str(error)

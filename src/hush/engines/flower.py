@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -204,7 +205,9 @@ class Hub:
 
     def open(self) -> None:
         """Begin a run: from now on messages can be sent."""
-        fab, _ = build_fab_from_files({"pyproject.toml": _FEDERATION_APP, "app.py": b"none = None\n"})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of a library that Flower uses
+            fab, _ = build_fab_from_files({"pyproject.toml": _FEDERATION_APP, "app.py": b"none = None\n"})
         run = self._call(lambda: self._control.StartRun(StartRunRequest(fab=Fab(content=fab)))).run_id
         deadline = time.monotonic() + self._patience
         while time.monotonic() < deadline:
@@ -220,7 +223,7 @@ class Hub:
             if claimed.task.run_id == run:
                 break
             # A run whose coordinator died before it began: nobody will take it up.
-            self.close("failed", "abandoned")
+            self._finish("failed", "abandoned")
         else:
             raise HushError(f"{self._where}: the SuperLink gives out no run; is another program taking its tasks?")
         self._run = self._call(lambda: self._runtime.PullTaskInput(PullTaskInputRequest())).run.run_id
@@ -248,9 +251,13 @@ class Hub:
 
     def collect(self, names: Sequence[str], cap: int) -> list[tuple[str, bytes | HushError]]:
         """What has come back for these messages. What is too large or broken comes as an error."""
-        answer = self._call(lambda: self._runtime.PullMessages(PullAppMessagesRequest(message_ids=names)))
-        for proto, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
-            self._arriving.append(_Arrival(proto, tree, cap))
+        # Flower forgets a message once it is pulled, so what is on its way is not asked for again.
+        known = {each.proto.metadata.reply_to_message_id for each in self._arriving}
+        if wanted := [name for name in names if name not in known]:
+            request = PullAppMessagesRequest(message_ids=wanted)
+            answer = self._call(lambda: self._runtime.PullMessages(request))
+            pairs = zip(answer.messages_list, answer.message_object_trees, strict=True)
+            self._arriving += [_Arrival(proto, tree, cap) for proto, tree in pairs]
         done: list[tuple[str, bytes | HushError]] = []
         for each in list(self._arriving):
             outcome: bytes | HushError | None
@@ -270,8 +277,12 @@ class Hub:
         return done
 
     def close(self, status: str = "completed", details: str = "") -> None:
-        """End the run, if one was begun."""
+        """End the run, if one was begun, and the connection."""
         self._stop.set()
+        self._finish(status, details)
+        self._control.close()
+
+    def _finish(self, status: str, details: str) -> None:
         if self._runtime is not None:
             with contextlib.suppress(httpx.HTTPError):
                 self._runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
@@ -312,8 +323,12 @@ class Line:
             self._pulse = FleetHttpClient.from_server_address(address, False, ca, auth)
         self._node: Any = None
 
-    def open(self) -> int:
-        """Report for duty. Returns the node's number."""
+    def open(self, before: int = 0) -> int:
+        """Report for duty. Returns the node's number; `before` is the number of an earlier life of this node, if any."""
+        if before:
+            # Flower takes a node that died for one that is online, until its heartbeat is missed.
+            with contextlib.suppress(httpx.HTTPError):
+                self._client.DeactivateNode(DeactivateNodeRequest(node_id=before))
         request = ActivateNodeRequest(public_key=self._key, heartbeat_interval=_HEARTBEAT)
         self._node = Node(node_id=self._call(lambda: self._client.ActivateNode(request)).node_id)
         threading.Thread(target=self._beat, daemon=True).start()
@@ -351,11 +366,16 @@ class Line:
 
     def close(self) -> None:
         """Sign off."""
-        self._stop.set()
         if self._node is not None:
             with contextlib.suppress(httpx.HTTPError):
                 self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
+        self.drop()
+
+    def drop(self) -> None:
+        """Close the connection without a word, as a process that dies would."""
+        self._stop.set()
         self._client.close()
+        self._pulse.close()
 
     def _call(self, call: Callable[[], Any]) -> Any:
         return called(call, self._where, self._patience)
@@ -363,9 +383,8 @@ class Line:
     def _beat(self) -> None:
         request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=_HEARTBEAT)
         while not self._stop.wait(_HEARTBEAT / 2):
-            with contextlib.suppress(httpx.HTTPError):
+            with contextlib.suppress(httpx.HTTPError, RuntimeError):
                 self._pulse.SendNodeHeartbeat(request)
-        self._pulse.close()
 
 
 def _push(client: Any, call: Callable[..., Any], node: Node, run: int, objects: Mapping[str, Any], answer: Any) -> None:

@@ -25,10 +25,10 @@ def called(call: Callable[[], T], where: str, patience: float = 0.0) -> T:
             return call()
         except httpx.HTTPStatusError as error:
             status = error.response.status_code
-            if status == 401:
+            if status in (401, 412):
                 raise RefusedError(
-                    f"{where}: this key is refused: not registered, revoked, or the clocks differ by more than Flower "
-                    "allows (5 minutes behind, 5 seconds ahead)"
+                    f"{where}: this key is refused: not registered, revoked, in use by another process, or the clocks "
+                    "differ by more than Flower allows (5 minutes behind, 5 seconds ahead)"
                 ) from None
             if status < 500 or time.monotonic() > deadline:
                 raise HushError(f"{where}: the SuperLink answers {status}: {error.response.text[:200]}") from None
