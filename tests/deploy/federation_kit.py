@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from hush.config import Config, parse
 from hush.data.datasets import Dataset, from_arrays
 from hush.deploy import enrolled, keys, wire

@@ -1,4 +1,4 @@
-"""A member against a coordinator that says anything: what is refused is not charged, what is answered is charged once."""
+"""A member against a coordinator that says anything: refusals cost nothing, answers are charged once."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("cryptography", reason="needs the deploy extra")
 
 import federation_kit as kit
+
 from hush.deploy import audit, keys, wire
 from hush.deploy.policy import code_hash
 from hush.privacy.cost import from_json
@@ -47,19 +48,19 @@ def test_a_member_answers_what_it_agreed_to_and_charges_first(tmp_path: Path) ->
 
 
 OFFERS = {
-    "another recipe": (dict(recipe={"name": "dp-fedavg"}), "not accepted here"),
-    "no protection under a known name": (dict(recipe={"name": "robust-hdp", "protect": "none"}), "not accepted here"),
+    "another recipe": ({"recipe": {"name": "dp-fedavg"}}, "not accepted here"),
+    "no protection under a known name": ({"recipe": {"name": "robust-hdp", "protect": "none"}}, "not accepted here"),
     "less noise": (
-        dict(recipe={"name": "robust-hdp", "protect": {"rule": "dp-sgd", "spread": "equal-noise", "noise": 0.1}}),
+        {"recipe": {"name": "robust-hdp", "protect": {"rule": "dp-sgd", "spread": "equal-noise", "noise": 0.1}}},
         "not accepted here",
     ),
-    "a higher rate": (dict(local__batch_size=100), "sampling rate"),
-    "more steps": (dict(local__steps=51), "steps a round"),
-    "more rounds": (dict(rounds=21), "rounds"),
-    "a larger clip": (dict(privacy__clip=50.0), "clip"),
-    "a smaller clip": (dict(privacy__clip=0.001), "clip"),
-    "another relation": (dict(privacy__relation="replace-one"), "relation"),
-    "code of its own": (dict(model={"name": "os:system"}), "not accepted here"),
+    "a higher rate": ({"local__batch_size": 100}, "sampling rate"),
+    "more steps": ({"local__steps": 51}, "steps a round"),
+    "more rounds": ({"rounds": 21}, "rounds"),
+    "a larger clip": ({"privacy__clip": 50.0}, "clip"),
+    "a smaller clip": ({"privacy__clip": 0.001}, "clip"),
+    "another relation": ({"privacy__relation": "replace-one"}, "relation"),
+    "code of its own": ({"model": {"name": "os:system"}}, "not accepted here"),
 }
 
 

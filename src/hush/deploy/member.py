@@ -15,6 +15,8 @@ from hush.deploy.place import Kit
 from hush.privacy.ledger import Ledger
 from hush.types import HushError
 
+_RATE = 25.0
+
 
 def prepare(kit: Kit, policy_path: Path, data: Path) -> Node:
     """A node with its law, its data and its ledger; all that can be wrong is found before it reports for duty."""
@@ -73,8 +75,8 @@ def serve(node: Node, line: Any, going: Callable[[], bool] = lambda: True) -> No
             node.trail.note("refused", reason=str(error))
             continue
         if parcel is None:
-            # Asking often while a run is on, and rarely otherwise.
-            time.sleep(min(1.0, 0.05 + 0.02 * (time.monotonic() - idle)))
+            # Often while a run is on, rarely otherwise, and all members together at most so often a second.
+            time.sleep(min(1.0, max(0.08, node.members / _RATE) + 0.02 * (time.monotonic() - idle)))
             continue
         payload, receipt = node.handle(parcel.payload)
         try:

@@ -53,6 +53,7 @@ class Node:
         self._key = key
         self._own: dict[str, tuple[str, Own]] = {}
         self._fitting: set[str] = set()
+        self.members = 1
 
     def handle(self, content: bytes) -> tuple[bytes, Receipt | None]:
         """The signed answer to a message, and the receipt to note as sent once it is."""
@@ -135,6 +136,7 @@ class Node:
             write_atomically(path, agreed.encode())
         self._own[run] = (agreed, own)
         self._approve(run, own)
+        self.members = len(roster)
         self.trail.note("began", run=run, client=client, members=len(roster), **self.balance())
         return self._signed(Letter("ready", {"run": run, "head": self.ledger.head}))
 

@@ -2,7 +2,7 @@
 
 DIR/federation.toml      name, address, how long a round may take
 DIR/members/NAME.pub     who may take part; removing a file and `hush federation revoke` shuts a member out
-DIR/server/              CA, certificate, SuperLink's database, heads of the members' ledgers, audit trail
+DIR/server/              CA, certificate, heads of the members' ledgers, audit trail
 DIR/runs/                one directory a run
 DIR/kits/NAME/           to be handed to the member: kit.toml, ca.crt, policy.toml, and (if made here) its key
 """

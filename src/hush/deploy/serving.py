@@ -37,7 +37,7 @@ def serve(place: Place, say: Callable[[str], None], host: str | None = None) -> 
             time.sleep(0.5)
 
     threading.Thread(target=keep, daemon=True).start()
-    superlink(listen, settings.port, place.server / "superlink.db", certificate, place.secret())
+    superlink(listen, settings.port, certificate, place.secret())
 
 
 def synchronise(place: Place, hub: Any) -> None:

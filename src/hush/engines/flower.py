@@ -25,7 +25,7 @@ os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Array, ArrayRecord, Message, Metadata, RecordDict
+from flwr.app import ConfigRecord, Message, Metadata, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.cli.build import build_fab_from_files
 from flwr.common.serde import message_from_proto, message_to_proto
@@ -68,6 +68,8 @@ from hush.types import HushError
 _HEARTBEAT = 10.0
 _OVERHEAD = 1 << 16
 _PATIENCE = 20.0
+_PART = 4 << 20
+_IN_MEMORY = ":flwr-in-memory:"
 _FEDERATION_APP = b"""[project]
 name = "hush"
 version = "1.0.0"
@@ -100,8 +102,11 @@ class Parcel:
     message: Any
 
 
-def superlink(host: str, port: int, database: Path, certificate: Mapping[str, Path], secret: str) -> None:
-    """Run a SuperLink until the process is stopped. `certificate` has the files of `ca`, `certificate` and `key`."""
+def superlink(host: str, port: int, certificate: Mapping[str, Path], secret: str) -> None:
+    """Run a SuperLink until the process is stopped. `certificate` has the files of `ca`, `certificate` and `key`.
+
+    It keeps nothing: members have their ledgers, the coordinator its run directory, and both ask again.
+    """
     import uvicorn
     from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
     from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
@@ -114,7 +119,7 @@ def superlink(host: str, port: int, database: Path, certificate: Mapping[str, Pa
         certificates=(ca, server, key), superexec_auth_secret=None, authn_plugin=load_control_authn_plugin(),
         event_log_plugin=None, fleet_event_log_plugin=None, enable_event_log=False, artifact_provider=None,
         enable_supernode_auth=True, fleet_api_type="grpc-rere", fleet_api_address=None, simulation=False,
-        ssl_ca_certfile=files[0], ssl_certfile=files[1], ssl_keyfile=files[2], database=str(database),
+        ssl_ca_certfile=files[0], ssl_certfile=files[1], ssl_keyfile=files[2], database=_IN_MEMORY,
         isolation="process", runtime_dependency_install=False,
     )  # fmt: skip
     app = Gate(create_app(config, SuperLinkLifespan), secret)
@@ -132,8 +137,9 @@ class _Secret:
 
 
 def _record(payload: bytes) -> RecordDict:
-    array = Array(dtype="uint8", shape=(len(payload),), stype="hush", data=payload)
-    return RecordDict({"hush": ArrayRecord({"payload": array})})
+    # Each record is a request of its own: as few as the gate lets pass.
+    parts = range(0, max(1, len(payload)), _PART)
+    return RecordDict({str(at): ConfigRecord({"part": payload[at : at + _PART]}) for at in parts})
 
 
 def _packed(message: Message) -> tuple[Any, ObjectTree, Mapping[str, Any]]:
@@ -167,9 +173,8 @@ class _Arrival:
             if sum(map(len, self.contents.values())) > self.cap + _OVERHEAD:
                 raise HushError(f"a message of more than {self.cap} bytes")
         try:
-            return bytes(
-                inflate_object_from_contents(self.tree.object_id, self.contents).content["hush"]["payload"].data
-            )
+            content = inflate_object_from_contents(self.tree.object_id, self.contents).content
+            return b"".join(content[name]["part"] for name in sorted(content, key=int))
         except Exception as error:  # anything may be wrong with what a stranger packed
             raise HushError(f"a message that cannot be unpacked: {error!r}"[:300]) from None
 
@@ -324,19 +329,27 @@ class Line:
         self._node: Any = None
 
     def open(self, before: int = 0) -> int:
-        """Report for duty. Returns the node's number; `before` is the number of an earlier life of this node, if any."""
+        """Report for duty. Returns the node's number; `before` is the one that it had in an earlier life, if any."""
         if before:
             # Flower takes a node that died for one that is online, until its heartbeat is missed.
             with contextlib.suppress(httpx.HTTPError):
                 self._client.DeactivateNode(DeactivateNodeRequest(node_id=before))
-        request = ActivateNodeRequest(public_key=self._key, heartbeat_interval=_HEARTBEAT)
-        self._node = Node(node_id=self._call(lambda: self._client.ActivateNode(request)).node_id)
+        self._activate()
         threading.Thread(target=self._beat, daemon=True).start()
         return int(self._node.node_id)
 
+    def _activate(self) -> None:
+        request = ActivateNodeRequest(public_key=self._key, heartbeat_interval=_HEARTBEAT)
+        self._node = Node(node_id=self._call(lambda: self._client.ActivateNode(request)).node_id)
+
     def poll(self, cap: int) -> Parcel | None:
         """The next message, if there is one."""
-        answer = self._call(lambda: self._client.PullMessages(PullMessagesRequest(node=self._node)))
+        try:
+            answer = self._call(lambda: self._client.PullMessages(PullMessagesRequest(node=self._node)))
+        except RefusedError:
+            # A SuperLink that was started anew has forgotten this node, and may still know its key.
+            self._activate()
+            return None
         if not answer.messages_list:
             return None
         proto, tree = answer.messages_list[0], answer.message_object_trees[0]
@@ -381,8 +394,8 @@ class Line:
         return called(call, self._where, self._patience)
 
     def _beat(self) -> None:
-        request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=_HEARTBEAT)
         while not self._stop.wait(_HEARTBEAT / 2):
+            request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=_HEARTBEAT)
             with contextlib.suppress(httpx.HTTPError, RuntimeError):
                 self._pulse.SendNodeHeartbeat(request)
 
