@@ -41,8 +41,8 @@ def init(
 ) -> None:
     """Make a new federation: CA, server certificate, a kit for each member."""
     _need_flower()
-    from hush.deploy.local import template
     from hush.deploy.place import create
+    from hush.deploy.template import template
 
     names = [name.strip() for name in members.split(",") if name.strip()]
     words = template(1.0, 1e-5, "add-remove", ["robust-hdp"])
@@ -96,7 +96,7 @@ def renew(
 @federation_app.command()
 def code() -> None:
     """Print the hash of the code that is installed, for accept.code in a policy."""
-    from hush.deploy.policy import code_hash
+    from hush.deploy.template import code_hash
 
     print(code_hash())
 
@@ -121,6 +121,7 @@ def join(
     directory: KitFolder,
     data: Annotated[Path, typer.Option(help="The member's data: .npz, .csv, .parquet or a folder with IDX files.")],
     policy: Annotated[Path | None, typer.Option(help="By default policy.toml in the kit.")] = None,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for a SuperLink that is away.")] = 3600.0,
 ) -> None:
     """Take part as a member: its policy, its ledger, its data."""
     _need_flower()
@@ -129,7 +130,7 @@ def join(
     from hush.deploy.processes import follow_parent
 
     follow_parent()
-    take_part(open_kit(directory), policy or directory / "policy.toml", data, _say)
+    take_part(open_kit(directory), policy or directory / "policy.toml", data, _say, wait)
 
 
 @federation_app.command()

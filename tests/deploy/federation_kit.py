@@ -11,11 +11,10 @@ import torch
 from hush.config import Config, parse
 from hush.data.datasets import Dataset, from_arrays
 from hush.deploy import enrolled, keys, wire
-from hush.deploy.local import template
 from hush.deploy.member import prepare
 from hush.deploy.node import Node
 from hush.deploy.place import Kit
-from hush.deploy.policy import code_hash
+from hush.deploy.template import code_hash, template
 from hush.deploy.wire import Letter
 from hush.seeds import rng
 

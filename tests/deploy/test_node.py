@@ -15,7 +15,7 @@ pytest.importorskip("cryptography", reason="needs the deploy extra")
 import federation_kit as kit
 
 from hush.deploy import audit, keys, wire
-from hush.deploy.policy import code_hash
+from hush.deploy.template import code_hash
 from hush.privacy.cost import from_json
 from hush.privacy.ledger import BrokenLedgerError, Ledger
 from hush.privacy.ledger.statement import export

@@ -18,8 +18,8 @@ from hush.deploy import keys, wire
 from hush.deploy.audit import Trail
 from hush.deploy.enrolled import Enrolled, Fact, assemble
 from hush.deploy.place import Place
-from hush.deploy.policy import code_hash
 from hush.deploy.post import Hub, Post
+from hush.deploy.template import code_hash
 from hush.deploy.wire import Letter
 from hush.engines.cohort import _named
 from hush.engines.evaluate import evaluate

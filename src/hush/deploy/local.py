@@ -12,50 +12,12 @@ from hush.data.datasets import from_arrays
 from hush.deploy import place as places
 from hush.deploy.coordinator import Coordinator, Progress
 from hush.deploy.place import Place
-from hush.deploy.policy import code_hash
 from hush.deploy.processes import Program, free_port, stopping
+from hush.deploy.template import template
 from hush.engines.federation import Federation, prepare
 from hush.types import HushError, RunResult
 
 RUN = "run"
-
-
-def template(
-    epsilon: float, delta: float, relation: str, recipes: Sequence[str], *, accountant: str = "pld",
-    replayable: bool = False, uncovered: bool = False, samples: str = "public",
-) -> str:  # fmt: skip
-    """A policy to start from."""
-    names = ", ".join(f'"{name}"' for name in recipes)
-    return f"""# The law at this member. Every key is optional unless it says otherwise; an unknown key is an error.
-[budget]
-epsilon = {epsilon!r}            # needed: what one run may spend
-delta = {delta!r}                # needed
-relation = "{relation}"          # or "replace-one"
-accountant = "{accountant}"
-# lifetime = {epsilon!r}         # what all runs together ever may spend; by default the same as epsilon
-
-[limits]
-max_rate = 1.0
-max_steps = 10000                # a round
-max_rounds = 100000
-min_noise = 0.0
-min_clip = 0.0
-max_clip = 1000000.0
-
-[accept]
-recipes = [{names}]              # needed; "any" accepts all
-code = ["{code_hash()}"]  # needed: hush federation code
-replayable = {str(replayable).lower()}               # true: noise that a seed gives away, for experiments only
-uncovered = {str(uncovered).lower()}                # true: recipes that release what no epsilon covers
-
-[enrol]
-samples = "{samples}"            # or "noised", which costs budget
-noise = 10.0
-
-[data]
-label = "label"                  # the column with the labels, in CSV and Parquet
-# loader = "module:function"     # your own: gets the path, gives x and y
-"""
 
 
 def make(path: Path, config: Config, *, times: dict[str, float] | None = None, data: str | None = None) -> Place:

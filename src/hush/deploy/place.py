@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from hush.deploy import keys
-from hush.server.rundir import write_atomically
 from hush.types import HushError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -112,6 +111,9 @@ class Place:
 
     def keep_heads(self, heads: dict[str, str]) -> None:
         """Remember them."""
+        # A SuperLink's process uses this file too, and needs no PyTorch.
+        from hush.server.rundir import write_atomically
+
         write_atomically(self.server / "heads.json", json.dumps(heads, indent=2, sort_keys=True).encode())
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import tomllib
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hush.config import Config, located
+from hush.deploy.template import code_hash
 from hush.privacy import limits
 from hush.privacy.limits import Limits
 from hush.recipes import Recipe
@@ -121,17 +119,6 @@ def _explained(error: ValidationError) -> HushError:
         return unknown(key, "key", parts[-1], sorted(model.model_fields))
     words = first["msg"].replace("Input should be", "expected")
     return HushError(f"{key}: {words[0].lower()}{words[1:]}, found {first['input']!r}"[:300], key)
-
-
-@cache
-def code_hash() -> str:
-    """SHA-256 of the code that is installed: every Python file of Hush by name and content."""
-    total = hashlib.sha256()
-    root = Path(str(files("hush")))
-    for path in sorted(root.rglob("*.py")):
-        total.update(f"{path.relative_to(root).as_posix()}\0".encode())
-        total.update(hashlib.sha256(path.read_bytes()).digest())
-    return total.hexdigest()
 
 
 def check_offer(policy: MemberPolicy, config: Config, name: str, recipe: Recipe, code: str) -> None:
