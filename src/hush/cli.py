@@ -187,7 +187,9 @@ def report(directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run 
 
 @app.command()
 def bench(
-    suite: Annotated[list[str] | None, typer.Option(help="cpu, gpu, server or plan; may be repeated.")] = None,
+    suite: Annotated[
+        list[str] | None, typer.Option(help="cpu, gpu, server, plan or federation; may be repeated.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure ratios against rivals, side by side."""

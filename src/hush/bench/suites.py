@@ -62,6 +62,13 @@ def plan() -> dict[str, float]:
     return {"plan.clients_per_second": len(clients) / (time.perf_counter() - began)}
 
 
+def federation() -> dict[str, float]:
+    """Rounds between processes on this machine, over the local work in them."""
+    from hush.deploy.bench import measure
+
+    return measure()
+
+
 def _against(work: Workload, key: str) -> dict[str, float]:
     def ours() -> None:
         train(work.model, work.x, work.y, work.jobs())
@@ -92,4 +99,5 @@ SUITES: Mapping[str, Callable[[], dict[str, float]]] = {
     "gpu": gpu,
     "server": server.measure,
     "plan": plan,
+    "federation": federation,
 }

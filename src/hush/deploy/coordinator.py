@@ -27,7 +27,7 @@ from hush.engines.outcome import manifest, outcome
 from hush.privacy.ledger import BudgetSpentError, Ledger
 from hush.privacy.ledger.ledger import stated
 from hush.server.loop import Answer, ServerState, serve, short_of_quorum, start
-from hush.server.rundir import RunDir, read_json, to_json, write_atomically
+from hush.server.rundir import MANIFEST, ROUNDS, RunDir, read_json, to_json, write_atomically
 from hush.types import Decline, HushError, RoundRecord, RunResult, Task, Update
 
 AGREEMENT = "federation.json"
@@ -78,7 +78,7 @@ class Coordinator:
         kept = resume and (out / AGREEMENT).exists()
         agreement = self._kept(out, config) if kept else self._enrolment(config)
         federation = assemble(agreement.config, agreement.facts, self.test)
-        directory = self._directory(federation, agreement, out, kept, command)
+        directory = self._directory(federation, agreement, out, resume, kept, command)
         state, records = start(federation.terms, federation.starts()), list[RoundRecord]()
         if kept and (held := directory.restore()) is not None:
             state, records = held
@@ -228,10 +228,15 @@ class Coordinator:
     def _words(self, kind: str, says: Mapping[str, Any], name: str) -> bytes:
         return wire.encode(Letter(kind, {**says, "head": self._heads.get(name, "")}))
 
-    def _directory(self, federation: Enrolled, agreement: Agreement, out: Path, kept: bool, command: str) -> RunDir:
+    def _directory(
+        self, federation: Enrolled, agreement: Agreement, out: Path, resume: bool, kept: bool, command: str
+    ) -> RunDir:
         content = manifest(federation, command)
         if kept:
             return RunDir.reopen(out, content["config_hash"])
+        if resume and not (out / ROUNDS).exists():
+            # A run that died before its members were written down has not begun.
+            (out / MANIFEST).unlink(missing_ok=True)
         directory = RunDir.create(out, content)
         made = {"run": agreement.run, "facts": [asdict(fact) for fact in agreement.facts]}
         write_atomically(out / AGREEMENT, to_json({**made, "config": agreement.config.model_dump()}))
@@ -241,7 +246,7 @@ class Coordinator:
         raw = read_json(out / AGREEMENT)
         facts = tuple(Fact(**fact) for fact in raw["facts"])
         agreed = config.model_copy(update={"data": config.data.model_copy(update={"clients": len(facts)})})
-        held = read_json(out / "manifest.json").get("config_hash")
+        held = read_json(out / MANIFEST).get("config_hash")
         if held != config_hash(agreed):
             raise HushError(f"{out}: holds a run of another config; resume with the file it was started with")
         return Agreement(str(raw["run"]), facts, agreed)

@@ -87,7 +87,8 @@ def serve(node: Node, line: Any, going: Callable[[], bool] = lambda: True) -> No
         else:
             if receipt is not None:
                 node.ledger.sent(receipt)
-                node.trail.note("sent", run=receipt.run, round=receipt.round, **node.balance())
+                spent = {"seconds": round(node.seconds, 4), **node.balance()}
+                node.trail.note("sent", run=receipt.run, round=receipt.round, **spent)
         idle = time.monotonic()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -53,7 +54,7 @@ class Node:
         self._key = key
         self._own: dict[str, tuple[str, Own]] = {}
         self._fitting: set[str] = set()
-        self.members = 1
+        self.members, self.seconds = 1, 0.0
 
     def handle(self, content: bytes) -> tuple[bytes, Receipt | None]:
         """The signed answer to a message, and the receipt to note as sent once it is."""
@@ -182,8 +183,11 @@ class Node:
         receipt = self.ledger.reserve_costs(stage.costs(), run, number, attempt)
         costs = [asdict(cost) for cost in stage.costs()]
         self.trail.note("charged", run=run, round=number, attempt=attempt, costs=costs)
+        began = time.perf_counter()
         try:
-            return self._sealed(own, task, stage, receipt, asked), receipt
+            payload = self._sealed(own, task, stage, receipt, asked)
+            self.seconds = time.perf_counter() - began
+            return payload, receipt
         except BaseException:
             # Nothing was released, but what was charged stays charged.
             self.ledger.burn(receipt)
