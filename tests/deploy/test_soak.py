@@ -42,8 +42,8 @@ def toml(path: Path, members: int, rounds: int) -> Path:
 
 
 def test_members_and_coordinator_killed_at_any_time(tmp_path: Path) -> None:
-    """A third of six members killed every few seconds, the coordinator now and then: it ends, and the books agree."""
-    members, rounds = 6, 12
+    """Every round two of six members are killed, every other one the coordinator: it ends, and the books agree."""
+    members, rounds = 6, 8
     run = config(members, rounds, quorum=2)
     times = {"deadline": 40.0, "patience": 5.0, "gather": 60.0}
     place = local.make(tmp_path / "fed", run, times=times)
@@ -52,16 +52,18 @@ def test_members_and_coordinator_killed_at_any_time(tmp_path: Path) -> None:
     with stopping([]) as programs:
         running = local.start(place, programs)
         coordinator = coordinate(place, file, programs)
-        deadline, kills = time.monotonic() + 600, 0
+        deadline, kills, seen = time.monotonic() + 540, 0, 0
         while not (out / "result.json").exists():
-            assert time.monotonic() < deadline, running[""].said()[-2000:]
-            time.sleep(float(drawn.uniform(1, 4)))
-            for name in [f"m{c:03d}" for c in range(members) if drawn.random() < 0.3]:
-                running[name].kill()
-                running[name] = local.join(place, name, programs)
-            if kills < 6 and drawn.random() < 0.4 and written(out):
-                coordinator.kill()
-                kills += 1
+            assert time.monotonic() < deadline, (place.server / "run.log").read_text()[-2000:]
+            time.sleep(0.3)
+            if written(out) > seen:
+                seen = written(out)
+                for name in [f"m{int(c):03d}" for c in drawn.permutation(members)[:2]]:
+                    running[name].kill()
+                    running[name] = local.join(place, name, programs)
+                if drawn.random() < 0.5:
+                    coordinator.kill()
+                    kills += 1
             if coordinator.process.poll() is not None and not (out / "result.json").exists():
                 coordinator = coordinate(place, file, programs, "--resume")
         assert kills > 0
@@ -92,7 +94,7 @@ def test_a_budget_that_ends_in_the_middle(tmp_path: Path) -> None:
     """Equal noise for all: who has a small budget leaves, the run goes on, and a restart does not let it back in."""
     rule = {"name": "robust-hdp", "protect": {"rule": "dp-sgd", "spread": "equal-noise"}}
     run = config(3, 6, recipe=rule).model_copy()
-    run = run.model_copy(update={"privacy": run.privacy.model_copy(update={"budgets": [0.6, 2.0, 2.0]})})
+    run = run.model_copy(update={"privacy": run.privacy.model_copy(update={"budgets": [1.2, 2.0, 2.0]})})
     place = local.make(tmp_path / "fed", run, times={"deadline": 60.0, "patience": 60.0, "gather": 60.0})
     for policy in place.path.glob("kits/*/policy.toml"):
         policy.write_text(policy.read_text().replace('"robust-hdp (modified)"', '"any"'))

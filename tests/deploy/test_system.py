@@ -146,7 +146,7 @@ def test_replayed_and_repeated_answers_change_nothing(town: Town) -> None:
 def test_members_that_go_silent_are_not_waited_for_beyond_the_deadline(town: Town) -> None:
     with town.members() as members:
         coordinator = town.coordinator()
-        coordinator._post._settings = replace(town.place.settings, deadline=20.0, patience=2.0)
+        coordinator._post._settings = replace(town.place.settings, deadline=30.0, patience=6.0)
         out = town.out()
 
         def silence(record: Any, left: Any) -> None:
@@ -157,7 +157,7 @@ def test_members_that_go_silent_are_not_waited_for_beyond_the_deadline(town: Tow
 
         began = time.monotonic()
         coordinator.run(config(rounds=3, quorum=2), out, progress=silence)
-        assert time.monotonic() - began < 60
+        assert time.monotonic() - began < 90
     lines = rounds(out)
     assert [sorted(line["weights"]) for line in lines] == [["0", "1", "2"], ["0", "2"], ["0", "1", "2"]]
     assert lines[1]["refused"] == {"1": "no update"}

@@ -15,7 +15,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,21 +28,10 @@ from flwr.app import ConfigRecord, Message, Metadata, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.cli.build import build_fab_from_files
 from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest, UnregisterNodeRequest
+from flwr.proto import control_pb2, fleet_pb2, message_pb2, runtime_pb2
 from flwr.proto.fab_pb2 import Fab
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest, PushObjectRequest
 from flwr.proto.node_pb2 import Node
-from flwr.proto.runtime_pb2 import (
-    AcquireTaskRequest,
-    GetNodesRequest,
-    PullAppMessagesRequest,
-    PullTaskInputRequest,
-    PushAppMessagesRequest,
-    PushTaskOutputRequest,
-    SendTaskHeartbeatRequest,
-)
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.inflatable.inflatable_object import (
@@ -60,14 +48,14 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from hush.engines.arrival import Arrival, Parcel, Peer
 from hush.engines.gate import SECRET_HEADER, Gate
 from hush.engines.patience import RefusedError as RefusedError
 from hush.engines.patience import called
 from hush.types import HushError
 
 _HEARTBEAT = 10.0
-_OVERHEAD = 1 << 16
-_PATIENCE = 20.0
+_PATIENCE = 10.0
 _PART = 4 << 20
 _IN_MEMORY = ":flwr-in-memory:"
 _FEDERATION_APP = b"""[project]
@@ -82,24 +70,6 @@ publisher = "hush"
 serverapp = "app:none"
 clientapp = "app:none"
 """
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A node as the SuperLink knows it: its public key in PEM, its number, and since when it is online."""
-
-    key: bytes
-    node: int
-    online: bool
-    since: str
-
-
-@dataclass(frozen=True)
-class Parcel:
-    """A message that came for this node."""
-
-    payload: bytes
-    message: Any
 
 
 def superlink(host: str, port: int, certificate: Mapping[str, Path], secret: str) -> None:
@@ -142,7 +112,7 @@ def _record(payload: bytes) -> RecordDict:
     return RecordDict({str(at): ConfigRecord({"part": payload[at : at + _PART]}) for at in parts})
 
 
-def _packed(message: Message) -> tuple[Any, ObjectTree, Mapping[str, Any]]:
+def _packed(message: Message) -> tuple[Any, message_pb2.ObjectTree, Mapping[str, Any]]:
     """A message as Flower sends it: an envelope, the tree of its objects, and the objects."""
     with no_object_id_recompute():
         message.metadata.__dict__["_message_id"] = message.object_id
@@ -150,33 +120,12 @@ def _packed(message: Message) -> tuple[Any, ObjectTree, Mapping[str, Any]]:
         return message_to_proto(remove_content_from_message(message)), tree, objects
 
 
-class _Arrival:
-    """A message on its way in: its objects are fetched as they come, and no more of them than the cap allows."""
+def _arrival(proto: Any, tree: message_pb2.ObjectTree, cap: int) -> Arrival:
+    def unpack(contents: dict[str, bytes]) -> bytes:
+        content = inflate_object_from_contents(tree.object_id, contents).content
+        return b"".join(content[name]["part"] for name in sorted(content, key=int))
 
-    def __init__(self, proto: Any, tree: ObjectTree, cap: int) -> None:
-        self.proto, self.tree, self.cap = proto, tree, cap
-        self.missing = [each.object_id for each in iterate_object_tree(tree)]
-        self.contents: dict[str, bytes] = {}
-        self.deadline = time.monotonic() + _PATIENCE
-
-    def fetch(self, pull: Callable[[str], Any]) -> bytes | None:
-        """The payload, or None while some of it is not there yet."""
-        if len(self.missing) > 8 + self.cap // 1_000_000:
-            raise HushError(f"a message of {len(self.missing)} objects")
-        while self.missing:
-            found = pull(self.missing[0])
-            if not found.object_available:
-                if not found.object_found or time.monotonic() > self.deadline:
-                    raise HushError("a message whose objects never came")
-                return None
-            self.contents[self.missing.pop(0)] = found.object_content
-            if sum(map(len, self.contents.values())) > self.cap + _OVERHEAD:
-                raise HushError(f"a message of more than {self.cap} bytes")
-        try:
-            content = inflate_object_from_contents(self.tree.object_id, self.contents).content
-            return b"".join(content[name]["part"] for name in sorted(content, key=int))
-        except Exception as error:  # anything may be wrong with what a stranger packed
-            raise HushError(f"a message that cannot be unpacked: {error!r}"[:300]) from None
+    return Arrival(proto, [each.object_id for each in iterate_object_tree(tree)], cap, unpack)
 
 
 class Hub:
@@ -191,21 +140,21 @@ class Hub:
         self._runtime: Any = None
         self._node = Node(node_id=1)
         self._run = 0
-        self._arriving: list[_Arrival] = []
+        self._arriving: list[Arrival] = []
         self._stop = threading.Event()
 
     def register(self, key: bytes, name: str) -> int:
         """Let a public key (PEM) in."""
-        request = RegisterNodeRequest(public_key=key, name=name)
+        request = control_pb2.RegisterNodeRequest(public_key=key, name=name)
         return int(self._call(lambda: self._control.RegisterNode(request)).node_id)
 
     def unregister(self, node: int) -> None:
         """Shut a node out, for good."""
-        self._call(lambda: self._control.UnregisterNode(UnregisterNodeRequest(node_id=node)))
+        self._call(lambda: self._control.UnregisterNode(control_pb2.UnregisterNodeRequest(node_id=node)))
 
     def peers(self) -> list[Peer]:
         """All nodes that are registered."""
-        found = self._call(lambda: self._control.ListNodes(ListNodesRequest())).nodes_info
+        found = self._call(lambda: self._control.ListNodes(control_pb2.ListNodesRequest())).nodes_info
         return _peers(found)
 
     def open(self) -> None:
@@ -213,12 +162,12 @@ class Hub:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of a library that Flower uses
             fab, _ = build_fab_from_files({"pyproject.toml": _FEDERATION_APP, "app.py": b"none = None\n"})
-        run = self._call(lambda: self._control.StartRun(StartRunRequest(fab=Fab(content=fab)))).run_id
+        run = self._call(lambda: self._control.StartRun(control_pb2.StartRunRequest(fab=Fab(content=fab)))).run_id
         deadline = time.monotonic() + self._patience
         while time.monotonic() < deadline:
             plain = self._client([])
             claimed = self._call(
-                partial(plain.AcquireTask, AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+                partial(plain.AcquireTask, runtime_pb2.AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
             )
             plain.close()
             if not claimed.token:
@@ -231,13 +180,13 @@ class Hub:
             self._finish("failed", "abandoned")
         else:
             raise HushError(f"{self._where}: the SuperLink gives out no run; is another program taking its tasks?")
-        self._run = self._call(lambda: self._runtime.PullTaskInput(PullTaskInputRequest())).run.run_id
+        self._run = self._call(lambda: self._runtime.PullTaskInput(runtime_pb2.PullTaskInputRequest())).run.run_id
         self._stop = threading.Event()
         threading.Thread(target=self._beat, args=(self._stop,), daemon=True).start()
 
     def online(self) -> list[Peer]:
         """The nodes that could be asked now."""
-        return _peers(self._call(lambda: self._runtime.GetNodes(GetNodesRequest())).nodes)
+        return _peers(self._call(lambda: self._runtime.GetNodes(runtime_pb2.GetNodesRequest())).nodes)
 
     def send(self, node: int, payload: bytes, ttl: float) -> str:
         """Have a node get these bytes, if it asks before they are `ttl` seconds old. Returns the message's name."""
@@ -247,7 +196,7 @@ class Hub:
         )  # fmt: skip
         metadata.delivered_at = ""
         proto, tree, objects = _packed(make_message(metadata, _record(payload)))
-        request = PushAppMessagesRequest(messages_list=[proto], message_object_trees=[tree])
+        request = runtime_pb2.PushAppMessagesRequest(messages_list=[proto], message_object_trees=[tree])
         answer = self._call(lambda: self._runtime.PushMessages(request))
         if not answer.message_ids or not answer.message_ids[0]:
             raise HushError(f"{self._where}: node {node} cannot be sent to")
@@ -259,10 +208,10 @@ class Hub:
         # Flower forgets a message once it is pulled, so what is on its way is not asked for again.
         known = {each.proto.metadata.reply_to_message_id for each in self._arriving}
         if wanted := [name for name in names if name not in known]:
-            request = PullAppMessagesRequest(message_ids=wanted)
+            request = runtime_pb2.PullAppMessagesRequest(message_ids=wanted)
             answer = self._call(lambda: self._runtime.PullMessages(request))
             pairs = zip(answer.messages_list, answer.message_object_trees, strict=True)
-            self._arriving += [_Arrival(proto, tree, cap) for proto, tree in pairs]
+            self._arriving += [_arrival(proto, tree, cap) for proto, tree in pairs]
         done: list[tuple[str, bytes | HushError]] = []
         for each in list(self._arriving):
             outcome: bytes | HushError | None
@@ -275,7 +224,7 @@ class Hub:
             if outcome is not None:
                 self._arriving.remove(each)
                 done.append((each.proto.metadata.reply_to_message_id, outcome))
-                confirm = ConfirmMessageReceivedRequest(
+                confirm = message_pb2.ConfirmMessageReceivedRequest(
                     node=self._node, run_id=self._run, message_object_id=each.proto.metadata.message_id
                 )
                 self._call(partial(self._runtime.ConfirmMessageReceived, confirm))
@@ -290,7 +239,7 @@ class Hub:
     def _finish(self, status: str, details: str) -> None:
         if self._runtime is not None:
             with contextlib.suppress(httpx.HTTPError):
-                self._runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
+                self._runtime.PushTaskOutput(runtime_pb2.PushTaskOutputRequest(sub_status=status, details=details))
             self._runtime.close()
             self._runtime = None
 
@@ -305,10 +254,10 @@ class Hub:
         client = self._runtime
         while not stop.wait(_HEARTBEAT):
             with contextlib.suppress(httpx.HTTPError, RuntimeError):
-                client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+                client.SendTaskHeartbeat(runtime_pb2.SendTaskHeartbeatRequest())
 
     def _pull(self, name: str) -> Any:
-        request = PullObjectRequest(node=self._node, run_id=self._run, object_id=name)
+        request = message_pb2.PullObjectRequest(node=self._node, run_id=self._run, object_id=name)
         return self._call(lambda: self._runtime.PullObject(request))
 
 
@@ -333,22 +282,32 @@ class Line:
         if before:
             # Flower takes a node that died for one that is online, until its heartbeat is missed.
             with contextlib.suppress(httpx.HTTPError):
-                self._client.DeactivateNode(DeactivateNodeRequest(node_id=before))
+                self._client.DeactivateNode(fleet_pb2.DeactivateNodeRequest(node_id=before))
         self._activate()
         threading.Thread(target=self._beat, daemon=True).start()
         return int(self._node.node_id)
 
     def _activate(self) -> None:
-        request = ActivateNodeRequest(public_key=self._key, heartbeat_interval=_HEARTBEAT)
+        request = fleet_pb2.ActivateNodeRequest(public_key=self._key, heartbeat_interval=_HEARTBEAT)
         self._node = Node(node_id=self._call(lambda: self._client.ActivateNode(request)).node_id)
+
+    def _return(self) -> None:
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                return self._activate()
+            except RefusedError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
 
     def poll(self, cap: int) -> Parcel | None:
         """The next message, if there is one."""
         try:
-            answer = self._call(lambda: self._client.PullMessages(PullMessagesRequest(node=self._node)))
+            answer = self._call(lambda: self._client.PullMessages(fleet_pb2.PullMessagesRequest(node=self._node)))
         except RefusedError:
-            # A SuperLink that was started anew has forgotten this node, and may still know its key.
-            self._activate()
+            # A SuperLink that was started anew has forgotten this node, and will soon know its key again.
+            self._return()
             return None
         if not answer.messages_list:
             return None
@@ -356,13 +315,13 @@ class Line:
         run = proto.metadata.run_id
 
         def pull(name: str) -> Any:
-            request = PullObjectRequest(node=self._node, run_id=run, object_id=name)
+            request = message_pb2.PullObjectRequest(node=self._node, run_id=run, object_id=name)
             return self._call(lambda: self._client.PullObject(request))
 
-        arrival = _Arrival(proto, tree, cap)
+        arrival = _arrival(proto, tree, cap)
         while (payload := arrival.fetch(pull)) is None:
             time.sleep(0.02)
-        confirm = ConfirmMessageReceivedRequest(
+        confirm = message_pb2.ConfirmMessageReceivedRequest(
             node=self._node, run_id=run, message_object_id=proto.metadata.message_id
         )
         self._call(lambda: self._client.ConfirmMessageReceived(confirm))
@@ -371,7 +330,7 @@ class Line:
     def reply(self, parcel: Parcel, payload: bytes) -> None:
         """Answer a message."""
         proto, tree, objects = _packed(Message(_record(payload), reply_to=parcel.message))
-        request = PushMessagesRequest(
+        request = fleet_pb2.PushMessagesRequest(
             node=self._node, messages_list=[proto], message_object_trees=[tree], clientapp_runtime_list=[0.0]
         )
         answer = self._call(lambda: self._client.PushMessages(request))
@@ -381,7 +340,7 @@ class Line:
         """Sign off."""
         if self._node is not None:
             with contextlib.suppress(httpx.HTTPError):
-                self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
+                self._client.DeactivateNode(fleet_pb2.DeactivateNodeRequest(node_id=self._node.node_id))
         self.drop()
 
     def drop(self) -> None:
@@ -402,7 +361,7 @@ class Line:
 
 def _push(client: Any, call: Callable[..., Any], node: Node, run: int, objects: Mapping[str, Any], answer: Any) -> None:
     for name in answer.objects_to_push:
-        request = PushObjectRequest(
+        request = message_pb2.PushObjectRequest(
             node=node, run_id=run, object_id=name, object_content=objects[name].deflate(),
             session_id=answer.session_id,
         )  # fmt: skip
