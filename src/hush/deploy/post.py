@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -25,8 +24,8 @@ class Hub(Protocol):
         """The nodes that could be asked now."""
         ...
 
-    def send(self, node: int, payload: bytes, ttl: float) -> str:
-        """Send bytes to a node."""
+    def send(self, letters: Mapping[int, bytes], ttl: float) -> dict[int, str]:
+        """Send each node its bytes; the names of the messages."""
         ...
 
     def collect(self, names: Sequence[str], cap: int) -> list[tuple[str, bytes | HushError]]:
@@ -55,7 +54,8 @@ class Post:
         """
         began = time.monotonic()
         closes = began + (self._settings.gather if gather else self._settings.deadline)
-        sent: dict[str, tuple[str, str]] = {}
+        sent: dict[str, str] = {}
+        seen: dict[str, str] = {}
         replies: dict[str, bytes | HushError] = {}
         looked, reached = 0.0, 0.0
         missing = set(letters)
@@ -64,17 +64,15 @@ class Post:
             if now - looked > _LOOK or now == began:
                 online = {self._names[peer.key]: peer for peer in self._hub.online() if peer.key in self._names}
                 looked = time.monotonic()
-                for name in sorted(missing & set(online)):
-                    since = online[name].since
-                    if name not in sent or sent[name][1] != since:
-                        ttl = max(1.0, closes - time.monotonic())
-                        # Who is shut out between the look and the letter is simply not asked.
-                        with contextlib.suppress(HushError):
-                            sent[name] = (self._hub.send(online[name].node, letters[name], ttl), since)
+                # To whom nothing was sent yet, or who was started anew since; not to who was shut out meanwhile.
+                due = {n: online[n] for n in sorted(missing & set(online)) if seen.get(n) != online[n].since}
+                posted = self._hub.send({peer.node: letters[n] for n, peer in due.items()}, max(1.0, closes - looked))
+                sent |= {n: posted[peer.node] for n, peer in due.items() if peer.node in posted}
+                seen |= {n: peer.since for n, peer in due.items()}
                 # Whoever is gone may come back while others are waited for, but nobody waits for it alone.
                 if not gather and not missing & set(online) and now - began > 2 * _LOOK:
                     break
-            waiting = {sent[name][0]: name for name in missing if name in sent}
+            waiting = {sent[name]: name for name in missing if name in sent}
             for message, reply in self._hub.collect(list(waiting), cap) if waiting else ():
                 if message in waiting:
                     replies[waiting[message]] = reply

@@ -9,12 +9,12 @@ no second process and no fixed sleeps. And a gate stands before the SuperLink (`
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,10 +51,11 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from hush.engines.arrival import Arrival, Parcel, Peer
 from hush.engines.gate import SECRET_HEADER, Gate
 from hush.engines.patience import RefusedError as RefusedError
-from hush.engines.patience import called
+from hush.engines.patience import called, trusting
 from hush.types import HushError
 
 _HEARTBEAT = 10.0
+_AT_ONCE = 4
 _PATIENCE = 10.0
 _PART = 4 << 20
 _IN_MEMORY = ":flwr-in-memory:"
@@ -133,7 +134,7 @@ class Hub:
 
     def __init__(self, address: str, ca: bytes, secret: str, patience: float = 30.0) -> None:
         self._where, self._ca, self._secret, self._patience = address, ca, secret, patience
-        with _trusting(address):
+        with trusting(address):
             self._control = ControlHttpClient.from_server_address(
                 address, False, ca, [RuntimeVersionHttpInterceptor(component_name="flwr"), _Secret(secret)]
             )
@@ -141,6 +142,7 @@ class Hub:
         self._node = Node(node_id=1)
         self._run = 0
         self._arriving: list[Arrival] = []
+        self._workers = ThreadPoolExecutor(_AT_ONCE)
         self._stop = threading.Event()
 
     def register(self, key: bytes, name: str) -> int:
@@ -188,8 +190,15 @@ class Hub:
         """The nodes that could be asked now."""
         return _peers(self._call(lambda: self._runtime.GetNodes(runtime_pb2.GetNodesRequest())).nodes)
 
-    def send(self, node: int, payload: bytes, ttl: float) -> str:
-        """Have a node get these bytes, if it asks before they are `ttl` seconds old. Returns the message's name."""
+    def send(self, letters: Mapping[int, bytes], ttl: float) -> dict[int, str]:
+        """Have nodes get these bytes, if they ask within `ttl` seconds. Returns the messages' names, by node.
+
+        A node that cannot be sent to is left out.
+        """
+        names = self._workers.map(lambda node: self._sent(node, letters[node], ttl), letters)
+        return {node: name for node, name in zip(letters, names, strict=True) if name}
+
+    def _sent(self, node: int, payload: bytes, ttl: float) -> str:
         metadata = Metadata(
             run_id=self._run, message_id="", src_node_id=self._node.node_id, dst_node_id=node,
             reply_to_message_id="", group_id="hush", created_at=time.time(), ttl=ttl, message_type="train",
@@ -199,7 +208,7 @@ class Hub:
         request = runtime_pb2.PushAppMessagesRequest(messages_list=[proto], message_object_trees=[tree])
         answer = self._call(lambda: self._runtime.PushMessages(request))
         if not answer.message_ids or not answer.message_ids[0]:
-            raise HushError(f"{self._where}: node {node} cannot be sent to")
+            return ""
         _push(self._runtime, self._call, self._node, self._run, objects, answer)
         return str(answer.message_ids[0])
 
@@ -212,27 +221,31 @@ class Hub:
             answer = self._call(lambda: self._runtime.PullMessages(request))
             pairs = zip(answer.messages_list, answer.message_object_trees, strict=True)
             self._arriving += [_arrival(proto, tree, cap) for proto, tree in pairs]
-        done: list[tuple[str, bytes | HushError]] = []
-        for each in list(self._arriving):
-            outcome: bytes | HushError | None
-            try:
-                if each.proto.HasField("error"):
-                    raise HushError(f"Flower reports: {each.proto.error.reason[:200]}")
-                outcome = each.fetch(self._pull)
-            except HushError as error:
-                outcome = error
-            if outcome is not None:
-                self._arriving.remove(each)
-                done.append((each.proto.metadata.reply_to_message_id, outcome))
-                confirm = message_pb2.ConfirmMessageReceivedRequest(
-                    node=self._node, run_id=self._run, message_object_id=each.proto.metadata.message_id
-                )
-                self._call(partial(self._runtime.ConfirmMessageReceived, confirm))
-        return done
+        arrived = list(self._workers.map(self._fetched, self._arriving))
+        done = [(each, found) for each, found in zip(self._arriving, arrived, strict=True) if found is not None]
+        self._arriving = [each for each, found in zip(self._arriving, arrived, strict=True) if found is None]
+        return [(each.proto.metadata.reply_to_message_id, found) for each, found in done]
+
+    def _fetched(self, arrival: Arrival) -> bytes | HushError | None:
+        """What a message holds, what is wrong with it, or None while it is on its way."""
+        found: bytes | HushError | None
+        try:
+            if arrival.proto.HasField("error"):
+                raise HushError(f"Flower reports: {arrival.proto.error.reason[:200]}")
+            found = arrival.fetch(self._pull)
+        except HushError as error:
+            found = error
+        if found is not None:
+            confirm = message_pb2.ConfirmMessageReceivedRequest(
+                node=self._node, run_id=self._run, message_object_id=arrival.proto.metadata.message_id
+            )
+            self._call(partial(self._runtime.ConfirmMessageReceived, confirm))
+        return found
 
     def close(self, status: str = "completed", details: str = "") -> None:
         """End the run, if one was begun, and the connection."""
         self._stop.set()
+        self._workers.shutdown()
         self._finish(status, details)
         self._control.close()
 
@@ -272,7 +285,7 @@ class Line:
             RuntimeVersionHttpInterceptor(component_name="SuperNode"),
             NodeAuthHttpInterceptor(key, key.public_key()),
         ]
-        with _trusting(address):
+        with trusting(address):
             self._client = FleetHttpClient.from_server_address(address, False, ca, auth)
             self._pulse = FleetHttpClient.from_server_address(address, False, ca, auth)
         self._node: Any = None
@@ -375,13 +388,3 @@ def _peers(found: Sequence[Any]) -> list[Peer]:
         for each in found
         if each.status != "unregistered"
     ]
-
-
-@contextlib.contextmanager
-def _trusting(address: str) -> Iterator[None]:
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    try:
-        yield
-    except (OSError, ValueError, UnicodeError) as error:
-        raise HushError(f"{address}: the CA certificate cannot be used: {error}") from None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import httpx
@@ -40,3 +42,14 @@ def called(call: Callable[[], T], where: str, patience: float = 0.0) -> T:
                 raise HushError(f"{where}: cannot be reached: {text}") from None
         time.sleep(wait)
         wait = min(2 * wait, 2.0)
+
+
+@contextlib.contextmanager
+def trusting(address: str) -> Iterator[None]:
+    """Make clients quietly; a CA certificate that is none is explained."""
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        yield
+    except (OSError, ValueError, UnicodeError) as error:
+        raise HushError(f"{address}: the CA certificate cannot be used: {error}") from None
