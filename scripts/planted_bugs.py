@@ -97,6 +97,13 @@ def correct() -> list[str]:
         ("worst case of 1,000 rows, delta 1e-5", worst_case(samples=1000, batch=1000, delta=1e-5),
          {"kind": "one-run", "canaries": 1000}),
         (f"`hush demo`, client {demo.client}, {demo.plan.rounds * demo.plan.steps} steps", demo, {"kind": "one-run"}),
+        ("one full batch, delta 0.01", worst_case(delta=1e-2), {"runs": 10_000, "confidence": 0.999}),
+        ("a row replaced, delta 0.01", worst_case(delta=1e-2, relation="replace-one"),
+         {"runs": 10_000, "confidence": 0.999}),
+        ("half batches, 3 rounds of 2 steps, delta 0.01", worst_case(batch=4, rounds=3, delta=1e-2),
+         {"runs": 2_000, "confidence": 0.999}),
+        ("worst case of 1,000 rows, delta 1e-8", worst_case(epsilon=8.0, samples=1000, batch=1000, delta=1e-8),
+         {"kind": "one-run", "canaries": 1000, "confidence": 0.999}),
     ]  # fmt: skip
     lines = []
     for number, (name, held, options) in enumerate(settings):

@@ -35,6 +35,7 @@ def simulate(
     command: str = "",
     progress: Progress | None = None,
     announce: Callable[[tuple[str, ...]], None] | None = None,
+    ledgers: str | Path | None = None,
 ) -> RunResult:
     """Run one federation.
 
@@ -49,12 +50,14 @@ def simulate(
         command: What to note in the manifest as the way to run it again.
         progress: Called after every round.
         announce: Called before the first round with what no epsilon covers.
+        ledgers: A directory of ledger files, one a client, that outlive the run: budgets are then for the life of the
+            data, and a second run goes on from what is spent. Made where they do not exist.
     """
     from hush.config import located
 
     checked = _config(config, overrides)
     try:
-        return _simulate(checked, out, resume, data, dataset, model, command, progress, announce)
+        return _simulate(checked, out, resume, data, dataset, model, command, progress, announce, ledgers)
     except HushError as error:
         raise (located(error, Path(config), overrides) if isinstance(config, str | Path) else error) from None
 
@@ -190,6 +193,7 @@ def outlook(
     return {
         "recipe": federation.recipe_name,
         "clients": [asdict(each) for each in found],
+        "third_party": federation.third_party(),
         "not_covered": list(federation.not_covered()),
     }
 
@@ -216,6 +220,25 @@ def audit(
     return {**asdict(found), "refuted": found.refuted}
 
 
+def measure(directory: str | Path, *, data: str | None = None) -> dict[str, Any]:
+    """What the papers measure besides accuracy, for a finished run: training loss and its gap, how the clients'
+    gradients differ, and how fairly clients fare. It looks at all data without noise: for simulations alone.
+    """
+    from hush.config import parse
+    from hush.engines.federation import prepare
+    from hush.engines.measures import measures
+    from hush.server.rundir import MANIFEST, RunDir, read_json
+
+    path = Path(directory)
+    config = parse(read_json(path / MANIFEST)["config"])
+    kept = RunDir(path).restore()
+    if kept is None:
+        raise HushError(f"{path}: no round is finished yet; nothing to measure")
+    federation, (state, _) = prepare(config, root=data), kept
+    homes = federation.recipe.assign.homes(range(len(federation.members)), state.slots["assign"])
+    return measures(federation, state.released, homes, state.round)
+
+
 def _config(config: ConfigLike, overrides: Sequence[str]) -> Config:
     from hush.config import Config, load, overridden, parse
 
@@ -235,6 +258,7 @@ def _simulate(
     command: str,
     progress: Progress | None,
     announce: Callable[[tuple[str, ...]], None] | None,
+    ledgers: str | Path | None,
 ) -> RunResult:
     from hush import report
     from hush.engines import cohort
@@ -242,7 +266,10 @@ def _simulate(
 
     federation = prepare(config, root=data, dataset=dataset, module=model)
     path = Path(out) if out is not None else None
-    result = cohort.run(federation, path, resume=resume, command=command, progress=progress, announce=announce)
+    result = cohort.run(
+        federation, path, resume=resume, command=command, progress=progress, announce=announce,
+        ledgers=Path(ledgers) if ledgers is not None else None,
+    )  # fmt: skip
     if path is not None:
         report.write(path)
     return result

@@ -65,7 +65,15 @@ def demo(
 
 @app.command()
 def run(
-    file: File, out: Out = None, sets: Sets = None, resume: Resume = False, data: Data = None, as_json: AsJson = False
+    file: File,
+    out: Out = None,
+    sets: Sets = None,
+    resume: Resume = False,
+    data: Data = None,
+    ledgers: Annotated[
+        Path | None, typer.Option(help="Directory of ledger files that outlive the run: budgets for life.")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run one federation."""
     from hush import api
@@ -78,7 +86,7 @@ def run(
     with Bar(config.rounds, quiet=as_json) as bar:
         result = api.simulate(
             file, overrides=sets or (), out=path, resume=resume, data=data, command=_command(),
-            progress=lambda record: bar.advance(record.round, record), announce=bar.warn,
+            progress=lambda record: bar.advance(record.round, record), announce=bar.warn, ledgers=ledgers,
         )  # fmt: skip
     if as_json:
         _print_result(result)
@@ -186,9 +194,24 @@ def report(directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run 
 
 
 @app.command()
+def measure(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run.")],
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a run as the papers do: loss gap, gradient dissimilarity, fairness. Un-noised, for simulations."""
+    from hush import api
+    from hush.server.rundir import to_json
+    from hush.terminal import show_measures
+
+    found = api.measure(directory, data=data)
+    sys.stdout.write(to_json(found).decode()) if as_json else show_measures(found)
+
+
+@app.command()
 def bench(
     suite: Annotated[
-        list[str] | None, typer.Option(help="cpu, gpu, server, plan or federation; may be repeated.")
+        list[str] | None, typer.Option(help="cpu, gpu, server, plan, scale or federation; may be repeated.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -56,6 +56,7 @@ class DataConfig(_Strict):
     sizes: Sizes = "equal"
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
     part: Literal["train", "test", "all"] = "train"
+    rows: Literal["as-given", "unit-norm"] = "as-given"
     alpha: Annotated[float, Field(ge=0)] = 0.0
     beta: Annotated[float, Field(ge=0)] = 0.0
     samples: Annotated[int, Field(ge=2)] = 5000
@@ -72,6 +73,7 @@ class PrivacyConfig(_Strict):
     """`[privacy]`: what each client insists on."""
 
     budgets: Budgets = 1.0
+    lifetime: Budgets | None = None
     delta: Delta = 1e-4
     clip: Positive = 1.0
     loss_clip: Positive = 4.0

@@ -51,6 +51,16 @@ class Bar:
             self._progress.update(self._task, completed=completed, description=words)
 
 
+def show_measures(found: Mapping[str, Any]) -> None:
+    """What `hush measure` found."""
+    table = Table(title="Measured without noise, for simulations alone", title_justify="left")
+    table.add_column("measure")
+    table.add_column("value", justify="right")
+    for name, value in found.items():
+        table.add_row(name.replace("_", " "), f"{value:.6g}")
+    Console(highlight=False).print(table)
+
+
 def show_run(result: RunResult, path: Path) -> None:
     """The outcome of one run."""
     console = Console(highlight=False)
@@ -74,7 +84,8 @@ def show_comparison(summary: Mapping[str, Any], path: Path) -> None:
     console = Console(highlight=False)
     table = Table(title=f"Accuracy over seeds {', '.join(map(str, summary['seeds']))}", title_justify="left")
     for column in ("recipe", "mean", "± std", "worst client", "largest epsilon spent", "seconds"):
-        table.add_column(column, justify="left" if column == "recipe" else "right")
+        left = column == "recipe"
+        table.add_column(column, justify="left" if left else "right", overflow="fold" if left else "ellipsis")
     ranked = sorted(summary["recipes"].items(), key=lambda item: -item[1]["accuracy"]["mean"])
     for name, entry in ranked:
         runs = entry["runs"]
@@ -138,6 +149,7 @@ def show_outlook(found: Mapping[str, Any]) -> None:
         )  # fmt: skip
     console.print(f"{found['recipe']}: what each client may expect")
     console.print(table)
+    console.print(f"Toward a third party: {found['third_party']}", soft_wrap=True)
     _show_gaps(console, tuple(found["not_covered"]))
 
 

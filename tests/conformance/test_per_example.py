@@ -20,6 +20,7 @@ from hush.local import fallback
 from hush.local.clip import factors
 from hush.local.norms import bounded, squares
 from hush.local.per_example import clipped_sums
+from hush.local.precision import Precision
 from hush.local.record import Recorder
 from hush.local.sums import even_sums, pieces
 from hush.models import Model, adopt, build
@@ -237,3 +238,39 @@ def test_factors_are_rounded_toward_zero() -> None:
     assert (found[norms < 1e36] * norms[norms < 1e36] > 1 - 1e-6).all()
     nearest = (1.0 / norms).float().double()
     assert (nearest * norms > 1.0).any(), "rounding to nearest is what this guards against"
+
+
+class Positions(nn.Module):
+    """A layer over many positions whose gradient is never formed, then a mean: no logit is ever large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(30, 25), nn.Linear(25, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(functional.normalize(self.inner(x), dim=-1).mean(1))
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e6, 1e15])
+@pytest.mark.parametrize("even", [False, True])
+def test_the_clip_holds_where_gradients_are_never_formed(precision: Precision, scale: float, even: bool) -> None:
+    """Sums over three positions of outer products, at any scale of the inputs; logits stay small, so none saturates."""
+    model, clients = adopt(Positions(), (3, 30)), 200
+    vectors = model.start + 0.1 * random(clients, model.layout.size).float()
+    # Inputs with a large common part cancel in the sum over positions, where rounding shows most.
+    x = scale * (1.0 + 0.01 * random(clients, 1, 3, 30, seed=1)).float()
+    y = torch.arange(clients)[:, None] % CLASSES
+    each = fallback.gradients(double(model), vectors.double(), x.double(), y)[:, 0].norm(dim=1)
+    model.module.float()
+    assert (each > 0).all(), "no gradient vanishes: the bound would hold of itself"
+    clips = each * torch.from_numpy(np.random.default_rng(2).uniform(0.01, 0.9, clients))
+    mask = torch.ones(clients, 1, dtype=torch.bool)
+    if even:
+        sums = even_sums(Recorder(model), vectors, x[:, 0], y[:, 0], mask[:, 0], clips, 4096, precision)
+    else:
+        sums = clipped_sums(model, vectors, x, y, mask, clips, precision=precision)
+    norms = sums.double().norm(dim=1)
+    assert (norms <= clips).all()
+    least = 0.5 if precision == "bf16" else 0.999
+    assert (norms > least * clips).double().mean() > 0.9, "and they are not clipped to nothing"

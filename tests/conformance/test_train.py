@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from nets import random, reference
 from torch import Tensor, nn
 
 from hush.config import ModelConfig
-from hush.local import device
+from hush.local import device, fallback, memory
 from hush.local import train as training
 from hush.local.ahead import DEPTH, Ahead, places
 from hush.local.exact import integer_sums
+from hush.local.linear import blocks, closed, lengths, linear_sums
 from hush.local.per_example import clipped_sums
+from hush.local.precision import Precision
 from hush.local.replay import Replay
 from hush.local.train import Job, train
 from hush.models import Model, adopt, build
 from hush.privacy import noise
 from hush.privacy.plan import PrivacyPlan
+from hush.types import HushError
 
 SAMPLES = 40
 BATCHES = (4, 4, 13, 40, 1)
@@ -133,23 +140,25 @@ def ordered(model: Model) -> list[Job]:
     return sorted(jobs(model), key=lambda job: -job.plan.steps)
 
 
+@pytest.mark.parametrize("noisy", [False, True])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_drawing_ahead_draws_the_same(threads: int) -> None:
+def test_drawing_ahead_draws_the_same(threads: int, noisy: bool) -> None:
     model = build(ModelConfig(name="logreg"), (4,), 3, seed=1)
-    ahead, mine = Ahead(ordered(model), model.layout.size, torch.float32, threads), ordered(model)
+    ahead, mine = Ahead(ordered(model), model.layout.size, torch.float32, threads, noisy), ordered(model)
     with ThreadPoolExecutor(threads) as pool:
         ahead.start(pool)
-        for step in range(mine[0].plan.steps):
-            drawn = ahead.take(step)
-            active = [job for job in mine if job.plan.steps > step]
-            assert drawn.active == len(active)
-            for i, job in enumerate(active):
-                rows = drawn.rows[i]
-                assert torch.equal(rows[rows >= 0], job.plan.sample(job.source) + job.first_row)
-                if job.plan.private:
-                    assert torch.equal(drawn.noise[i], job.source.normal(model.layout.size, torch.float32))
-            assert (drawn.rows[len(active) :] == -1).all()
-            assert (drawn.rows[:, drawn.longest :] == -1).all()
+        for number in range(-(-mine[0].plan.steps // ahead.steps)):
+            drawn = ahead.take(number)
+            for k in range(min(ahead.steps, mine[0].plan.steps - number * ahead.steps)):
+                active = [job for job in mine if job.plan.steps > number * ahead.steps + k]
+                assert drawn.active[k] == len(active)
+                for i, job in enumerate(active):
+                    rows = drawn.rows[k, i]
+                    assert torch.equal(rows[rows >= 0], job.plan.sample(job.source) + job.first_row)
+                    if job.plan.private and drawn.noise is not None:
+                        assert torch.equal(drawn.noise[k, i], job.source.normal(model.layout.size, torch.float32))
+                assert (drawn.rows[k, len(active) :] == -1).all()
+                assert (drawn.rows[k, :, drawn.longest[k] :] == -1).all()
             ahead.release()
         ahead.stop()
 
@@ -162,8 +171,8 @@ def test_drawing_ahead_survives_a_batch_that_finds_no_room(monkeypatch: pytest.M
         ahead.start(pool)
         drawn = ahead.take(0)
         ahead.stop()
-    assert drawn.rows.shape == (len(mine), drawn.longest)
-    for rows, job in zip(drawn.rows, mine, strict=True):
+    assert drawn.wide[0].shape == (len(mine), drawn.longest[0])
+    for rows, job in zip(drawn.wide[0], mine, strict=True):
         assert torch.equal(rows[rows >= 0], job.plan.sample(job.source) + job.first_row)
 
 
@@ -181,23 +190,46 @@ def test_an_error_while_drawing_ahead_is_raised() -> None:
         ahead.stop()
 
 
+def replayed(replay: Replay, group: Sequence[Job]) -> None:
+    """All steps of a group, as an accelerator takes them."""
+    device.place(replay, group)
+    ahead = Ahead(group, replay.noise.shape[1], torch.float32, 2)
+    with ThreadPoolExecutor(2) as pool:
+        ahead.start(pool)
+        for step in range(group[0].plan.steps):
+            drawn = ahead.take(step)
+            assert drawn.noise is not None
+            replay.scales.copy_(device.scales(group, drawn.active[0], torch.float32))
+            replay.load(drawn.rows[0], drawn.noise[0])
+            replay.step(drawn.rows[0], drawn.longest[0])
+            ahead.release()
+        ahead.stop()
+
+
+def test_noise_from_the_bank_depends_on_the_client_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(ModelConfig(name="logreg"), (4,), 3, seed=1)
+    monkeypatch.setattr(device, "_TOGETHER", 3 * model.layout.size)
+    like = torch.zeros(3, model.layout.size)
+
+    def drawn(clients: Sequence[int]) -> Tensor:
+        mine = [Job(model.start, 0, plan(4), 0.1, noise.replayable(1, c, 1)) for c in clients]
+        twins = [job.source.twin(torch.device("cpu")) for job in mine]
+        assert None not in twins
+        bank = device.Bank(mine, [twin for twin in twins if twin], like[: len(mine)])
+        return torch.stack([bank.step(number, len(mine)).clone() for number in range(8)], 1)
+
+    together, alone = drawn([0, 1, 2]), drawn([1])
+    assert torch.equal(together[1], alone[0])
+    assert len({float(value) for value in together.flatten()}) > 0.99 * together.numel(), "no number comes twice"
+
+
 def test_a_replayed_step_is_the_step() -> None:
     """On a processor nothing is recorded, but the arithmetic around the record is the same."""
     model = build(ModelConfig(name="cnn"), (1, 6, 6), 3, seed=1)
     x, y = data((1, 6, 6))
     group = ordered(model)
     replay = Replay(model, x, y, len(group), places(group), 4096, "float32")
-    device.place(replay, group)
-    ahead = Ahead(group, model.layout.size, torch.float32, 2)
-    with ThreadPoolExecutor(2) as pool:
-        ahead.start(pool)
-        for step in range(group[0].plan.steps):
-            drawn = ahead.take(step)
-            replay.scales.copy_(device.scales(group, drawn.active, torch.float32))
-            replay.load(drawn.rows, drawn.noise)
-            replay.step(drawn.rows, drawn.longest)
-            ahead.release()
-        ahead.stop()
+    replayed(replay, group)
     for vector, job in zip(replay.vectors, ordered(model), strict=True):
         torch.testing.assert_close(vector - job.vector, by_hand(model, x, y, job), rtol=1e-5, atol=1e-6)
 
@@ -313,17 +345,7 @@ def test_a_replayed_step_is_corrected_too(still: bool) -> None:
 
     mine = group()
     replay = Replay(model, x, y, len(mine), places(mine), 4096, "float32", "still" if still else "corrected")
-    device.place(replay, mine)
-    ahead = Ahead(mine, model.layout.size, torch.float32, 2)
-    with ThreadPoolExecutor(2) as pool:
-        ahead.start(pool)
-        for step in range(mine[0].plan.steps):
-            drawn = ahead.take(step)
-            replay.scales.copy_(device.scales(mine, drawn.active, torch.float32))
-            replay.load(drawn.rows, drawn.noise)
-            replay.step(drawn.rows, drawn.longest)
-            ahead.release()
-        ahead.stop()
+    replayed(replay, mine)
     for vector, job in zip(replay.vectors, group(), strict=True):
         torch.testing.assert_close((vector - job.vector).double(), loop64(model, x, y, job), rtol=1e-4, atol=1e-5)
 
@@ -366,3 +388,201 @@ def test_a_full_batch_is_never_gathered_at_once(kind: str, monkeypatch: pytest.M
     assert max(sizes) <= 9
     for a, b in zip(whole, pieces, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_one_client_alone_with_a_batch_larger_than_the_physical_one() -> None:
+    model = build(ModelConfig(name="logreg"), (4,), 3, seed=1)
+    x, y = data((4,))
+
+    def job() -> Job:
+        return Job(model.start, 0, plan(SAMPLES), 0.1, noise.replayable(0, 0, 0))
+
+    expected = by_hand(model, x, y, job())
+    torch.testing.assert_close(train(model, x, y, [job()], physical_batch=9)[0], expected, rtol=1e-5, atol=1e-6)
+
+
+@given(counts=st.lists(st.integers(0, 50), max_size=8), limit=st.integers(1, 40))
+def test_blocks_hold_every_example_once_and_never_too_many(counts: list[int], limit: int) -> None:
+    seen = [set[int]() for _ in counts]
+    for clients, start, stop in blocks(counts, limit):
+        assert (stop - start) * len(clients) <= limit
+        assert clients == sorted(set(clients))
+        for client in clients:
+            mine = set(range(start, min(stop, counts[client])))
+            assert not mine & seen[client]
+            seen[client] |= mine
+    assert [len(rows) for rows in seen] == counts
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e14, 1e25, 1e37])
+@pytest.mark.parametrize("clip", [1e-20, 1.0, math.inf])
+def test_the_closed_form_keeps_the_clip_at_any_scale(scale: float, clip: float) -> None:
+    """Many examples, each a client of its own: what it adds is what its sum is. Logits are zero, so none saturates."""
+    model = build(ModelConfig(name="logreg"), (30,), 5, seed=1)
+    clients = 200
+    x, y = (scale * random(clients, 30)).float(), torch.arange(clients) % 5
+    clips = torch.full((clients,), clip, dtype=torch.float64)
+    form = closed(model, x)
+    assert form is not None
+    rows = list(torch.arange(clients)[:, None].unbind())
+    sums = linear_sums(form, torch.zeros(clients, model.layout.size), x, y, rows, clips, 64)
+    norms = sums.double().norm(dim=1)
+    true = (
+        torch.full((clients,), 1 / 5).double().square().mul(4).add((4 / 5) ** 2).sqrt()
+        * (x.double().square().sum(1) + 1).sqrt()
+    )
+    assert (norms <= clips).all()
+    # Beyond that, float32 has no digits left for the factor, and the sum is shorter than it might be.
+    sure = true / clips < 1e35
+    torch.testing.assert_close(norms[sure], torch.minimum(true, clips)[sure], rtol=2e-5, atol=0.0)
+    assert sure.all() == (clip / scale > 1e-36)
+
+
+@pytest.mark.parametrize("lengths_known", [False, True])
+def test_the_closed_form_drops_what_is_not_finite(lengths_known: bool) -> None:
+    model = build(ModelConfig(name="logreg"), (6,), 5, seed=1)
+    x, y = random(8, 6).float(), torch.arange(8) % 5
+    x[2, 1], x[5, 0] = math.nan, math.inf
+    form, clips = closed(model, x), torch.tensor([0.5, 0.5], dtype=torch.float64)
+    assert form is not None
+    known = lengths(x, [(0, 8)], True) if lengths_known else None
+    vectors = model.start.repeat(2, 1)
+    everything = linear_sums(form, vectors, x, y, [torch.arange(4), torch.arange(4, 8)], clips, 99, known)
+    finite = linear_sums(form, vectors, x, y, [torch.tensor([0, 1, 3]), torch.tensor([4, 6, 7])], clips, 99)
+    torch.testing.assert_close(everything, finite, rtol=1e-5, atol=1e-7)
+    assert finite.norm() > 0
+
+
+def hooked() -> nn.Module:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
+    module[1].register_forward_hook(lambda *_: None)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("make", "is_closed"),
+    [
+        (lambda: nn.Linear(6, 3), True),
+        (lambda: nn.Sequential(nn.Sequential(nn.Identity()), nn.Linear(6, 3, bias=False)), True),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 3)), True),
+        (lambda: nn.Sequential(nn.Linear(6, 3), nn.ReLU()), False),
+        (lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)), False),
+        (hooked, False),
+    ],
+)
+def test_only_one_linear_layer_has_a_closed_form(make: Callable[[], nn.Module], is_closed: bool) -> None:
+    model = adopt(make(), (6,))
+    x, y = data((6,))
+    assert (closed(model, x) is not None) == is_closed
+    expected = [by_hand(model, x, y, job) for job in jobs(model)]
+    for ours, plain in zip(train(model, x, y, jobs(model)), expected, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "slow"])
+def test_every_path_multiplies_as_asked(kind: str) -> None:
+    """bf16 changes an update a little, on every path but whole numbers; tf32 is float32 on a processor."""
+    shape = (4,) if kind == "slow" else (6,)
+    name = "mlp" if kind == "mlp" else "logreg"
+    model = adopt(Scaled(), shape) if kind == "slow" else build(ModelConfig(name=name, hidden=9), shape, 3, seed=1)
+    x, y = data(shape)
+
+    def updates(precision: Precision) -> list[Tensor]:
+        mine = [job for job in jobs(model) if job.plan.private]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return train(model, x, y, mine, precision=precision)
+
+    exact, tf32, bf16 = (torch.stack(updates(how)) for how in ("float32", "tf32", "bf16"))
+    assert torch.equal(exact, tf32)
+    assert 1e-6 < float((bf16 - exact).norm() / exact.norm()) < 0.1
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_the_clip_holds_on_the_slow_path_in_every_precision(precision: Precision) -> None:
+    model, clients = adopt(Scaled(), (4,)), 200
+    vectors = model.start + 0.3 * random(clients, model.layout.size).float()
+    x, y = 100 * random(clients, 1, 4).float(), torch.zeros(clients, 1, dtype=torch.long)
+    clips = torch.from_numpy(np.random.default_rng(2).uniform(1e-3, 1.0, clients))
+    sums = fallback.sums(model, vectors, x, y, torch.ones(clients, 1).bool(), clips, 64, precision=precision)
+    norms = sums.double().norm(dim=1)
+    assert (norms <= clips).all()
+    assert (norms > 0.9999 * clips).double().mean() > 0.3, "many of these are clipped"
+
+
+def test_a_strict_training_refuses_the_slow_path() -> None:
+    model = adopt(Scaled(), (4,))
+    with pytest.raises(HushError, match=r"scale goes through .*accepted: Linear"):
+        train(model, *data((4,)), jobs(model), strict=True)
+
+
+def test_the_automatic_batch_changes_nothing_but_rounding() -> None:
+    model = build(ModelConfig(name="cnn"), (1, 6, 6), 3, seed=1)
+    x, y = data((1, 6, 6))
+    for a, b in zip(train(model, x, y, jobs(model)), train(model, x, y, jobs(model), physical_batch=3), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_more_memory_means_more_examples_and_larger_models_fewer() -> None:
+    gib = 2**30
+    found = {free: memory.examples(free * gib, 28_938, 20) for free in (1, 4, 16, 139)}
+    assert list(found.values()) == sorted(found.values())
+    assert found[139] > found[1] >= 64
+    resnet = memory.examples(139 * gib, 11_200_000, 20)
+    assert 1 < resnet < found[139]
+    assert resnet * 16 * 11_200_000 + 20 * 32 * 11_200_000 <= 139 * gib / 2
+    assert memory.examples(0, 28_938, 20) == 1, "no room is not no work"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
+    ids=["host", "device", "PyTorch on the host"],
+)
+def test_running_out_of_memory_says_what_to_set(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    model = build(ModelConfig(name="logreg"), (4,), 3, seed=1)
+    monkeypatch.setattr(training, "linear_sums", fails)
+    with pytest.raises(HushError, match=r"engine.physical_batch: 4096 examples .* accepted: fewer, such as 1024"):
+        train(model, *data((4,)), jobs(model), physical_batch=4096)
+
+
+def test_another_error_is_not_taken_for_memory() -> None:
+    with pytest.raises(RuntimeError, match="something else"), memory.explained(10):
+        raise RuntimeError("something else")
+
+
+def test_rows_are_those_whose_number_is_below_the_rate() -> None:
+    """Words made up so that first bits tie with those of the rate: the rest of the number decides, to the last bit."""
+    bar = 0.3
+    high, low = divmod(math.floor(math.ldexp(bar, 53)), 2**37)
+    heads = np.array([high - 1, high, high + 1, high, high, 0, 2**16 - 1, high], dtype=np.uint16)
+    tails = np.array([low - 1, low, 0, 2**37 - 1], dtype=np.uint64) << np.uint64(27)
+    words = iter([heads.view(np.uint64), tails])
+    assert noise.Rows(lambda size: next(words)[:size]).chosen(8, bar).tolist() == [0, 1, 4, 5]
+
+
+def test_a_rate_below_the_first_bits_is_met() -> None:
+    """Ties alone can be chosen here; a comparison of sixteen bits would choose none, or twice as many."""
+    source, size, batches = noise.replayable(7, 0, 0), 60_000, 1000
+    rate = 2.0**-17
+    found = sum(len(source.chosen(size, rate)) for _ in range(batches))
+    expected = size * batches * rate
+    assert abs(found - expected) < 6 * math.sqrt(expected)
+    assert abs(found - 2 * expected) > 6 * math.sqrt(2 * expected)
+
+
+def test_batches_drawn_ahead_are_used_once_and_forgotten_when_the_rate_changes() -> None:
+    source = noise.replayable(7, 0, 0)
+    first = [tuple(source.chosen(50, 0.3).tolist()) for _ in range(40)]
+    assert len(set(first)) == 40
+    other = [source.chosen(90, 0.5) for _ in range(40)]
+    assert max(int(rows.max()) for rows in other) >= 50
+    assert all(len(rows.unique()) == len(rows) and bool((rows.diff() > 0).all()) for rows in other)
+    assert source.chosen(5, 1.0).tolist() == [0, 1, 2, 3, 4]

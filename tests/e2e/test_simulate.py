@@ -106,15 +106,17 @@ def test_resume_with_another_config_is_refused(small: Raw, tmp_path: Path) -> No
 def test_a_client_is_the_same_among_others(small: Raw) -> None:
     """Its updates depend on (seed, client, round) alone, so who trains beside it moves nothing but rounding."""
     from hush.config import parse
+    from hush.engines.books import Books
     from hush.engines.cohort import Cohort
     from hush.engines.federation import prepare
     from hush.types import Task
 
     federation = prepare(parse(small))
     start, layout = federation.model.start[None], federation.model.layout
-    together = Cohort(federation, federation.ledgers()).answer([Task(c, 2, start, layout, layout) for c in range(6)])
+    tasks = [Task(c, 2, start, layout, layout) for c in range(6)]
+    together = Cohort(federation, Books(federation.ledgers())).answer(tasks)
     for client in range(6):
-        (alone,) = Cohort(federation, federation.ledgers()).answer([Task(client, 2, start, layout, layout)])
+        (alone,) = Cohort(federation, Books(federation.ledgers())).answer([Task(client, 2, start, layout, layout)])
         torch.testing.assert_close(alone.vector, together[client].vector, rtol=1e-5, atol=1e-6)
 
 

@@ -21,6 +21,7 @@ from hush.data import from_arrays
 from hush.engines import answer
 from hush.engines.audit import examine
 from hush.engines.audit_target import Target, worst_case
+from hush.engines.books import Books
 from hush.engines.canary import effects, plant
 from hush.engines.cohort import Cohort
 from hush.engines.federation import prepare
@@ -50,6 +51,11 @@ class Finding:
 
 def plan(samples: int, batch: int, *, clip: float = 1.0, z: float = 0.0, epochs: int = 1) -> PrivacyPlan:
     return PrivacyPlan(samples, batch, epochs, 1, clip, z, "add-remove", "pld")
+
+
+def claimed(relation: Relation, rounds: int) -> PrivacyPlan:
+    """Full batches of eight rows that keep the claim."""
+    return calibrated(Policy(CLAIM, 1e-3, relation), samples=8, batch=8, epochs=1, rounds=rounds, clip=1.0)
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -159,7 +165,7 @@ def _likeness(source: str) -> float:
         }
     )
     federation = prepare(config, dataset=dataset, module=nn.Linear(300, 2, bias=False))
-    cohort = Cohort(federation, federation.ledgers())
+    cohort = Cohort(federation, Books(federation.ledgers()))
     model = federation.model
     answers = [
         answer
@@ -205,7 +211,7 @@ def relation() -> Finding:
     worst = 0.0
     moves: dict[Relation, float] = {"add-remove": 1.0, "replace-one": 2.0}
     for kind, moved in moves.items():
-        made = calibrated(Policy(CLAIM, 1e-3, kind), samples=8, batch=8, epochs=1, rounds=3, clip=1.0)
+        made = claimed(kind, 3)
         worst = max(worst, gaussian.epsilon_of(made.noise_multiplier / (moved * math.sqrt(3)), 1e-3))
     return Finding(worst <= CLAIM * (1 + 1e-6), f"epsilon {worst:.2f} for a budget of {CLAIM:.2f}")
 

@@ -1,7 +1,9 @@
 """Random schedules before four judges who share no code with `hush.privacy.pld`.
 
-The judges: dp_accounting's Renyi accountant (never below us), its PLD on a grid three times finer than ours, the PRV
-accountant of Opacus, and the closed form of the Gaussian. Every check is also shown a wrong accountant.
+The judges: dp_accounting's Renyi accountant (never below us), its PLD on a grid half as fine again as ours, the PRV
+accountant of Opacus, and the closed form of the Gaussian. Every check is also shown a wrong accountant. The judges' own
+grids were chosen for speed: next to grids two and four times finer they are wrong by at most a tenth of what the checks
+allow, which a test holds them to.
 """
 
 from __future__ import annotations
@@ -75,22 +77,23 @@ def within_fine_pld(ours: float, schedule: Schedule, relation: Relation = "add-r
 
 
 @functools.cache
-def prv_epsilon(schedule: Schedule) -> float:
+def prv_epsilon(schedule: Schedule, error: float = 0.02) -> float:
+    """Opacus's own estimate, without what it adds for the grid that belongs to an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from opacus.accountants import PRVAccountant
 
         accountant = PRVAccountant()
         accountant.history = [(z, q, count) for q, z, count in schedule.parts]
-        return float(accountant.get_epsilon(schedule.delta, eps_error=0.005))
+        return float(accountant.get_epsilon(schedule.delta, eps_error=error)) - error
 
 
 @functools.cache
-def fine_epsilon(schedule: Schedule, relation: Relation) -> float:
+def fine_epsilon(schedule: Schedule, relation: Relation, fineness: float = 1.5) -> float:
     direction: gaussian.Direction = "replace" if relation == "replace-one" else "remove"
     accountant = PLDAccountant(
         dp.NeighboringRelation.REPLACE_ONE if relation == "replace-one" else dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
-        pld.interval(pld.merge([pld.Part(*part) for part in schedule.parts]), direction) / 3.0,
+        pld.interval(pld.merge([pld.Part(*part) for part in schedule.parts]), direction) / fineness,
     )
     plain = sum(count / z**2 for q, z, count in schedule.parts if q == 1.0)
     if plain:
@@ -101,9 +104,11 @@ def fine_epsilon(schedule: Schedule, relation: Relation) -> float:
     return float(accountant.get_epsilon(schedule.delta))
 
 
+JUDGES = {"renyi": within_renyi, "prv": within_prv, "pld": within_fine_pld}
+
+
 def objections(ours: float, schedule: Schedule) -> list[str]:
-    judges = {"renyi": within_renyi, "prv": within_prv, "pld": within_fine_pld}
-    return [name for name, holds in judges.items() if not holds(ours, schedule)]
+    return [name for name, holds in JUDGES.items() if not holds(ours, schedule)]
 
 
 def epsilon(schedule: Schedule, relation: Relation = "add-remove") -> float:
@@ -115,19 +120,19 @@ QUICK = schedules(60, 1)
 TELLING = [s for s in QUICK if 0.5 < epsilon(s) < 3.0 and all(q < 0.5 for q, _, _ in s.parts)][:6]
 
 
-@pytest.mark.parametrize("start", range(0, 60, 10))
+@pytest.mark.parametrize("start", range(0, 40, 10))
 def test_the_fine_grid_agrees(start: int) -> None:
     for schedule in QUICK[start : start + 10]:
         assert within_fine_pld(epsilon(schedule), schedule), schedule
 
 
-@pytest.mark.parametrize("start", range(0, 40, 10))
+@pytest.mark.parametrize("start", range(0, 20, 5))
 def test_renyi_is_never_below(start: int) -> None:
-    for schedule in QUICK[start : start + 10]:
+    for schedule in QUICK[start : start + 5]:
         assert within_renyi(epsilon(schedule), schedule), schedule
 
 
-@pytest.mark.parametrize("schedule", schedules(12, 2, most_parts=2))
+@pytest.mark.parametrize("schedule", schedules(8, 2, most_parts=2))
 def test_opacus_agrees(schedule: Schedule) -> None:
     pytest.importorskip("opacus")
     assert within_prv(epsilon(schedule), schedule)
@@ -160,19 +165,22 @@ def test_opacus_would_notice_both() -> None:
         assert not within_prv(accounting.epsilon(schedule.event(noise=0.5), schedule.delta), schedule)
 
 
-@pytest.mark.parametrize(("relation", "shift"), [("add-remove", 1.0), ("replace-one", 2.0)])
-def test_the_closed_form_agrees_at_and_near_full_batches(relation: Relation, shift: float) -> None:
+def check_closed_form(schedule: Schedule, relation: Relation) -> None:
+    """The schedule with full batches, and nearly full ones."""
+    full = Schedule(tuple((1.0, 3.0 * z * math.sqrt(count), count) for _, z, count in schedule.parts), schedule.delta)
+    noise = sum(count / z**2 for _, z, count in full.parts) ** -0.5 / (2.0 if relation == "replace-one" else 1.0)
+    exact = dp.get_epsilon_gaussian(noise, schedule.delta)
+    assert accounting.epsilon(full.event(), schedule.delta, relation) == pytest.approx(exact, rel=1e-6, abs=1e-9)
+    # Just below a full batch nothing is merged or looked up: the grid itself has to find the same.
+    assert close(accounting.epsilon(full.event(rate=1.0 - 1e-9), schedule.delta, relation), exact)
+    wrong = dp.get_epsilon_gaussian(noise * 1.05, schedule.delta)
+    assert exact < 0.5 or not close(accounting.epsilon(full.event(), schedule.delta, relation), wrong)
+
+
+@pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
+def test_the_closed_form_agrees_at_and_near_full_batches(relation: Relation) -> None:
     for schedule in QUICK:
-        full = Schedule(
-            tuple((1.0, 3.0 * z * math.sqrt(count), count) for _, z, count in schedule.parts), schedule.delta
-        )
-        noise = sum(count / z**2 for _, z, count in full.parts) ** -0.5
-        exact = dp.get_epsilon_gaussian(noise / shift, schedule.delta)
-        assert accounting.epsilon(full.event(), schedule.delta, relation) == pytest.approx(exact, rel=1e-6, abs=1e-9)
-        # Just below a full batch nothing is merged or looked up: the grid itself has to find the same.
-        assert close(accounting.epsilon(full.event(rate=1.0 - 1e-9), schedule.delta, relation), exact)
-        wrong = dp.get_epsilon_gaussian(noise / shift * 1.05, schedule.delta)
-        assert exact < 0.5 or not close(accounting.epsilon(full.event(), schedule.delta, relation), wrong)
+        check_closed_form(schedule, relation)
 
 
 def broken(cost: Cost_of, schedule: Schedule, relation: Relation = "add-remove") -> list[str]:
@@ -202,11 +210,22 @@ def test_noise_scaled_by_the_rate_is_noticed_as_not_monotone() -> None:
     assert [broken(wrong, schedule) for schedule in TELLING] == [["batch"]] * len(TELLING)
 
 
+@pytest.mark.parametrize("schedule", schedules(3, 5, hard=True))
+def test_the_judges_grids_are_fine_enough(schedule: Schedule) -> None:
+    """Grids that they could be asked for instead give the same, to a tenth of what agreeing means."""
+    pytest.importorskip("opacus")
+    scale = max(1.0, fine_epsilon(schedule, "add-remove"))
+    assert abs(prv_epsilon(schedule) - prv_epsilon(schedule, 0.005)) < 1e-3 * scale
+    assert abs(fine_epsilon(schedule, "add-remove") - fine_epsilon(schedule, "add-remove", 3.0)) < 1e-3 * scale
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(100, 150))
 def test_five_hundred_schedules_before_all_judges(seed: int) -> None:
-    for schedule in schedules(10, seed, hard=True):
-        ours = epsilon(schedule)
-        assert objections(ours, schedule) == [], schedule
-        assert within_fine_pld(epsilon(schedule, "replace-one"), schedule, "replace-one"), schedule
+    pytest.importorskip("opacus")
+    for number, schedule in enumerate(schedules(10, seed, most_parts=2 + (seed % 5 == 0), hard=True)):
+        assert objections(epsilon(schedule), schedule) == [], schedule
         assert broken(accounting.epsilon, schedule) == [], schedule
+        check_closed_form(schedule, "replace-one" if number % 2 else "add-remove")
+        if number % 5 == 0:
+            assert within_fine_pld(epsilon(schedule, "replace-one"), schedule, "replace-one"), schedule

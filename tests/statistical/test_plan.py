@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -62,9 +63,18 @@ def test_rows_enter_independently_at_the_planned_rate(source: Source) -> None:
     counts = torch.bincount(torch.cat(drawn), minlength=made.samples).double()
     assert inclusion_is(counts, rounds, made.rate)
     assert not inclusion_is(counts, rounds, 1.05 * made.rate)
-    sizes = torch.tensor([float(len(d)) for d in drawn])
-    # Shuffled batches of a fixed size would have no variance at all.
-    assert sizes.var().item() == pytest.approx(made.samples * made.rate * (1 - made.rate), rel=0.1)
+    shuffled = torch.cat([torch.from_numpy(np.random.default_rng(r).permutation(50)[:10]) for r in range(rounds)])
+    assert sizes_vary(drawn, made.rate)
+    assert not sizes_vary(list(shuffled.split(10)), made.rate), "shuffled batches have a fixed size"
+    # Each row once in five batches, as a shuffle that is cut into pieces has it, is too even.
+    assert not inclusion_is(torch.full((50,), rounds * made.rate), rounds, made.rate)
+
+
+def sizes_vary(drawn: list[torch.Tensor], rate: float) -> bool:
+    """The variance of batch sizes is that of independent rows, at 1e-6."""
+    sizes = torch.tensor([float(len(rows)) for rows in drawn]).double()
+    energy = float(((sizes - 50 * rate) ** 2).sum() / (50 * rate * (1 - rate)))
+    return bool(2 * min(stats.chi2.cdf(energy, len(drawn)), stats.chi2.sf(energy, len(drawn))) > 1e-6)
 
 
 def test_full_batches_hold_every_row() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+from hush import recipes
 from hush.config import parse
 from hush.recipes import RECIPES
 
@@ -29,8 +30,9 @@ def test_readme_shows_the_measured_demo() -> None:
 def test_readme_config_is_accepted() -> None:
     import tomllib
 
-    (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    block, slots = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert parse(tomllib.loads(block)).recipe["name"] in RECIPES
+    assert recipes.parse(tomllib.loads(slots)["recipe"])[1].assign.models == 2
 
 
 def test_architecture_names_files_that_exist() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hush.data import Share, counts, holdout, split, transforms
+from hush.data import Share, counts, from_arrays, holdout, split, transforms
 from hush.seeds import rng
 from hush.types import HushError
 
@@ -340,3 +340,9 @@ def test_salt_schedule_and_default_limits() -> None:
     assert transforms.apply(x, y, Share(ROWS, salt=((5, 0.5),)), 2, 0, 0, 10)[0] is x
     table = rng(0, "t").random((30, 7)).astype(np.float32)
     assert (transforms.apply(table, y, share, 10, 0, 0, 10)[0] != table).any()
+
+
+def test_rows_at_unit_norm() -> None:
+    made = from_arrays(np.array([[3.0, 4.0], [0.0, 0.0], [1e-20, 0.0]], np.float32), np.array([0, 1, 0]), classes=2)
+    found = transforms.unit_rows(made)
+    np.testing.assert_allclose(found.x, [[0.6, 0.8], [0.0, 0.0], [1.0, 0.0]], rtol=1e-6)

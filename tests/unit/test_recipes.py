@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -25,7 +27,11 @@ MEMBERS = [Member(c, Policy(e, d), 100, 10) for c, (e, d) in enumerate([(1.0, 1e
 
 
 def test_every_recipe_is_summed_up() -> None:
-    assert set(RECIPES) == set(SUMMARIES) == {"fedavg", "dp-fedavg", "weiavg", "minimum", "maximum", "robust-hdp"}
+    asked = (
+        "robust-hdp weiavg pfa dp-fedavg minimum maximum dp-scaffold dp-scaffold-warm scaffold scaffold-warm fedavg "
+        "fedsgd dp-fedsgd pfa-plus rc-dpfl km-cdpfl f-cdpfl o-cdpfl padpfl fedprox"
+    )
+    assert set(RECIPES) == set(SUMMARIES) == set(asked.split())
 
 
 @pytest.mark.parametrize(
@@ -160,3 +166,24 @@ def test_faithful_mode_uses_the_papers_accountant() -> None:
     ratios = [b.noise_multiplier / a.noise_multiplier for a, b in zip(full, dated, strict=True)]
     assert ratios == pytest.approx([1.25, 4.7], rel=0.03)
     assert parse({"name": "fedavg"}, "faithful")[1] == RECIPES["fedavg"]
+
+
+def test_noise_can_be_estimated_once() -> None:
+    """What was heard of a client first is kept; who comes later is estimated then."""
+    once = EstimatedNoise("pairwise", "once")
+    quiet = torch.ones(3, 400) + torch.tensor([[0.1], [1.0], [3.0]]) * torch.randn(3, 400, generator=_seeded(1))
+    loud = torch.ones(3, 400) + 9.0 * torch.randn(3, 400, generator=_seeded(2))
+    both = replace(view(quiet), budgets=torch.ones(4))
+    first, state = once.weigh(both, {})
+    again, kept = once.weigh(replace(both, updates=loud, round=2), state)
+    assert torch.equal(first.weights, again.weights) and torch.equal(state["noise"][:3], kept["noise"][:3])
+    later = replace(both, updates=loud, clients=(0, 1, 3), round=3)
+    joined, learnt = once.weigh(later, kept)
+    assert torch.equal(learnt["noise"][:3], state["noise"][:3]) and bool(learnt["noise"].isfinite().all())
+    assert len(joined.weights) == 3
+    each, _ = EstimatedNoise("pairwise").weigh(replace(both, updates=loud), {})
+    assert not torch.allclose(each.weights, first.weights)
+
+
+def _seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)

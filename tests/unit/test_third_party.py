@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from dp_accounting.rdp import RdpAccountant
 
+import hush
 from hush.privacy import third_party
 from hush.types import HushError
 
@@ -132,3 +133,21 @@ def test_a_wrong_argument_is_named(name: str, wrong: float) -> None:
     with pytest.raises(HushError, match=rf"^{name}: found .*accepted: ") as refused:
         third_party.claimed_epsilon(**setting)
     assert "\n" not in str(refused.value)
+
+
+def test_a_run_of_the_papers_kind_shows_the_claim_as_claimed() -> None:
+    config = {
+        "rounds": 20,
+        "participation": 0.2,
+        "data": {"clients": 20, "name": "synthetic", "samples": 500},
+        "privacy": {"budgets": 4.0, "sampler": "fixed", "relation": "replace-one", "accountant": "rdp"},
+        "local": {"batch_size": 80, "steps": 10},
+        "recipe": {"name": "dp-scaffold", "protect": {"rule": "dp-sgd", "spread": "equal-noise"}},
+    }
+    found = hush.outlook(config)
+    z = found["clients"][0]["noise_multiplier"]
+    claimed = third_party.claimed_epsilon(z / 2, 0.2, 0.2, 10, 20, 20, 400)
+    assert f"DP-SCAFFOLD would claim epsilon {claimed:.3g}" in found["third_party"]
+    assert "not proved for K > 1" in found["third_party"]
+    poisson = {**config, "privacy": {"budgets": 4.0}}
+    assert "DP-SCAFFOLD" not in hush.outlook(poisson)["third_party"], "the paper has no claim about Poisson batches"

@@ -5,6 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+import torch
+from torch import Tensor
+
+_SIDE = 1024
+
 
 def best(contestants: Mapping[str, Callable[[], object]], turns: int = 2) -> dict[str, float]:
     """Seconds of each contestant's best turn, after one turn to warm up. Turns alternate, so noise hits all alike."""
@@ -15,5 +20,31 @@ def best(contestants: Mapping[str, Callable[[], object]], turns: int = 2) -> dic
         for name, work in contestants.items():
             began = time.perf_counter()
             work()
+            wait()
             seconds[name] = min(seconds[name], time.perf_counter() - began)
     return seconds
+
+
+def wait() -> None:
+    """Until an accelerator, if there is one, has done all it was given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def peak(device: str) -> float:
+    """Multiplications and additions a second in a large float32 matrix product."""
+    side = _SIDE if device == "cpu" else 8 * _SIDE
+    a = torch.ones(side, side, device=device)
+    out = torch.empty_like(a)
+
+    def product() -> Tensor:
+        return torch.mm(a, a, out=out)
+
+    return 2 * side**3 / best({"product": product}, turns=5)["product"]
+
+
+def stream(device: str) -> float:
+    """Bytes a second read and written by a copy."""
+    a = torch.ones(1 << (24 if device == "cpu" else 28), device=device)
+    out = torch.empty_like(a)
+    return 2 * a.numel() * a.element_size() / best({"copy": lambda: out.copy_(a)}, turns=5)["copy"]

@@ -1,27 +1,50 @@
 """The two training workloads, made of random tensors: what they cost does not depend on what they say.
 
 W1: 20 clients x 2,400 MNIST-shaped samples, five clients at each batch size 16, 32, 64, 128, one epoch, the CNN of
-28,938 parameters, clip 3. W2: logistic regression 40 -> 10, 20 users a round, 50 local steps of 800 of 4,000 samples.
+28,938 parameters, clip 3. W2: logistic regression 40 -> 10, 20 users a round, 50 local steps of 800 of 4,000 samples,
+with control variates.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
-from hush.config import ModelConfig
-from hush.local.train import Job
+from hush.local.job import Job
 from hush.models import Model, build
 from hush.privacy.noise import replayable
 from hush.privacy.plan import PrivacyPlan
 from hush.seeds import rng
 
+if TYPE_CHECKING:
+    from hush.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A model's configuration without the package that checks configurations, which a machine may lack."""
+
+    name: str
+    hidden: int = 0
+
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, the rows of all clients, and how each client trains."""
+    """A model, the rows of all clients, and how each client trains.
+
+    Attributes:
+        name: What it is called.
+        model: What is trained.
+        x: Inputs of all clients, one client after the other.
+        y: Labels.
+        plans: How each client trains.
+        lr: Length of a step.
+        drifts: Corrections by control variates, clients x p, if any.
+    """
 
     name: str
     model: Model
@@ -29,14 +52,21 @@ class Workload:
     y: Tensor
     plans: tuple[PrivacyPlan, ...]
     lr: float
+    drifts: Tensor | None = None
 
-    def jobs(self) -> list[Job]:
+    def jobs(self, round_number: int = 1) -> list[Job]:
         """Fresh jobs: a source can be drawn from once."""
-        starts = torch.tensor([0, *(plan.samples for plan in self.plans)]).cumsum(0).tolist()
+        drifts = [None] * len(self.plans) if self.drifts is None else self.drifts.unbind()
+        start = self.model.start.to(self.x.device)
         return [
-            Job(self.model.start.to(self.x.device), start, plan, self.lr, replayable(0, client, 1))
-            for client, (start, plan) in enumerate(zip(starts, self.plans, strict=False))
+            Job(start, first, plan, self.lr, replayable(0, client, round_number), drift)
+            for client, (first, plan, drift) in enumerate(zip(self.firsts, self.plans, drifts, strict=True))
         ]
+
+    @property
+    def firsts(self) -> list[int]:
+        """The first row of each client."""
+        return [self.plans[0].samples * client for client in range(len(self.plans))]
 
     @property
     def samples(self) -> int:
@@ -47,25 +77,30 @@ class Workload:
 def w1(clients: int = 20, samples: int = 2400, device: str = "cpu") -> Workload:
     """The convolutional workload."""
     sizes = [(16, 32, 64, 128)[4 * c // clients] for c in range(clients)]
-    model = build(ModelConfig(name="cnn"), (1, 28, 28), 10, seed=0)
-    return _made("w1", model, (1, 28, 28), samples, [_plan(samples, b, 1, 3.0) for b in sizes], device)
+    plans = [plan_of(samples, b, math.ceil(samples / b), 3.0) for b in sizes]
+    return _made("w1", _model("cnn", (1, 28, 28)), (1, 28, 28), plans, device)
 
 
-def w2(users: int = 20, device: str = "cpu") -> Workload:
-    """The linear workload: ten epochs of five steps are fifty steps."""
-    model = build(ModelConfig(name="logreg"), (40,), 10, seed=0)
-    return _made("w2", model, (40,), 4000, [_plan(4000, 800, 10, 1.0)] * users, device)
+def w2(users: int = 20, steps: int = 50, device: str = "cpu") -> Workload:
+    """The linear workload."""
+    work = _made("w2", _model("logreg", (40,)), (40,), [plan_of(4000, 800, steps, 1.0)] * users, device)
+    drawn = rng(0, "bench", "drift").standard_normal((users, work.model.layout.size), dtype="float32")
+    return replace(work, drifts=torch.from_numpy(0.01 * drawn).to(device))
 
 
-def _plan(samples: int, batch: int, epochs: int, clip: float) -> PrivacyPlan:
+def plan_of(samples: int, batch: int, steps: int, clip: float) -> PrivacyPlan:
+    """A plan with that many steps: whole epochs of them, as the plan counts."""
+    epochs = steps // math.ceil(samples / batch)
     return PrivacyPlan(samples, batch, epochs, 1, clip, 1.0, "add-remove", "pld")
 
 
-def _made(
-    name: str, model: Model, shape: tuple[int, ...], samples: int, plans: list[PrivacyPlan], device: str
-) -> Workload:
+def _model(name: str, shape: tuple[int, ...]) -> Model:
+    return build(cast("ModelConfig", _Named(name)), shape, 10, seed=0)
+
+
+def _made(name: str, model: Model, shape: tuple[int, ...], plans: list[PrivacyPlan], device: str) -> Workload:
     generator = rng(0, "bench", name)
-    rows = samples * len(plans)
+    rows = sum(plan.samples for plan in plans)
     x = torch.from_numpy(generator.standard_normal((rows, *shape), dtype="float32")).to(device)
     y = torch.from_numpy(generator.integers(0, 10, rows)).to(device)
     return Workload(name, model, x, y, tuple(plans), 0.01)

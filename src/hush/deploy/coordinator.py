@@ -16,7 +16,7 @@ from hush.config import Config, config_hash
 from hush.data.datasets import Dataset
 from hush.deploy import keys, wire
 from hush.deploy.audit import Trail
-from hush.deploy.enrolled import Enrolled, Fact, assemble
+from hush.deploy.enrolled import Enrolled, Fact, assemble, shaped
 from hush.deploy.place import Place
 from hush.deploy.post import Hub, Post
 from hush.deploy.template import code_hash
@@ -253,7 +253,8 @@ class Coordinator:
 
     def _evaluated(self, federation: Enrolled, state: ServerState) -> tuple[tuple[float, ...], float]:
         """Accuracy of each member's model on the public test set, and the mean loss."""
-        x, y = torch.from_numpy(self.test.x), torch.from_numpy(self.test.y)
+        test = shaped(self.test, federation.config)
+        x, y = torch.from_numpy(test.x), torch.from_numpy(test.y)
         x = x if federation.model.features is None else federation.model.features(x)
         models = state.released
         everything = [range(len(y))]

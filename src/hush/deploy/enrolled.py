@@ -14,7 +14,7 @@ import torch
 
 from hush import models, recipes
 from hush.config import Config, LocalConfig
-from hush.data import budgets
+from hush.data import budgets, transforms
 from hush.data.clients import Clients
 from hush.data.datasets import Dataset
 from hush.engines import federation as engine
@@ -22,6 +22,7 @@ from hush.engines.federation import Federation
 from hush.models import Model
 from hush.privacy.course import Course, Outline, Output
 from hush.recipes import Recipe
+from hush.recipes.check import check
 from hush.server.schedule import Schedule, schedule, stages_of
 from hush.types import HushError, Member, Policy, Relation
 
@@ -66,6 +67,7 @@ def assemble(config: Config, facts: Sequence[Fact], test: Dataset) -> Enrolled:
     """The federation as the coordinator knows it; `test` is its public test set."""
     name, recipe = recipes.parse(config.recipe, config.mode)
     members = roster(config, facts)
+    check(recipe, members, config.rounds)
     rounds, outline, orders = _timetable(config, recipe, len(members))
     policies = tuple(recipe.protect.policies(members))
     courses = tuple(recipe.protect.courses(members, outline, orders, config))
@@ -95,6 +97,11 @@ def own(config: Config, facts: Sequence[Fact], client: int, rows: Dataset, polic
     output = recipe.protect.output(members, config.rounds)[client]
     course = courses[chosen.index(client)]
     return Own(config, recipe, model, client, members[client], course, output, outline, rounds)
+
+
+def shaped(data: Dataset, config: Config) -> Dataset:
+    """Rows as a config wants them: each by itself, so it costs nothing."""
+    return transforms.unit_rows(data) if config.data.rows == "unit-norm" else data
 
 
 def roster(config: Config, facts: Sequence[Fact]) -> tuple[Member, ...]:

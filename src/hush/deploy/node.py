@@ -25,7 +25,6 @@ from hush.deploy.enrolled import Fact, Own
 from hush.deploy.policy import MemberPolicy, check_offer, check_plans
 from hush.deploy.wire import Letter, want
 from hush.engines import answer
-from hush.engines.together import physical_batch
 from hush.local.train import train
 from hush.privacy import limits, noise
 from hush.privacy.cost import Cost, from_json
@@ -197,11 +196,13 @@ class Node:
         config = own.config
         secure = config.privacy.noise == "secure"
         source = noise.secure() if secure else noise.replayable(config.seed, own.client, task.round)
-        x, y = torch.from_numpy(self.data.x), torch.from_numpy(self.data.y)
+        held = enrolled.shaped(self.data, config)
+        x, y = torch.from_numpy(held.x), torch.from_numpy(held.y)
         x = x if own.model.features is None else own.model.features(x)
         client = answer.Client(own.recipe, config, own.model, x, y, 0, source, own.output)
         done = answer.work(task, receipt, stage, client)
-        (vector,) = train(own.model, x, y, [done.job], physical_batch(config.engine), config.engine.precision)
+        limit = None if config.engine.physical_batch == "auto" else config.engine.physical_batch
+        (vector,) = train(own.model, x, y, [done.job], limit, config.engine.precision)
         update = answer.sealed(done, vector)
         says = {
             "run": receipt.run, "round": task.round, "client": self.name, "serial": receipt.serial,

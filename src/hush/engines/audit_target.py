@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from hush.config import parse
 from hush.data import from_arrays
 from hush.engines.federation import Federation, prepare
-from hush.engines.together import physical_batch
 from hush.models import Model
-from hush.privacy import accounting
+from hush.privacy.course import epsilon
 from hush.privacy.plan import PrivacyPlan
 from hush.types import HushError, Relation
 
@@ -30,7 +29,7 @@ class Target:
         plan: Its plan.
         lr: Its learning rate.
         delta: Of its policy.
-        claimed: The epsilon that all rounds of the plan cost, as the accountant says.
+        claimed: The epsilon of the client's whole course, as the accountant says; the plan is that of most rounds.
         secure: Whether noise comes from the operating system.
         physical_batch: As the run's.
         starts: The models that the server sends, in turn.
@@ -45,7 +44,7 @@ class Target:
     delta: float
     claimed: float
     secure: bool
-    physical_batch: int
+    physical_batch: int | None
     starts: Tensor
 
 
@@ -64,6 +63,7 @@ def target(federation: Federation, client: int | None = None) -> Target:
     first = federation.data.bounds()[client][0]
     rows = slice(first, first + plan.samples)
     model.module.to(federation.device)
+    asked = federation.config.engine.physical_batch
     inputs = torch.from_numpy(np.ascontiguousarray(x[rows])).to(federation.device)
     return Target(
         client=client,
@@ -73,9 +73,9 @@ def target(federation: Federation, client: int | None = None) -> Target:
         plan=plan,
         lr=federation.config.local.lr,
         delta=policy.delta,
-        claimed=accounting.epsilon(plan.event(plan.rounds), policy.delta, policy.relation, plan.accountant),
+        claimed=epsilon(course, policy),
         secure=federation.config.privacy.noise == "secure",
-        physical_batch=physical_batch(federation.config.engine),
+        physical_batch=None if asked == "auto" else asked,
         starts=model.start.to(federation.device)[None],
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +14,19 @@ from torch import Tensor
 
 from hush.engines import answer
 from hush.engines.answer import Client, Work
+from hush.engines.books import Books
+from hush.engines.enrol import enrolled, with_counts
 from hush.engines.evaluate import evaluate
 from hush.engines.federation import Federation
 from hush.engines.outcome import manifest, outcome
 from hush.engines.together import train_together
 from hush.models import unflatten
 from hush.privacy import noise
+from hush.privacy.course import ENROLMENT
 from hush.privacy.ledger import BudgetSpentError, Ledger
 from hush.server.loop import Answer, ServerState, serve, short_of_quorum, start
-from hush.server.rundir import RunDir
-from hush.types import Decline, HushError, RoundRecord, RunResult, Task
+from hush.server.rundir import MANIFEST, RunDir, read_json
+from hush.types import Decline, HushError, RoundRecord, RunResult, Task, Update
 
 Progress = Callable[[RoundRecord], None]
 Arrays = dict[object, tuple[Tensor, Tensor]]
@@ -31,10 +35,10 @@ Arrays = dict[object, tuple[Tensor, Tensor]]
 class Cohort:
     """The clients, simulated together."""
 
-    def __init__(self, federation: Federation, ledgers: Sequence[Ledger], arrays: Arrays | None = None) -> None:
+    def __init__(self, federation: Federation, held: Books | Sequence[Ledger], arrays: Arrays | None = None) -> None:
         self.federation = federation
         self._arrays: Arrays = {} if arrays is None else arrays
-        self._ledgers = ledgers
+        self._books = held if isinstance(held, Books) else Books(held)
         self._device = federation.device
         federation.model.module.to(self._device)
         self._bounds = federation.data.bounds()
@@ -49,9 +53,14 @@ class Cohort:
         for task in tasks:
             stage = self.federation.stage(task.client, task.round)
             try:
-                receipt = self._ledgers[task.client].reserve_costs(stage.costs(), "", task.round)
+                receipt = self._books.charge(task, stage.costs())
             except BudgetSpentError as error:
                 declined.append(Decline(task.client, task.round, f"budget spent: {error}", final=True))
+                continue
+            if receipt is None:
+                declined.append(Decline(task.client, task.round, "answered before, and the answer is no longer kept"))
+            elif isinstance(receipt, Update):
+                declined.append(receipt)
             else:
                 self._hold(task.round)
                 works.append(answer.work(task, receipt, stage, self._client(task.client, task.round)))
@@ -64,7 +73,10 @@ class Cohort:
 
     def seal(self, works: Sequence[Work], vectors: Sequence[Tensor]) -> list[Answer]:
         """The updates to send back."""
-        return [answer.sealed(done, vector) for done, vector in zip(works, vectors, strict=True)]
+        updates = [answer.sealed(done, vector) for done, vector in zip(works, vectors, strict=True)]
+        for update in updates:
+            self._books.seal(update)
+        return list(updates)
 
     def _client(self, client: int, number: int) -> Client:
         federation = self.federation
@@ -112,12 +124,16 @@ def run(
     command: str = "",
     progress: Progress | None = None,
     announce: Callable[[tuple[str, ...]], None] | None = None,
+    ledgers: Path | None = None,
 ) -> RunResult:
     """Run a federation to its end, keeping every round in `out` if that is given.
 
-    `announce` is told, before the first round, what no epsilon covers.
+    `announce` is told, before the first round, what no epsilon covers. `ledgers` is a directory of ledger files to go
+    on with; without one, ledgers live as long as the run.
     """
-    one = execution(federation, out, resume=resume, command=command, progress=progress, announce=announce)
+    one = execution(
+        federation, out, resume=resume, command=command, progress=progress, announce=announce, ledgers=ledgers
+    )
     (result,) = lockstep([one])
     return result
 
@@ -130,6 +146,7 @@ def execution(
     command: str = "",
     progress: Progress | None = None,
     announce: Callable[[tuple[str, ...]], None] | None = None,
+    ledgers: Path | None = None,
     arrays: Arrays | None = None,
 ) -> Execution:
     """One run as a generator: it gives what is to be trained, is sent the updates, and returns the result."""
@@ -137,14 +154,18 @@ def execution(
     directory = _open(federation, out, resume, command)
     if announce is not None:
         announce(federation.not_covered())
-    ledgers = federation.ledgers()
+    held = Books(federation.ledgers(ledgers), _run_name(directory), durable=ledgers is not None)
     records: list[RoundRecord] = []
-    state = start(federation.terms, federation.starts())
-    if directory is not None and resume and (kept := directory.restore()) is not None:
+    terms, kept = federation.terms, directory.restore() if directory is not None and resume else None
+    if kept is not None:
         state, records = kept
-        _recharge(federation, ledgers, records)
+        terms = with_counts(terms, state.slots["loop"]["samples"])
+        _recharge(federation, held, records)
         began -= records[-1].seconds
-    cohort = Cohort(federation, ledgers, arrays)
+    else:
+        terms = enrolled(federation, held)
+        state = start(terms, federation.starts())
+    cohort = Cohort(federation, held, arrays)
     clients = range(len(federation.members))
 
     def keep(new: ServerState, record: RoundRecord) -> None:
@@ -158,7 +179,7 @@ def execution(
         if progress is not None:
             progress(done)
 
-    loop = serve(federation.terms, state, keep)
+    loop = serve(terms, state, keep)
     try:
         tasks = next(loop)
         while True:
@@ -167,8 +188,9 @@ def execution(
             tasks = loop.send([*declined, *cohort.seal(works, vectors)])
     except StopIteration as end:
         state = end.value
-    ended = short_of_quorum(federation.terms, state) or "all rounds are done"
-    result = outcome(federation, ledgers, records, ended)
+    ended = short_of_quorum(terms, state) or "all rounds are done"
+    result = outcome(federation, held.ledgers, records, ended)
+    held.close()
     if directory is not None:
         directory.finish(result, _named(federation, state.released))
     return result
@@ -214,11 +236,19 @@ def _open(federation: Federation, out: Path | None, resume: bool, command: str) 
     return RunDir.create(out, content)
 
 
-def _recharge(federation: Federation, ledgers: Sequence[Ledger], records: Sequence[RoundRecord]) -> None:
-    """Charge the rounds that a resumed run has already released."""
+def _run_name(directory: RunDir | None) -> str:
+    """What a run is called in ledgers that outlive it."""
+    return str(read_json(directory.path / MANIFEST)["run"]) if directory is not None else uuid.uuid4().hex
+
+
+def _recharge(federation: Federation, held: Books, records: Sequence[RoundRecord]) -> None:
+    """Charge what a resumed run has already released."""
+    if federation.terms.outline.of[ENROLMENT] >= 0:
+        for member in federation.members:
+            held.recharge(member.client, federation.stage(member.client, ENROLMENT).costs(), ENROLMENT)
     for record in records:
         for client in record.charged:
-            ledgers[client].reserve_costs(federation.stage(client, record.round).costs(), "", record.round)
+            held.recharge(client, federation.stage(client, record.round).costs(), record.round)
 
 
 def _named(federation: Federation, models: Tensor) -> dict[str, Tensor]:

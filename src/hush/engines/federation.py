@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,19 +13,21 @@ from torch import Tensor, nn
 
 from hush import models, recipes
 from hush.config import Config
-from hush.data import budgets, clients, datasets
+from hush.data import budgets, clients, datasets, transforms
+from hush.engines import books
 from hush.engines.chance import chance
+from hush.engines.views import third_party_view
 from hush.models import Model
 from hush.privacy import noise
 from hush.privacy.course import Course, Outline, Output, Stage
 from hush.privacy.ledger import Ledger
 from hush.privacy.plan import UPDATE, PrivacyPlan
 from hush.recipes import Recipe
+from hush.recipes.check import check
 from hush.server.loop import Terms
 from hush.server.schedule import Schedule, schedule, stages_of
 from hush.types import Guarantee, HushError, Member, Policy
 
-_THIRD_PARTY = "no better figure is claimed than toward the server: models are computed from the updates it sees"
 _SIMULATED = "test accuracy per client: an un-noised count on held-out rows, shown by the simulation alone"
 
 
@@ -62,19 +65,23 @@ class Federation:
     def starts(self) -> Tensor:
         """The models before the first round: alike, or each drawn anew where the recipe tells them apart by that."""
         number, config = self.recipe.assign.models, self.config
-        if self.recipe.assign.alike or self.model.name == "custom":
+        if self.recipe.assign.alike:
             return self.model.start.repeat(number, 1)
         shape, classes = tuple(self.data.dataset.x.shape[1:]), self.data.dataset.classes
         return torch.stack([models.build(config.model, shape, classes, config.seed + m).start for m in range(number)])
 
-    def ledgers(self) -> list[Ledger]:
-        """A fresh ledger for each client, its course approved."""
-        made = [
-            Ledger.in_memory(member.client, policy, course.plan.accountant)
-            for member, policy, course in zip(self.members, self.policies, self.courses, strict=True)
-        ]
-        for ledger, course in zip(made, self.courses, strict=True):
-            ledger.approve_costs(course.costs())
+    def ledgers(self, directory: Path | None = None) -> list[Ledger]:
+        """A ledger for each client, its course approved: fresh ones in memory, or the files of a directory."""
+        accountant = self.courses[0].plan.accountant
+        if directory is not None:
+            wanted = self.config.privacy.lifetime
+            lifetimes = [policy.epsilon for policy in self.policies]
+            if wanted is not None:
+                lifetimes = list(budgets.budgets(wanted, len(self.members), self.config.seed))
+            made = books.opened(directory, self.policies, lifetimes, accountant)
+        else:
+            made = [Ledger.in_memory(c, policy, accountant) for c, policy in enumerate(self.policies)]
+        books.approve(made, [course.costs() for course in self.courses])
         return made
 
     def not_covered(self) -> tuple[str, ...]:
@@ -83,6 +90,11 @@ class Federation:
         if self.config.privacy.noise == "replayable":
             named.append("the noise itself: replayable from the seed, for experiments only, so nothing here is private")
         return (*named, _SIMULATED)
+
+    def third_party(self) -> str:
+        """What can be said toward someone who sees only the models."""
+        config = self.config
+        return third_party_view(self.recipe, self.courses, config.participation, config.rounds)
 
     def guarantees(self, ledgers: Sequence[Ledger]) -> tuple[Guarantee, ...]:
         """The guarantee card of each client."""
@@ -114,7 +126,7 @@ class Federation:
             noise_multiplier=plan.noise_multiplier,
             epsilon_left=max(0.0, member.policy.epsilon - spent),
             epsilon_third_party=spent,
-            third_party=_THIRD_PARTY,
+            third_party=self.third_party(),
             stages=tuple(tuple(asdict(cost) for cost in stage.costs()) for stage in course.stages),
         )
 
@@ -143,7 +155,10 @@ def prepare(
         raise HushError(f"quorum: {config.quorum} is more than the {number} clients; accepted: 1 to {number}", "quorum")
     shape = tuple(held.dataset.x.shape[1:])
     model = models.adopt(module, shape) if module else models.build(config.model, shape, held.dataset.classes, seed)
+    if module is not None and not recipe.assign.alike:
+        raise HushError("recipe.assign: needs models that start apart, and a module of your own starts one way only")
     rounds = schedule(seed, number, config.rounds, config.participation)
+    check(recipe, members, config.rounds)
     outline = recipe.outline(config.rounds)
     orders = stages_of(outline, rounds, number)
     policies = tuple(recipe.protect.policies(members))
@@ -181,7 +196,8 @@ def load(config: Config, root: str | None = None) -> datasets.Dataset:
     options: dict[str, Any] = {}
     if data.name == "synthetic":
         options = {"alpha": data.alpha, "beta": data.beta, "samples": data.samples}
-    return datasets.load(data.name, root=root, part=data.part, seed=config.seed, clients=data.clients, **options)
+    found = datasets.load(data.name, root=root, part=data.part, seed=config.seed, clients=data.clients, **options)
+    return transforms.unit_rows(found) if data.rows == "unit-norm" else found
 
 
 def _per_client(value: Any, clients_number: int, key: str) -> list[float]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import platform
 import statistics
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from hush.config import config_hash
 from hush.engines.federation import Federation
+from hush.engines.measures import by_group
 from hush.privacy.ledger import Ledger
 from hush.types import RoundRecord, RunResult
 
@@ -32,6 +34,7 @@ def manifest(federation: Federation, command: str) -> dict[str, Any]:
     return {
         "config": config.model_dump(),
         "config_hash": config_hash(config),
+        "run": uuid.uuid4().hex,
         "seed": config.seed,
         "recipe": federation.recipe_name,
         "not_covered": list(federation.not_covered()),
@@ -51,7 +54,10 @@ def outcome(federation: Federation, ledgers: Sequence[Ledger], records: Sequence
         model=federation.model.name,
         rounds=last.round,
         seed=config.seed,
-        accuracy=spread(last.accuracy_per_client),
+        accuracy={
+            **spread(last.accuracy_per_client),
+            **by_group(last.accuracy_per_client, [member.group for member in federation.members]),
+        },
         accuracy_per_client=last.accuracy_per_client,
         loss=last.loss,
         guarantees=federation.guarantees(ledgers),

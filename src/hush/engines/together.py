@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hush.config import EngineConfig
 from hush.engines.answer import Work
 from hush.local.job import Job
 from hush.local.train import train
@@ -32,15 +31,11 @@ def train_together(asked: Sequence[Asked]) -> list[list[Tensor]]:
         jobs = [_moved(work.job, first) for (_, works), first in zip(chosen, firsts, strict=True) for work in works]
         engine = chosen[0][0].federation.config.engine
         model = chosen[0][0].federation.model
-        vectors = iter(train(model, x, y, jobs, physical_batch(engine), engine.precision))
+        limit = None if engine.physical_batch == "auto" else engine.physical_batch
+        vectors = iter(train(model, x, y, jobs, limit, engine.precision, engine.strict))
         for number, (_, works) in zip(numbers, chosen, strict=True):
             trained[number] = [next(vectors) for _ in works]
     return trained
-
-
-def physical_batch(engine: EngineConfig) -> int:
-    """How many rows are worked on at once."""
-    return 4096 if engine.physical_batch == "auto" else engine.physical_batch
 
 
 def _kind(cohort: Cohort) -> object:

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 
-def factors(norms: Tensor, clips: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """min(1, clip / norm) in that type, zero for what must add nothing. Norms are float64."""
-    keep = norms.isfinite()
+def factors(
+    norms: Tensor, clips: Tensor, mask: Tensor | None, dtype: torch.dtype, finite: Tensor | None = None
+) -> Tensor:
+    """min(1, clip / norm) in that type, zero for what must add nothing. Norms are float64; `finite` says which are."""
+    keep = norms.isfinite() if finite is None else finite
     if mask is not None:
         keep = keep & mask
     bound = clips * (1.0 - 4.0 * torch.finfo(dtype).eps)

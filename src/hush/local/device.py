@@ -3,6 +3,7 @@
 Guarantees:
     - Those of `hush.local.train`. The mean and the noise of a step are the plan's: what `privatise` makes of a sum and
       of its noise is read off the plan itself, since it is linear in both.
+    - Noise that can be replayed is drawn on the device, from the twin of each client's own source.
 
 Edge cases:
     - Clients that have done their steps stay in the group without moving.
@@ -18,15 +19,17 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from hush.local.ahead import DEPTH, Ahead, places
+from hush.local.ahead import DEPTH, Ahead, Drawn, places
 from hush.local.job import Job
 from hush.local.precision import Precision
 from hush.local.replay import Kind, Replay, kept
 from hush.models import Model
+from hush.privacy.noise import Twin
 from hush.privacy.plan import PrivacyPlan
 
 _MOST = 2**26  # numbers of noise that may wait on the host
 _THREADS = 4  # more of them only wait for the interpreter
+_TOGETHER = 2**19  # numbers of noise that are drawn on the device at a time for a client
 
 
 class _Constant:
@@ -44,13 +47,18 @@ class _Constant:
     def normal(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.full((size,), self._value, dtype=dtype)
 
+    def twin(self, device: torch.device) -> None:
+        return None
+
     def discrete(self, size: int, sigma: int) -> Tensor:
         return torch.full((size,), int(self._value), dtype=torch.int64)
 
 
 def suits(jobs: Sequence[Job]) -> bool:
-    """Whether noise is added as a multiple of normal numbers, and little enough of it to be drawn ahead."""
-    return not any(job.plan.discrete for job in jobs) and DEPTH * len(jobs) * jobs[0].vector.numel() <= _MOST
+    """Whether noise is added as a multiple of normal numbers, and drawn on the device or little enough to wait."""
+    if any(job.plan.discrete for job in jobs):
+        return False
+    return DEPTH * len(jobs) * jobs[0].vector.numel() <= _MOST or None not in _twins(jobs)
 
 
 def train_groups(
@@ -88,39 +96,79 @@ class _Group:
 
     def __init__(self, jobs: Sequence[Job], replay: Replay, threads: int) -> None:
         self.replay, self.done, self.steps = replay, 0, jobs[0].plan.steps
-        self.ahead = Ahead(jobs, replay.noise.shape[1], replay.noise.dtype, max(1, threads))
         self.stream = torch.cuda.Stream()
-        self._jobs, self._active, self._released = jobs, -1, 0
-        self._grain = max(4, jobs[0].plan.batch // 8)
+        self._jobs, self._active, self._grain = jobs, -1, max(4, jobs[0].plan.batch // 8)
+        twins = _twins(jobs)
+        # One that only the host may draw for makes the host draw for all of its group.
+        self._bank = None if None in twins else Bank(jobs, [twin for twin in twins if twin], replay.noise)
+        self.ahead = Ahead(jobs, replay.noise.shape[1], replay.noise.dtype, max(1, threads), self._bank is None)
         self._copied = [torch.cuda.Event() for _ in range(DEPTH)]
+        self._taken = self._released = 0
+        self._now: Drawn | None = None
+        self._tables = replay.table
         place(replay, jobs)
 
     def advance(self) -> None:
         """Launch one step."""
-        self._release()
-        drawn = self.ahead.take(self.done)
-        if drawn.active != self._active:
-            self._set(drawn.active)
-        self.replay.load(drawn.rows, drawn.noise)
-        self._copied[self.done % DEPTH].record()
-        width = -(-drawn.longest // self._grain) * self._grain
-        self.replay.step(drawn.rows, min(width, drawn.rows.shape[1]))
+        k = self.done % self.ahead.steps
+        if k == 0 or self._now is None:
+            self._take()
+        drawn = self._now
+        assert drawn is not None
+        if drawn.active[k] != self._active:
+            self._active = drawn.active[k]
+            self.replay.scales.copy_(scales(self._jobs, self._active, self.replay.scales.dtype))
+        noise = self._bank.step(self.done, self._active) if self._bank is not None else None
+        if drawn.noise is not None:
+            noise = drawn.noise[k]
+        self.replay.load(self._tables[k], noise)
+        if drawn.noise is not None:
+            self._copied[(self._taken - 1) % DEPTH].record()
+        if k in drawn.wide:
+            self.replay.step(drawn.wide[k], drawn.longest[k])
+        else:
+            width = -(-drawn.longest[k] // self._grain) * self._grain
+            self.replay.step(self.replay.table, min(width, self.replay.table.shape[1]))
         self.done += 1
 
+    def _take(self) -> None:
+        """Have the next hand-over, its tables on the device."""
+        self._release()
+        self._now = self.ahead.take(self._taken)
+        self._tables = self._now.rows.to(self.replay.table.device, non_blocking=True)
+        self._copied[self._taken % DEPTH].record()
+        self._taken += 1
+
     def _release(self) -> None:
-        """Give back the places of steps that are copied: all that are, and one at least if there is no other room."""
-        while self._released < self.done:
+        """Give back the places of what is copied: all that are, and one at least if there is no other room."""
+        while self._released < self._taken:
             copied = self._copied[self._released % DEPTH]
-            if self._released > self.done - DEPTH and not copied.query():
+            if self._released > self._taken - DEPTH and not copied.query():
                 break
             copied.synchronize()
             self.ahead.release()
             self._released += 1
 
-    def _set(self, active: int) -> None:
-        """Let the first clients move, and no others."""
-        self.replay.scales.copy_(scales(self._jobs, active, self.replay.scales.dtype))
-        self._active = active
+
+class Bank:
+    """Noise of several steps, drawn on the device at a time: a launch for each client and step would cost more."""
+
+    def __init__(self, jobs: Sequence[Job], twins: Sequence[Twin], like: Tensor) -> None:
+        self._jobs, self._twins = jobs, twins
+        # A number that does not depend on who else is in the group, since what a client draws must not either.
+        self._steps = max(1, _TOGETHER // like.shape[1])
+        self._like, self._noise = like, like[:, None]
+
+    def step(self, number: int, active: int) -> Tensor:
+        """The noise of that step, clients x p; steps are asked for in order."""
+        if number == 0:
+            self._noise = self._like.new_zeros(len(self._jobs), self._steps, self._like.shape[1])
+        at = number % self._steps
+        if at == 0:
+            for job, twin, own in zip(self._jobs[:active], self._twins, self._noise.unbind(), strict=False):
+                if job.plan.private:
+                    twin.fill(own)
+        return self._noise[:, at]
 
 
 def _replay(
@@ -128,6 +176,10 @@ def _replay(
 ) -> Replay:
     kind: Kind = "still" if jobs[0].still else "corrected" if any(job.corrected for job in jobs) else "plain"
     return kept(model, x, y, number, (len(jobs), places(jobs)), limit, precision, kind)
+
+
+def _twins(jobs: Sequence[Job]) -> list[Twin | None]:
+    return [job.source.twin(job.vector.device) for job in jobs]
 
 
 def place(replay: Replay, jobs: Sequence[Job]) -> None:

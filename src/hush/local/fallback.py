@@ -10,6 +10,7 @@ Edge cases:
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch.func import grad, vmap
 from torch.nn import functional
 
 from hush.local.clip import factors
+from hush.local.precision import Precision, low_type, multiplying
 from hush.models import Model
 
 _ALONE = threading.Lock()
@@ -31,6 +33,7 @@ def sums(
     clips: Tensor,
     physical_batch: int,
     rows: Tensor | None = None,
+    precision: Precision = "float32",
 ) -> Tensor:
     """The clipped gradient sum of each client; arguments as for `hush.local.per_example.clipped_sums`.
 
@@ -40,7 +43,7 @@ def sums(
     total = torch.zeros_like(vectors)
     for start in range(0, mask.shape[1], width):
         part = slice(start, start + width)
-        each = gradients(model, vectors, *taken(x, y, rows, part))
+        each = gradients(model, vectors, *taken(x, y, rows, part), precision)
         norms = torch.linalg.vector_norm(each, dim=-1, dtype=torch.float64)
         scale = factors(norms, clips[:, None], mask[:, part], each.dtype)
         if not bool(norms.isfinite().all()):
@@ -54,13 +57,20 @@ def taken(x: Tensor, y: Tensor, rows: Tensor | None, part: slice) -> tuple[Tenso
     return (x[:, part], y[:, part]) if rows is None else (x[rows[:, part]], y[rows[:, part]])
 
 
-def gradients(model: Model, vectors: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def gradients(model: Model, vectors: Tensor, x: Tensor, y: Tensor, precision: Precision = "float32") -> Tensor:
     """The gradient of each example: clients x examples x p."""
 
     def loss(vector: Tensor, one_x: Tensor, one_y: Tensor) -> Tensor:
         return functional.cross_entropy(model.logits(vector, one_x[None]), one_y[None])
 
     per_client = vmap(grad(loss), in_dims=(None, 0, 0))
-    with _ALONE:
+    with _ALONE, multiplying(precision, x.device), _lowered(precision, x.device):
         out: Tensor = vmap(per_client)(vectors, x, y)
     return out
+
+
+def _lowered(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Layers multiply in the lower type, if there is one; gradients are of the type of the parameters all the same."""
+    low = low_type(precision)
+    # Without its cache, which would keep what one example's pass converted.
+    return nullcontext() if low is None else torch.autocast(device.type, dtype=low, cache_enabled=False)

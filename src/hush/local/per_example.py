@@ -71,7 +71,7 @@ def clipped_sums(
         return _fast(Recorder(model), vectors, x, y, mask, clips, piece(model, vectors, physical_batch), precision)
     except UnsupportedError as reason:
         refuse(model, reason, strict)
-        return fallback.sums(model, vectors, x, y, mask, clips, physical_batch)
+        return fallback.sums(model, vectors, x, y, mask, clips, physical_batch, precision=precision)
 
 
 def recorder_for(model: Model, x: Tensor, y: Tensor, strict: bool = False) -> Recorder | None:

@@ -24,7 +24,8 @@ from hush.local.sums import even_sums
 from hush.models import Model
 
 Kind = Literal["plain", "corrected", "still"]
-_SMALL = 4096  # examples in a step up to which a replay is faster than its launches
+_SMALL = 4096  # examples in a step up to which a replay is always faster than its launches
+_LARGE = 1 << 14  # up to which it is if memory is ample, since a record keeps what it works on
 
 
 class Replay:
@@ -61,10 +62,14 @@ class Replay:
         self.clips = self.vectors.new_zeros(clients, dtype=torch.float64)
         self.table = self.vectors.new_zeros(clients, places, dtype=torch.int64)
         self._graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
+        self._most = max(_SMALL, min(_LARGE, limit // 4))
+        # Records of one group are never replayed at once, so that they can work in the same place.
+        self._pool = torch.cuda.graph_pool_handle() if x.is_cuda else None
 
-    def load(self, rows: Tensor, noise: Tensor) -> None:
+    def load(self, rows: Tensor, noise: Tensor | None) -> None:
         """Bring the rows and the noise of a step to their places."""
-        self.noise.copy_(noise, non_blocking=True)
+        if noise is not None:
+            self.noise.copy_(noise, non_blocking=True)
         if rows.shape == self.table.shape:
             self.table.copy_(rows, non_blocking=True)
 
@@ -93,7 +98,7 @@ class Replay:
             self.clips,
             self._limit,
             self._precision,
-            blind=len(rows) <= _SMALL,
+            blind=True,
             rows=at,
         )
         mean, loud, drift, pull = self.scales
@@ -103,7 +108,7 @@ class Replay:
         self.vectors.sub_(step)
 
     def _recorded(self, width: int) -> torch.cuda.CUDAGraph | None:
-        if len(self.table) * width > _SMALL or not self.table.is_cuda:
+        if len(self.table) * width > self._most or not self.table.is_cuda:
             return None
         scales = self.scales.clone()
         self.scales.zero_()
@@ -111,7 +116,7 @@ class Replay:
         try:
             for _ in range(2):
                 self._run(self.table[:, :width])
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, pool=self._pool):
                 self._run(self.table[:, :width])
         except RuntimeError:
             return None

@@ -137,6 +137,7 @@ def _add(
     norms = bounded(total, like)
     finite = norms.isfinite()
     clean = not blind and bool(finite.all())
-    scale = factors(norms, clients.spread(clips), mask, like.dtype)
+    scale = factors(norms, clients.spread(clips), mask, like.dtype, finite)
+    dropped = ~finite
     for name, term in terms.items():
-        (term if clean else term.cleared(finite)).add(totals[name], scale, clients)
+        (term if clean else term.cleared(dropped)).add(totals[name], scale, clients)

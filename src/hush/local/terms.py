@@ -39,8 +39,8 @@ class Term(Protocol):
         """Add each gradient, times its factor, to its client's total (clients x parameter)."""
         ...
 
-    def cleared(self, keep: Tensor) -> Term:
-        """The term with nothing in it of the examples that are not kept."""
+    def cleared(self, dropped: Tensor) -> Term:
+        """The term with nothing in it of the examples that are dropped."""
         ...
 
     def full(self) -> Full:
@@ -68,9 +68,9 @@ class Full:
         """Add each gradient, times its factor, to its client's total."""
         clients.add_weighted(total, factors, self.each)
 
-    def cleared(self, keep: Tensor) -> Full:
-        """The term with nothing in it of the examples that are not kept."""
-        return self if self.known is not None else Full(_only(self.each, keep))
+    def cleared(self, dropped: Tensor) -> Full:
+        """The term with nothing in it of the examples that are dropped."""
+        return self if self.known is not None else Full(_without(self.each, dropped))
 
     def full(self) -> Full:
         """The term itself."""
@@ -107,11 +107,14 @@ class Outer:
 
     def add(self, total: Tensor, factors: Tensor, clients: Arrangement) -> None:
         """Add each gradient, times its factor, to its client's total."""
-        clients.add_outer(total.flatten(2), self.left * factors[:, None, None], self.right)
+        scaled = self.left * factors[:, None, None]
+        # Below the smallest normal number rounding is no longer relative, and a huge input would make it large again.
+        scaled.masked_fill_(scaled.abs() < torch.finfo(scaled.dtype).tiny, 0.0)
+        clients.add_outer(total.flatten(2), scaled, self.right)
 
-    def cleared(self, keep: Tensor) -> Outer:
-        """The term with nothing in it of the examples that are not kept."""
-        return Outer(_only(self.left, keep), _only(self.right, keep), self.shape)
+    def cleared(self, dropped: Tensor) -> Outer:
+        """The term with nothing in it of the examples that are dropped."""
+        return Outer(_without(self.left, dropped), _without(self.right, dropped), self.shape)
 
     def full(self) -> Full:
         """The gradients themselves."""
@@ -147,9 +150,9 @@ class Rows:
         scaled = self.part * factors[self.example, None]
         total += sums_by(scaled, place, len(total) * self.rows).view_as(total)
 
-    def cleared(self, keep: Tensor) -> Rows:
-        """The term with nothing in it of the examples that are not kept."""
-        return Rows(self.example, self.row, _only(self.part, keep[self.example]), self.examples, self.rows)
+    def cleared(self, dropped: Tensor) -> Rows:
+        """The term with nothing in it of the examples that are dropped."""
+        return Rows(self.example, self.row, _without(self.part, dropped[self.example]), self.examples, self.rows)
 
     def full(self) -> Full:
         """The gradients themselves."""
@@ -185,8 +188,8 @@ def sums_by(parts: Tensor, place: Tensor, places: int) -> Tensor:
     return out
 
 
-def _only(t: Tensor, keep: Tensor) -> Tensor:
-    return t.masked_fill(~keep.view(-1, *[1] * (t.ndim - 1)), 0.0)
+def _without(t: Tensor, dropped: Tensor) -> Tensor:
+    return torch.where(dropped.view(-1, *[1] * (t.ndim - 1)), 0.0, t)
 
 
 def _eps(t: Tensor) -> float:

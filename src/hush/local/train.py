@@ -1,7 +1,7 @@
 """DP-SGD for many clients at once.
 
-On a processor every thread trains its share of the clients, batch after batch as they come; on an accelerator alike
-clients train together, shorter batches padded and masked.
+On a processor every thread trains its share of the clients, batch after batch as they come; on an accelerator, and for
+linear models, alike clients train together, shorter batches padded and masked.
 
 Guarantees:
     - Rows, clip, noise and divisor come from the client's `PrivacyPlan`, which is also what is accounted.
@@ -28,7 +28,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from hush.local import device, fallback
+from hush.local import device, fallback, memory
 from hush.local.exact import integer_sums
 from hush.local.job import Job as Job
 from hush.local.linear import Closed, closed, lengths, linear_sums
@@ -46,29 +46,49 @@ def train(
     x: Tensor,
     y: Tensor,
     jobs: Sequence[Job],
-    physical_batch: int = 4096,
+    physical_batch: int | None = None,
     precision: Precision = "float32",
+    strict: bool = False,
 ) -> list[Tensor]:
-    """The update (end minus start) of each job. A job's rows are `x[first_row : first_row + plan.samples]`."""
+    """The update (end minus start) of each job. A job's rows are `x[first_row : first_row + plan.samples]`.
+
+    Args:
+        model: What is trained.
+        x: Inputs of all clients.
+        y: Their labels.
+        jobs: How each client trains.
+        physical_batch: Examples held at a time; by the free memory if none.
+        precision: How layers multiply.
+        strict: Refuse a model that would need the slow path.
+    """
     if not jobs:
         return []
+    size = memory.physical_batch(model, x.device, len(jobs)) if physical_batch is None else physical_batch
+    with memory.explained(size):
+        return _train(model, x, y, jobs, size, precision, strict)
+
+
+def _train(
+    model: Model, x: Tensor, y: Tensor, jobs: Sequence[Job], size: int, precision: Precision, strict: bool
+) -> list[Tensor]:
     exact = any(job.plan.discrete for job in jobs)
-    fast = not exact and recorder_for(model, x[:1], y[:1]) is not None
+    fast = not exact and recorder_for(model, x[:1], y[:1], strict) is not None
     spread = fast and not x.is_cuda
-    threads = torch.get_num_threads() if sum(map(_work, jobs)) * model.layout.size >= _WORTH else 1
-    groups = _shares(jobs, threads) if spread else _alike(jobs)
+    # bf16 would have to round what the closed form never forms.
+    form = closed(model, x) if spread and precision != "bf16" else None
+    # The closed form is a few products for all clients at once: PyTorch's threads serve it better than ours, which
+    # would wait for the interpreter.
+    worth = form is None and sum(map(_work, jobs)) * model.layout.size >= _WORTH
+    groups = _shares(jobs, torch.get_num_threads() if worth else 1) if spread else _alike(jobs)
     if fast and x.is_cuda and all(device.suits([jobs[i] for i in group]) for group in groups):
-        limit = piece(model, jobs[0].vector, physical_batch)
+        limit = piece(model, jobs[0].vector, size)
         ends = device.train_groups(model, x, y, [[jobs[i] for i in group] for group in groups], limit, precision)
         return _updates(jobs, groups, ends)
-
-    # Bits that bf16 would drop are there in the closed form.
-    form = closed(model, x) if spread and precision != "bf16" else None
     known = None if form is None else _lengths(x, jobs, form)
 
     def work(group: Sequence[int]) -> Tensor:
         mine = [jobs[i] for i in group]
-        batch = _Batch(model, x, y, physical_batch, precision, Recorder(model) if fast else None, form, known)
+        batch = _Batch(model, x, y, size, precision, Recorder(model) if fast else None, form, known)
         return _train_group(mine, batch)
 
     return _updates(jobs, groups, _all(work, groups) if spread else [work(group) for group in groups])
@@ -153,7 +173,8 @@ class _Batch:
             return ragged_sums(self.recorder, vectors, self.x, self.y, counts, clips, limit, self.precision, rows)
         rows, mask = _padded(drawn, vectors.device)
         if self.recorder is None:
-            return fallback.sums(self.model, vectors, self.x, self.y, mask, clips, self.physical_batch, rows)
+            size, how = self.physical_batch, self.precision
+            return fallback.sums(self.model, vectors, self.x, self.y, mask, clips, size, rows, how)
         at, real = rows.t().flatten(), mask.t().flatten()
         return even_sums(self.recorder, vectors, self.x, self.y, real, clips, limit, self.precision, rows=at)
 

@@ -4,8 +4,8 @@ Guarantees:
     - `secure()` takes every bit from the operating system's cryptographic generator. It has no seed, so no one,
       its owner included, can draw the same noise twice.
     - `replayable(...)` depends on (seed, client, round) alone: an experiment gives the same numbers when its clients
-      run alone, among others, or elsewhere. Whoever knows the seed can subtract the noise: it protects no one, and
-      its label says so wherever it is shown.
+      run alone, among others, or elsewhere on the same kind of device. Whoever knows the seed can subtract the noise:
+      it protects no one, and its label says so wherever it is shown.
 
 Edge cases:
     - `uniform` is float64; it is in [0, 1) and never 1. `chosen` meets its rate to 53 bits, rounded down; a rate of one
@@ -30,6 +30,18 @@ from hush.seeds import derive
 
 SECURE = "secure"
 REPLAYABLE = "replayable (not private)"
+_AHEAD = 1 << 16  # rows that are decided on at a time
+
+
+class Twin:
+    """A stream of standard normal numbers on an accelerator."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def fill(self, target: Tensor) -> None:
+        """Write the next numbers into the target."""
+        torch.randn(target.shape, generator=self._generator, out=target)
 
 
 class Source(Protocol):
@@ -47,52 +59,84 @@ class Source(Protocol):
         """Standard normal numbers."""
         ...
 
+    def twin(self, device: torch.device) -> Twin | None:
+        """What draws normal numbers on an accelerator in place of this source; none if only the host may draw them.
+
+        Its numbers are not those of `normal`, but they depend on the same things.
+        """
+        ...
+
     def discrete(self, size: int, sigma: int) -> Tensor:
         """Whole numbers of the discrete Gaussian of scale sigma, exactly."""
         ...
 
 
-def choose(size: int, rate: float, words: Callable[[int], np.ndarray]) -> Tensor:
-    """The numbers below `size` whose own uniform number is below the rate, as `Source.chosen` has it.
+class Rows:
+    """Rows chosen independently at a rate, some batches ahead: four times as many each time while size and rate stay.
 
-    A uniform number of 53 bits is compared from its first bits on: sixteen of them decide for all rows but one in
-    65,536, and only the others ever get the rest of theirs.
-
-    Args:
-        size: How many numbers there are.
-        rate: The probability, rounded down to a multiple of 2^-53.
-        words: Draws that many independent words of 64 bits, as unsigned integers.
+    A uniform number of 53 bits is compared with the rate from its first bits on: sixteen of them decide for all rows
+    but one in 65,536, and only the others ever get the rest of theirs.
     """
-    if rate >= 1.0:
-        return torch.arange(size)
-    bar = math.floor(math.ldexp(rate, 53))
-    high, low = bar >> 37, bar & (2**37 - 1)
-    heads = words(-(-size // 4)).view(np.uint16)[:size]
-    inside = heads < high
-    (tied,) = np.nonzero(heads == high)
-    if len(tied):
-        inside[tied] = (words(len(tied)) >> np.uint64(27)) < low
-    return torch.from_numpy(np.flatnonzero(inside))
+
+    def __init__(self, words: Callable[[int], np.ndarray]) -> None:
+        self._words = words
+        self._kind: tuple[int, float] | None = None
+        self._waiting: list[np.ndarray] = []
+        self._batches = 1
+
+    def chosen(self, size: int, rate: float) -> Tensor:
+        """The next batch, as `Source.chosen` has it. The rate counts as a multiple of 2^-53, rounded down."""
+        if rate >= 1.0:
+            return torch.arange(size)
+        if self._kind != (size, rate):
+            self._kind, self._waiting, self._batches = (size, rate), [], 1
+        if not self._waiting:
+            self._draw(size, rate)
+        return torch.from_numpy(self._waiting.pop())
+
+    def _draw(self, size: int, rate: float) -> None:
+        bar = math.floor(math.ldexp(rate, 53))
+        high, low = bar >> 37, bar & (2**37 - 1)
+        whole = self._batches * size
+        heads = self._words(-(-whole // 4)).view(np.uint16)[:whole]
+        inside = heads < high
+        (tied,) = (heads == high).nonzero()
+        if len(tied):
+            inside[tied] = (self._words(len(tied)) >> np.uint64(27)) < low
+        (found,) = inside.nonzero()
+        ends = found.searchsorted(np.arange(1, self._batches + 1) * size)
+        begins = np.concatenate([[0], ends[:-1]])
+        self._waiting = [found[a:b] - k * size for k, (a, b) in enumerate(zip(begins, ends, strict=True))][::-1]
+        self._batches = max(1, min(4 * self._batches, _AHEAD // max(1, size)))
 
 
 class _Replayable:
     def __init__(self, seed: int) -> None:
+        self._seed = seed
         self._generator = torch.Generator().manual_seed(seed)
+        # Streams of their own, so that it does not matter when rows are drawn, nor where noise is.
+        self._choosing: torch.Generator | None = None
+        self._rows = Rows(self._raw)
 
     def uniform(self, size: int) -> Tensor:
         return torch.rand(size, generator=self._generator, dtype=torch.float64)
 
     def chosen(self, size: int, rate: float) -> Tensor:
-        return choose(size, rate, self._raw)
+        return self._rows.chosen(size, rate)
 
     def normal(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.randn(size, generator=self._generator, dtype=dtype)
+
+    def twin(self, device: torch.device) -> Twin:
+        return Twin(torch.Generator(device).manual_seed(derive(self._seed, "twin")))
 
     def discrete(self, size: int, sigma: int) -> Tensor:
         return discrete_gaussian(size, sigma, self._words)
 
     def _raw(self, size: int) -> np.ndarray:
-        drawn = torch.empty(size, dtype=torch.int64).random_(-(2**63), None, generator=self._generator)
+        if self._choosing is None:
+            self._choosing = torch.Generator().manual_seed(derive(self._seed, "rows"))
+        drawn = torch.randint(-(2**63), 2**63 - 1, (size,), generator=self._choosing)
         return drawn.numpy().view(np.uint64)
 
     def _words(self, size: int) -> Tensor:
@@ -100,11 +144,17 @@ class _Replayable:
 
 
 class _Secure:
+    def __init__(self) -> None:
+        self._rows = Rows(self._raw)
+
     def uniform(self, size: int) -> Tensor:
         return torch.from_numpy(self._unit(size))
 
     def chosen(self, size: int, rate: float) -> Tensor:
-        return choose(size, rate, self._raw)
+        return self._rows.chosen(size, rate)
+
+    def twin(self, device: torch.device) -> None:
+        return None
 
     def normal(self, size: int, dtype: torch.dtype) -> Tensor:
         half = (size + 1) // 2

@@ -61,6 +61,9 @@ class Oracle(_Several):
     rule: ClassVar[str] = "oracle"
     clusters: int = 2
 
+    def __post_init__(self) -> None:
+        _check_number(self.clusters)
+
     def place(self, view: RoundView, state: State, chance: Chance) -> list[int]:
         """Each client with its own kind."""
         return [int(group) for group in view.groups[list(view.clients)]]
@@ -105,6 +108,10 @@ class ByLoss(_Choosing):
 
     rule: ClassVar[str] = "by-loss"
     alike: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_number(self.clusters)
 
     def ask(self, number: int, rounds: int) -> Ask:
         """Every so many rounds, beginning with the first."""
@@ -193,11 +200,19 @@ class KMeansEachRound(_Several):
     rule: ClassVar[str] = "kmeans-each-round"
     clusters: int = 2
 
+    def __post_init__(self) -> None:
+        _check_number(self.clusters)
+
     def absorb(self, view: RoundView, placed: Sequence[int], state: State, chance: Chance) -> tuple[list[int], State]:
         """Cluster the updates; a cluster takes the name that most of its members had."""
         labels = mixture.kmeans(view.updates, self.clusters, int(chance.uniform("kmeans", 1) * 2**31))
         joined = mixture.matched(labels, list(placed), self.clusters)
         return joined, _moved(state, view.clients, joined)
+
+
+def _check_number(clusters: int) -> None:
+    if clusters < 1:
+        raise ValueError(f"clusters: expected 1 or more, found {clusters}")
 
 
 def _moved(state: State, clients: Sequence[int], models: Sequence[int]) -> State:

@@ -18,7 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_BLOCK = 1 << 21  # entries of U in float64 at a time
+_BLOCK = 1 << 17  # entries of U in float64 at a time
+_CACHED = 1 << 18  # entries of M that go through an iteration at a time
+_COLUMNS = 1 << 19  # columns of U from which energies are known to a fifth of a per cent
+_RUN = 1024  # columns taken side by side where not all are
 _RIDGE = 1e-13  # of the largest diagonal of the Gram matrix: identical updates leave it singular
 _FLOOR = 1e-10  # smallest estimate, of the largest
 _TINY = 1e-300
@@ -26,6 +29,8 @@ _SPREAD = 3.0  # standard deviation of the log energies around their mean, a pri
 _ROUNDS = 50
 _RANKS = 8  # most factors; each takes some of what is known about the noise
 _FIRST_PENALTY = 0.5  # larger, and the pursuit never finds the noisiest clients
+_HASTE = 1.2  # growth of the penalty at first, where little is decided yet
+_HASTY = 8  # iterations of that
 
 
 def inverse(estimates: Tensor) -> Tensor:
@@ -45,17 +50,21 @@ def pairwise(U: Tensor) -> Tensor:
     Args:
         U: Updates, (n, p); rows are clients.
 
+    Only runs of columns are used where there are millions: noise is alike in all of them.
+
     Returns:
         (n,) in float64, positive. A row of zeros tells nothing and gets the largest estimate of the others, so that a
         client that sent nothing does not take all the weight.
     """
-    G = _gram(U)
+    used = _spaced(U, _COLUMNS)
+    G = _gram(used)
     heard = G.diagonal() > 0
-    return _filled(_energies(G[heard][:, heard], U.shape[1]), heard).to(U.device)
+    energies = _energies(G[heard][:, heard], used.shape[1]) * (U.shape[1] / max(1, used.shape[1]))
+    return _filled(energies, heard).to(U.device)
 
 
 def rpca(
-    U: Tensor, *, growth: float = 1.07, tolerance: float = 1e-4, iterations: int = 200, rows: int = 200_000
+    U: Tensor, *, growth: float = 1.07, tolerance: float = 2e-4, iterations: int = 200, rows: int = 200_000
 ) -> Tensor:
     """Noise energies of the rows of U as Robust-HDP finds them: squared norms of the sparse part of M = U'.
 
@@ -66,7 +75,7 @@ def rpca(
 
     Args:
         U: Updates, (n, p); rows are clients.
-        growth: Factor of the penalty from one iteration to the next.
+        growth: Factor of the penalty from one iteration to the next, after a few faster ones.
         tolerance: Stop when ||M - L - S|| is below this part of ||M||.
         iterations: Most iterations.
         rows: Most rows of M used, evenly spaced; the energies are scaled up.
@@ -92,21 +101,30 @@ def _pursuit(M: Tensor, growth: float, tolerance: float, iterations: int) -> Ten
     n, p = M.shape
     sparsity = 1 / math.sqrt(max(p, n))
     mu = _FIRST_PENALTY
-    enough = tolerance * float(M.norm())
-    S, Z, A = torch.zeros_like(M), torch.zeros_like(M), M.clone()
+    enough = (tolerance * float(M.norm())) ** 2
+    S, A, G = torch.zeros_like(M), M.clone(), M @ M.T
     # With Z = Y / mu, the steps are A = M - S + Z and L = shrunk(A); then R = M - L + Z = A - L + S splits into its
-    # clamped part, the next Z, and the rest, the next S. So L itself is never needed.
+    # clamped part, which is the next Z but for the growth, and the rest, the next S. So neither L nor Z is ever needed.
+    # Columns meet in the Gram matrix of A alone: a few of them at a time take a whole iteration within the cache.
+    width = p if M.is_cuda else max(1, _CACHED // n)
     for k in range(iterations):
-        w, V = torch.linalg.eigh((A @ A.T).to(torch.float64))
+        w, V = torch.linalg.eigh(G.to(torch.float64))
         removed = (mu * w.clamp_min(0).sqrt()).clamp_min(1).reciprocal()
-        R = torch.addmm(S, ((V * removed) @ V.T).to(M.dtype), A)
-        clamped = R.clamp(-sparsity / mu, sparsity / mu)
-        torch.sub(R, clamped, out=S)
-        if k % 4 == 3 and float((clamped - Z).norm()) <= enough:
+        T = ((V * removed) @ V.T).to(M.dtype)
+        faster = max(growth, _HASTE) if k < _HASTY else growth
+        bound, moved, G = sparsity / mu, 0.0, torch.zeros_like(G)
+        for start in range(0, p, width):
+            m, s, a = (t[:, start : start + width] for t in (M, S, A))
+            rest = torch.addmm(s, T, a)
+            clamped = rest.clamp(-bound, bound)
+            if k % 4 == 3:
+                moved += float((clamped - a).add_(m).sub_(s).square_().sum())
+            torch.sub(rest, clamped, out=s)
+            torch.sub(m, rest, out=a).add_(clamped, alpha=1 + 1 / faster)
+            G.addmm_(a, a.T)
+        if k % 4 == 3 and moved <= enough:
             break
-        mu *= growth
-        Z = clamped.div_(growth)
-        torch.sub(M, S, out=A).add_(Z)
+        mu *= faster
     return S
 
 
@@ -117,6 +135,17 @@ def _filled(energies: Tensor, heard: Tensor) -> Tensor:
         out[heard] = energies
         out[~heard] = energies.max()
     return out
+
+
+def _spaced(U: Tensor, most: int) -> Tensor:
+    """Runs of columns, evenly spaced, at most about that many; all of them if there are no more."""
+    p = U.shape[1]
+    if p <= most:
+        return U
+    whole = p // _RUN
+    step = -(-whole * _RUN // most)
+    runs: Tensor = U[:, : whole * _RUN].view(len(U), whole, _RUN)
+    return runs[:, ::step].flatten(1)
 
 
 def _gram(U: Tensor) -> Tensor:

@@ -1,8 +1,13 @@
-"""From the `[recipe]` table to a Recipe: a name, slots, or a name with some of its slots replaced."""
+"""From the `[recipe]` table to a Recipe: a name, slots, or a name with some of its slots replaced.
+
+A rule with a colon, `module:Class`, is an option of the user's own.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import sys
 import typing
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -53,9 +58,11 @@ def _option(slot: str, spec: Any, key: str) -> Any:
     if not isinstance(table, Mapping) or "rule" not in table:
         raise HushError(f'{key}: expected a rule name or a table such as {{ rule = "..." }}, found {spec!r}', key)
     rules = SLOTS[slot]
-    if table["rule"] not in rules:
-        raise unknown(f"{key}.rule", "rule", table["rule"], rules)
-    option = rules[table["rule"]]
+    rule = table["rule"]
+    own = isinstance(rule, str) and ":" in rule
+    if not own and (not isinstance(rule, str) or rule not in rules):
+        raise unknown(f"{key}.rule", "rule", rule, rules, ", or module:Class for your own")
+    option = _own(slot, rule, f"{key}.rule") if own else rules[rule]
     kinds = typing.get_type_hints(option)
     known = [field.name for field in dataclasses.fields(option)]
     values: dict[str, Any] = {}
@@ -72,6 +79,27 @@ def _option(slot: str, spec: Any, key: str) -> Any:
         return option(**values)
     except ValueError as error:
         raise HushError(f"{key}.{error}", key) from None
+
+
+def _own(slot: str, name: str, key: str) -> Any:
+    """The user's own option, once it can be used; modules are looked for in the working directory too."""
+    path, _, attribute = name.partition(":")
+    # The empty entry stands for the working directory, whichever it is by then.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        option = getattr(importlib.import_module(path), attribute)
+        if not (isinstance(option, type) and dataclasses.is_dataclass(option)):
+            raise TypeError("it is not a dataclass")
+        usual = option()
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        wanted = "expected module:Class, a dataclass with a default for each setting"
+        raise HushError(f"{key}: {name!r} cannot be used: {reason}; {wanted}", key) from None
+    parts = [part for part in dir(typing.get_type_hints(Recipe)[slot]) if not part.startswith("_")]
+    if lacking := [part for part in parts if not hasattr(usual, part)]:
+        raise HushError(f"{key}: {name!r} lacks {', '.join(lacking)}; accepted: one with {', '.join(parts)}", key)
+    return option
 
 
 def _typed(kind: Any, value: Any, key: str) -> Any:

@@ -8,12 +8,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from hush.privacy.course import Aside, Ask
 from hush.recipes import estimate
 from hush.recipes.option import Option
 from hush.recipes.view import RoundView, State, Weighing
 from hush.types import Release
 
-_SAMPLES = Release("number of training samples", False, "taken as public at enrolment, and used as the weight")
+COUNT = "number of training samples"
+_SAMPLES = Release(COUNT, False, "taken as public at enrolment, and used as the weight")
 _BUDGET = Release("privacy budget", False, "taken as public at enrolment, and used as the weight")
 _PLAN = Release("privacy plan", False, "budget, batch and samples are taken as public at enrolment, and set the weight")
 
@@ -40,9 +42,24 @@ class _Public(Option):
 
 @dataclass(frozen=True)
 class Samples(_Public):
-    """By amount of data, as FedAvg does."""
+    """By amount of data, as FedAvg does.
+
+    `counts`: `public`, as enrolled, or `noisy`: each client tells a noised count once, at enrolment, and pays `share`
+    of what a round of training costs.
+    """
 
     rule: ClassVar[str] = "samples"
+    counts: Literal["public", "noisy"] = "public"
+    share: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not self.share > 0:
+            raise ValueError(f"share: expected a positive number, found {self.share}")
+
+    def ask(self, number: int, rounds: int) -> Ask:
+        """A noisy count at enrolment, if it is not public."""
+        told = number == 0 and self.counts == "noisy"
+        return Ask(train=number > 0, asides=(Aside(COUNT, self.share),) if told else ())
 
     def facts(self, view: RoundView) -> Tensor:
         """In proportion to N_i."""
@@ -50,7 +67,9 @@ class Samples(_Public):
 
     def releases(self) -> tuple[Release, ...]:
         """How much data each client has."""
-        return (_SAMPLES,)
+        if self.counts == "public":
+            return (_SAMPLES,)
+        return (Release(COUNT, True, "noised and charged once, at enrolment", "gaussian"),)
 
 
 @dataclass(frozen=True)
@@ -58,16 +77,18 @@ class Impact(_Public):
     """By impact factors that are set at enrolment (PADPFL).
 
     `factors`: one for each client, or one for each client of a group; none means all alike. Over all clients they sum
-    to one. `changes`: pairs of a round and the factors from that round on. The share of a client that does not answer
-    is spread over the others in proportion; where all that answer have factor zero, nothing moves.
+    to one. `changes`: the factors from a round on, by its number, such as { 10 = [...] }. The share of a client that
+    does not answer is spread over the others in proportion; where all that answer have factor zero, nothing moves.
     """
 
     rule: ClassVar[str] = "impact"
     factors: list[float] = field(default_factory=list)
-    changes: list[tuple[int, list[float]]] = field(default_factory=list)
+    changes: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for at, listed in [(1, self.factors), *self.changes]:
+        for at, listed in {"1": self.factors, **self.changes}.items():
+            if not at.isdecimal() or int(at) < 1:
+                raise ValueError(f"changes: expected numbers of rounds, found {at!r}")
             if any(not 0 <= factor <= 1 for factor in listed):
                 raise ValueError(f"factors: expected numbers from 0 to 1 from round {at} on, found {listed}")
 
@@ -89,7 +110,8 @@ class Impact(_Public):
 
     def at(self, number: int) -> list[float]:
         """The factors that hold in a round, as they were given."""
-        return [self.factors, *(listed for start, listed in sorted(self.changes) if start <= number)][-1]
+        begun = [start for start in sorted(map(int, self.changes)) if start <= number]
+        return self.changes[str(begun[-1])] if begun else self.factors
 
     def releases(self) -> tuple[Release, ...]:
         """The factors."""
@@ -128,18 +150,31 @@ class EstimatedNoise(Option):
 
     `rpca` is the paper's estimator, `pairwise` a cheaper and better one; both look at the updates alone, so that a
     client gains nothing by lying about its budget. `declared` takes the noise from the public plan.
+
+    `when`: `each-round`, as the paper says, or `once`, as its code does: what was estimated when a client was first
+    seen is kept.
     """
 
     rule: ClassVar[str] = "estimated-noise"
     estimator: Literal["rpca", "pairwise", "declared"] = "rpca"
+    when: Literal["each-round", "once"] = "each-round"
 
     def weigh(self, view: RoundView, state: State) -> tuple[Weighing, State]:
         """In proportion to 1 / sigma_i^2."""
+        if self.when == "each-round":
+            noise = self._noise(view)
+            return Weighing(estimate.inverse(noise), noise), state
+        known = state.get("noise", torch.full((len(view.budgets),), torch.nan, dtype=torch.float64))
+        rows = list(view.clients)
+        if bool(known[rows].isnan().any()):
+            found = self._noise(view).double()
+            known = known.index_put((torch.tensor(rows),), torch.where(known[rows].isnan(), found, known[rows]))
+        return Weighing(estimate.inverse(known[rows]), known[rows]), {"noise": known}
+
+    def _noise(self, view: RoundView) -> Tensor:
         if self.estimator == "declared":
-            noise = view.planned_noise
-        else:
-            noise = (estimate.rpca if self.estimator == "rpca" else estimate.pairwise)(view.updates)
-        return Weighing(estimate.inverse(noise), noise), state
+            return view.planned_noise
+        return (estimate.rpca if self.estimator == "rpca" else estimate.pairwise)(view.updates)
 
     def foreseen(self, view: RoundView) -> Tensor:
         """As if the estimates were perfect."""

@@ -71,7 +71,10 @@ def start(terms: Terms, models: Tensor) -> ServerState:
         "step": recipe.step.start(models),
         "assign": recipe.assign.start(clients),
         "local": recipe.local.start(clients, models.shape[1]),
-        "loop": {"gone": torch.zeros(0, dtype=torch.int64)},
+        "loop": {
+            "gone": torch.zeros(0, dtype=torch.int64),
+            "samples": torch.tensor([float(member.samples) for member in terms.members], dtype=torch.float64),
+        },
     }
     return ServerState(0, models, models, slots)
 
@@ -111,7 +114,7 @@ def serve(terms: Terms, state: ServerState, keep: Keep) -> Generator[list[Task],
         accepted, refused = validate(tasks, updates, ask.choose, _bounds(terms, number, tasks))
         refused = {**refused, **{decline.client: decline.reason for decline in declines}}
         gone |= {decline.client for decline in declines if decline.final}
-        slots["loop"] = {"gone": torch.tensor(sorted(gone), dtype=torch.int64)}
+        slots["loop"] = {**slots["loop"], "gone": torch.tensor(sorted(gone), dtype=torch.int64)}
         move = torch.zeros_like(state.models)
         weights: dict[int, float] = {}
         noise: dict[int, float] = {}
@@ -128,17 +131,18 @@ def serve(terms: Terms, state: ServerState, keep: Keep) -> Generator[list[Task],
                 part = moved.rows(rows)
 
                 # 5. Project.
-                key = f"project.{model}"
+                key = f"project-{model}"
                 projected, slots[key] = recipe.project.project(part, slots.get(key, {}), chance)
 
                 # 6. Weigh.
-                key = f"weigh.{model}"
+                key = f"weigh-{model}"
                 weighing, slots[key] = recipe.weigh.weigh(part, slots.get(key, {}))
                 move[model] = weighing.weights.to(move.dtype) @ projected
                 weights.update(zip(part.clients, weighing.weights.tolist(), strict=True))
                 if weighing.noise is not None:
                     noise.update(zip(part.clients, weighing.noise.tolist(), strict=True))
-            homes = recipe.assign.homes(everyone, slots["assign"])
+            # The homes of step 1: what clients were sent was computed with those.
+            homes = recipe.assign.homes(everyone, state.slots["assign"])
             slots["protect"] = recipe.protect.absorb(view, slots["protect"])
             slots["local"] = recipe.local.absorb(view, worked, homes, slots["local"])
 
@@ -182,7 +186,7 @@ def _tasks(terms: Terms, state: ServerState, invited: RoundView, placed: Mapping
     for row, client in enumerate(invited.clients):
         model = placed[client] if placed is not None else 0
         shown = slice(None) if placed is None else slice(model, model + 1)
-        memory = slots.get(f"project.{model}", {})
+        memory = slots.get(f"project-{model}", {})
         notes = dict(recipe.project.notes(invited.rows(torch.tensor([row])), memory)[0])
         answer = recipe.project.answer(terms.layout, notes)
         notes.update(recipe.protect.notes(slots["protect"]))

@@ -1,0 +1,131 @@
+"""Writes docs/performance.md from the measurements under results/bench, one file for each machine.
+
+python scripts/performance.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hush.bench.found import TARGETS, met
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "performance.md"
+RESULTS = ROOT / "results" / "bench"
+
+HEAD = """# Performance
+
+This page is written by `python scripts/performance.py` from `results/bench/*.json`, one file for each machine; what is
+in those files is what `hush bench --json` found there, or a part of it where the command says so.
+Rivals are measured in the same run on the same tensors, warm,
+taking turns, and the best of several turns counts. A ratio is worth more than a time: other work on a machine slows
+both sides.
+
+W1 is a round of 20 clients x 2,400 MNIST-shaped samples, five clients at each batch size 16, 32, 64 and 128, one epoch,
+the CNN of 28,938 parameters, clip 3. W2 is a round of logistic regression 40 -> 10 with control variates: 20 users, 50
+local steps of 800 of 4,000 samples. The plain loop is PyTorch without any privacy; Opacus uses its own Poisson sampler,
+hooks and optimiser.
+"""
+
+HOW = """## How the speed is got
+
+- **One backward pass.** The input and the output gradient of each layer are kept; norms of per-example gradients follow
+  from them, and the clipped sum is one more product for each layer. Gradients of linear layers are never formed.
+- **Clients side by side.** The model's own code sees one batch with the examples of all clients; only layers with
+  parameters know whose example is whose. On an accelerator, one launch serves all clients of about the same batch size.
+- **Softmax regression in closed form.** The norm of an example's gradient is that of (softmax - label) times that of
+  its input, and the latter is computed once a round. A step is a gather, two batched products and a softmax.
+- **Batches that fit the cache.** On a processor, convolutions work on 32 examples at a time, channels last, whatever
+  the size of the batch; each thread trains its own share of the clients.
+- **Rows in bulk.** A row is in a batch if a uniform number of 53 bits is below the rate. Its first 16 bits decide
+  nearly always, and several batches are decided on at a time. The probability is met exactly as before.
+- **Recorded steps.** On an accelerator a step is a CUDA graph, replayed with new rows and noise; convolutions, their
+  per-example weight gradients with norms, and rectified pooling are kernels of their own (`hush.local.kernels`).
+  Replayable noise is drawn on the device, from a generator of each client's own.
+- **Float32 means float32.** `engine.precision = "tf32"` or `"bf16"` is faster on an accelerator. Norms, clip factors
+  and clipped sums stay in full precision, so the clip holds in each; the tests measure what each costs.
+- **Server arithmetic.** RPCA shrinks singular values through the n x n Gram matrix, with a growing penalty, a few
+  columns at a time through a whole iteration within the cache. The pairwise estimator reads half a million columns of
+  a large model, which give its energies to a fifth of a per cent. RPCA starts afresh
+  every round: the last round's state is mostly the noise of that round. A warm start was not measured.
+"""
+
+
+def page() -> str:
+    """The page."""
+    records = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+    return "\n".join([HEAD, *_targets(records), *(_machine(name, record) for name, record in records.items()), HOW])
+
+
+def _targets(records: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    yield "## What was aimed at"
+    yield ""
+    yield "| figure | target | measured | where |"
+    yield "|---|---:|---:|---|"
+    for key, (sense, bound) in TARGETS.items():
+        found = {name: record["figures"][key] for name, record in records.items() if key in record["figures"]}
+        cells = ", ".join(_number(value) + ("" if met(key, value) else " (short)") for value in found.values())
+        yield f"| `{key}` | {sense} {_number(bound)} | {cells or 'not measured'} | {', '.join(found)} |"
+    yield ""
+
+
+def _machine(name: str, record: Mapping[str, Any]) -> str:
+    machine = record["machine"]
+    versions = ", ".join(f"{part} {number}" for part, number in record["versions"].items())
+    where = f"{machine['cores']} cores, {machine['threads']} threads, GPU: {machine['gpu']}"
+    load = f", load {machine['load']} when it ended" if "load" in machine else ""
+    lines = [
+        f"## {name}",
+        "",
+        f"`{record['command']}` on {record['measured']}: {machine['system']}; {where}{load}. {versions}.",
+        "",
+        *_table(record["figures"], record.get("notes", {})),
+        *_notes(record),
+        *(line for key, rows in record.get("profiles", {}).items() for line in _profile(key, rows, record["figures"])),
+    ]
+    return "\n".join(lines)
+
+
+def _table(figures: Mapping[str, float], notes: Mapping[str, str]) -> Iterator[str]:
+    yield "| figure | measured | target | |"
+    yield "|---|---:|---:|---|"
+    for key, value in figures.items():
+        target = " ".join([TARGETS[key][0], _number(TARGETS[key][1])]) if key in TARGETS else ""
+        verdict = ("met" if met(key, value) else "**short**") if key in TARGETS else ""
+        yield f"| `{key}` | {_number(value)} | {target} | {verdict} |"
+    for key in notes:
+        if key in TARGETS and key not in figures:
+            yield f"| `{key}` | - | {TARGETS[key][0]} {_number(TARGETS[key][1])} | not measured |"
+    yield ""
+
+
+def _notes(record: Mapping[str, Any]) -> Iterator[str]:
+    for key, note in record.get("notes", {}).items():
+        yield f"- `{key}`: {note}"
+    if record.get("notes"):
+        yield ""
+
+
+def _profile(key: str, rows: Sequence[Sequence[Any]], figures: Mapping[str, float]) -> Iterator[str]:
+    yield f"### Where the time goes: {key}"
+    yield ""
+    ours, floor = figures.get(f"{key}.ours_seconds"), figures.get(f"{key}.floor_seconds")
+    if ours and floor:
+        yield f"Ours takes {ours:.3g} s a round; the arithmetic (or the memory) alone would take {floor:.3g} s."
+        yield ""
+    yield "| operator or kernel | share |"
+    yield "|---|---:|"
+    for name, share in rows:
+        yield f"| `{name[:80]}` | {share:.1%} |"
+    yield ""
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

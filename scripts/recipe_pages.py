@@ -1,0 +1,280 @@
+"""Write docs/recipes.md and docs/recipes.svg from results/recipes.json and the code; `--measure` measures first.
+
+Run it from the repository: `.venv/bin/python scripts/recipe_pages.py`. Measuring takes some minutes on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import recipe_tables as tables
+from recipe_figure import figure
+from recipe_measure import SETTINGS, measure
+from recipe_words import WORDS
+
+from hush.recipes import RECIPES, Recipe
+from hush.recipes.papers import FAITHFUL
+from hush.recipes.protect import Nothing
+from hush.types import Release
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results" / "recipes.json"
+PAGE = ROOT / "docs" / "recipes.md"
+FIGURE = ROOT / "docs" / "recipes.svg"
+POINT = 0.01
+
+HEAD = """\
+# Recipes
+
+This page and its figure are written by `scripts/recipe_pages.py` from `results/recipes.json` and the code; the tests
+check that they are up to date.
+
+A recipe is six choices: how privacy is kept (`protect`), what clients do in their steps (`local`), which model they
+work on (`assign`), what is kept of their updates (`project`), how much they count (`weigh`) and how the server moves
+(`step`). A name stands for all six, and any of them can be replaced:
+
+```toml
+[recipe]
+name = "robust-hdp"
+local = "control-variates"
+step = {{ rule = "ema", decay = 0.9 }}
+```
+
+[A recipe of your own](extending.md) takes one file. Coloured cells differ from the defaults, which are `dp-fedavg`:
+
+![Every recipe as a row of its six slots; the sections below list the same as text.](recipes.svg)
+
+## What was measured
+Digits, logistic regression, {clients} clients, one learning rate for all, {seeds} seeds, in four settings that were
+chosen so that one difference between clients is strong. The numbers say which recipe suits which difference. They are
+no ranking: at another size, budget or learning rate the order may change, so measure your own
+(`hush compare FILE.toml --recipes a,b --seeds 5`).
+
+{settings}
+
+Accuracy in per cent on clients' held-out rows after the last round, mean ± standard deviation over the seeds, of the
+clients that the setting is about:
+
+{table}
+
+`fedsgd` and `dp-fedsgd` were run with `{changes}`.
+Below, a recipe is called better or worse than another where all {seeds} seeds agree and the mean differs by a point or
+more; the worst client is the worst of all clients. Everything is measured by
+
+    {command}
+"""
+
+
+def papers() -> dict[str, tuple[str, str, list[str]]]:
+    """By short title: the citation, the link and the recipes of each paper, from the comments in papers.py."""
+    source = (ROOT / "src" / "hush" / "recipes" / "papers.py").read_text(encoding="utf-8")
+    found: dict[str, tuple[str, str, list[str]]] = {}
+    title = ""
+    for line in source.partition("}\n")[0].splitlines():
+        if paper := re.match(r"\s*# (.+ \d{4}(?: \((.+?)\))?), (https://\S+?)(?:;.*)?$", line):
+            title = paper[2] or paper[1]
+            found[title] = (paper[1], paper[3], [])
+        elif title and (entry := re.match(r'\s*"([\w-]+)": Recipe\(', line)):
+            found[title][2].append(entry[1])
+    return found
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """The whole page."""
+    settings = results["settings"]
+    config = next(iter(settings.values()))["config"]
+    described = [
+        f"- **{each.title}**, {each.where}. {each.words} "
+        f"{settings[key]['config']['rounds']} rounds. Looked at: {settings[key]['looked_at']}."
+        for key, each in SETTINGS.items()
+    ]
+    rows = [["recipe", *(each.title for each in SETTINGS.values())]]
+    rows += [[f"[`{name}`](#{name})", *(_cell(settings[key], name) for key in SETTINGS)] for name in RECIPES]
+    head = HEAD.format(
+        clients=config["data"]["clients"],
+        seeds=_seeds(results),
+        settings="\n".join(_wrapped(line, "  ") for line in described),
+        table=_table(rows),
+        changes="`, `".join(results["overrides"]["fedsgd"]),
+        command=results["command"],
+    )
+    return head + "".join(_section(name, results) for name in RECIPES) + tables.options() + tables.pairs()
+
+
+def _section(name: str, results: Mapping[str, Any]) -> str:
+    words, recipe = WORDS[name], RECIPES[name]
+    citation, link = next((cited, url) for cited, url, names in papers().values() if name in names)
+    parts = [
+        f"\n## {name}",
+        _wrapped(words.idea),
+        "",
+        "```toml\n[recipe]",
+        *(f"{slot} = {tables.toml(getattr(recipe, slot))}" for slot in _slots()),
+        "```",
+        "",
+        _wrapped(f"**When.** {verdict(name, results)}{' ' + words.caution if words.caution else ''}"),
+        "",
+        _figures(name, results),
+        "",
+        "**Releases.**",
+        *(_wrapped(line, "  ") for line in map(_released, recipe.releases())),
+        "",
+        _wrapped(f"**Faithful.** {_faithful(name)}{' ' + words.paper if words.paper else ''}"),
+        "",
+        f"**Paper.** [{citation}]({link})",
+        "",
+    ]
+    return "\n".join(parts)
+
+
+def baseline(name: str) -> str:
+    """What a recipe is compared with: the plain one with as much privacy, or with none."""
+    if name == "fedavg":
+        return "dp-fedavg"
+    return "fedavg" if name == "dp-fedavg" or type(RECIPES[name].protect) is Nothing else "dp-fedavg"
+
+
+def judged(name: str, results: Mapping[str, Any], what: str = "accuracy") -> dict[str, str]:
+    """By setting: better, worse, equal or unclear against the baseline."""
+    found = {}
+    for key, setting in results["settings"].items():
+        own, other = (setting["recipes"][each][what]["by_seed"] for each in (name, baseline(name)))
+        gains = [a - b for a, b in zip(own, other, strict=True)]
+        mean = sum(gains) / len(gains)
+        if not any(gains):
+            found[key] = "equal"
+        elif min(gains) > 0 and mean >= POINT:
+            found[key] = "better"
+        elif max(gains) < 0 and mean <= -POINT:
+            found[key] = "worse"
+        else:
+            found[key] = "unclear"
+    return found
+
+
+def verdict(name: str, results: Mapping[str, Any]) -> str:
+    """When to use a recipe and when not, in sentences whose numbers are measured."""
+    other, by_setting = f"`{baseline(name)}`", judged(name, results)
+
+    def told(kind: str) -> str:
+        keys = [key for key, found in by_setting.items() if found == kind]
+        figures = [_against(name, key, results) for key in keys]
+        if kind == "equal":
+            return _listed([SETTINGS[key].where for key in keys])
+        return _listed([f"{SETTINGS[key].where} ({figure})" for key, figure in zip(keys, figures, strict=True)])
+
+    bound = WORDS[name].bound
+    sentences = []
+    if better := told("better"):
+        sentences.append(f"Above {other} {better}." if bound else f"Use it {better}: better than {other}.")
+    elif not bound:
+        sentences.append(f"Nothing measured here speaks for it over {other}.")
+    if worse := told("worse"):
+        sentences.append(f"Below {other} {worse}." if bound else f"Do not use it {worse}.")
+    if unclear := told("unclear"):
+        sentences.append(f"No clear difference {unclear}.")
+    if equal := told("equal"):
+        sentences.append(f"The very numbers of {other} {equal}.")
+    lows = [key for key, found in judged(name, results, "worst_client").items() if found == "worse"]
+    hidden = [
+        f"{SETTINGS[key].where} ({_against(name, key, results, 'worst_client')})"
+        for key in lows
+        if by_setting[key] != "worse"
+    ]
+    if hidden:
+        sentences.append(f"Its worst client is worse off {_listed(hidden)}.")
+    return " ".join(sentences)
+
+
+def _against(name: str, key: str, results: Mapping[str, Any], what: str = "accuracy") -> str:
+    held = results["settings"][key]["recipes"]
+    own, other = (held[each][what]["mean"] for each in (name, baseline(name)))
+    return f"{_percent(own)} against {_percent(other)} %"
+
+
+def _figures(name: str, results: Mapping[str, Any]) -> str:
+    rows = [["", name, baseline(name), "worst client", f"{baseline(name)}, worst client"]]
+    for key, setting in results["settings"].items():
+        own, other = setting["recipes"][name], setting["recipes"][baseline(name)]
+        cells = [_spread(held[what]) for what in ("accuracy", "worst_client") for held in (own, other)]
+        rows.append([SETTINGS[key].title, *cells])
+    return _table(rows)
+
+
+def _faithful(name: str) -> str:
+    if name not in FAITHFUL:
+        return '`mode = "faithful"` changes nothing here.'
+    sound, printed = RECIPES[name], FAITHFUL[name]
+    slots = [slot for slot in _slots() if getattr(sound, slot) != getattr(printed, slot)]
+    changed = [f"`{slot} = {tables.toml(getattr(printed, slot))}`" for slot in slots]
+    bare = [r.what for r in printed.releases() if not r.covered and r not in sound.releases()]
+    text = f'`mode = "faithful"` sets {_listed(changed)}.'
+    return text + (f" Not covered then: {_listed(bare)}." if bare else "")
+
+
+def _released(release: Release) -> str:
+    cover = "covered" if release.covered else "**not covered**"
+    event = f" ({release.event})" if release.event else ""
+    return f"- {release.what}, {cover}{event}: {release.why}"
+
+
+def _slots() -> list[str]:
+    return [field.name for field in dataclasses.fields(Recipe)]
+
+
+def _seeds(results: Mapping[str, Any]) -> int:
+    return len(next(iter(results["settings"].values()))["seeds"])
+
+
+def _cell(setting: Mapping[str, Any], name: str) -> str:
+    return _spread(setting["recipes"][name]["accuracy"])
+
+
+def _spread(held: Mapping[str, Any]) -> str:
+    return f"{_percent(held['mean'])} ± {_percent(held['std'])}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def _listed(items: Sequence[str]) -> str:
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def drawing() -> str:
+    """The figure."""
+    return figure({title: names for title, (_, _, names) in papers().items()}, RECIPES, Recipe())
+
+
+def main() -> None:
+    """Measure if asked to, and write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--measure", action="store_true", help="measure anew, some minutes")
+    if parser.parse_args().measure:
+        text = json.dumps(measure(list(RECIPES)), indent=2, ensure_ascii=False)
+        # Lists of numbers on one line each, which is how they are read.
+        text = re.sub(r"\[\s+([-\d.,\s]+?)\s+\]", lambda held: f"[{' '.join(held[1].split())}]", text)
+        RESULTS.write_text(text + "\n", encoding="utf-8")
+    PAGE.write_text(page(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
+    FIGURE.write_text(drawing(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""A round of DP training on this processor, over a plain loop, over Opacus, and over Flower with Opacus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from hush.bench import flower, rivals
+from hush.bench.found import Found
+from hush.bench.profiled import profiled
+from hush.bench.timing import best, peak, stream
+from hush.bench.workloads import Workload, w1, w2
+from hush.local.train import train
+
+W1_OPERATIONS = 16.3e6  # multiplications and additions for one sample's forward and backward pass through the CNN
+
+
+def measure() -> Found:
+    """Both workloads."""
+    return _w1() | _w2()
+
+
+def ours(work: Workload) -> Callable[[], object]:
+    """One round."""
+    return lambda: train(work.model, work.x, work.y, work.jobs())
+
+
+def against(work: Workload, key: str, turns: int = 2) -> tuple[Found, dict[str, float]]:
+    """One round over those of the rivals."""
+    contestants: dict[str, Callable[[], object]] = {"ours": ours(work), "plain": rivals.plain(work)}
+    notes = {}
+    if (hooks := rivals.opacus(work)) is not None:
+        contestants["opacus"] = hooks
+    else:
+        notes[f"{key}.opacus_over_ours"] = "Not measured: Opacus is not installed."
+    seconds = best(contestants, turns)
+    figures = {
+        f"{key}.ours_seconds": seconds["ours"],
+        f"{key}.plain_seconds": seconds["plain"],
+        f"{key}.ours_over_plain": seconds["ours"] / seconds["plain"],
+        f"{key}.plain_over_ours": seconds["plain"] / seconds["ours"],
+    }
+    if "opacus" in seconds:
+        figures[f"{key}.opacus_over_ours"] = seconds["opacus"] / seconds["ours"]
+    return Found(figures, notes), seconds
+
+
+def _w1() -> Found:
+    work = w1()
+    found, seconds = against(work, "cpu.w1")
+    fastest = peak("cpu")
+    floor = work.samples * W1_OPERATIONS / fastest
+    found |= Found(
+        {"cpu.peak_gflops": fastest / 1e9, "cpu.w1.floor_seconds": floor},
+        {
+            "cpu.w1.ours_over_plain": f"The floor is {work.samples:,} samples of 16.3 MFLOP at {fastest / 1e9:.0f} "
+            f"GFLOP/s (measured, {torch.get_num_threads()} threads): {floor:.2f} s, or "
+            f"{floor / seconds['plain']:.2f} of the plain loop; ours takes {seconds['ours'] / floor:.1f} times that."
+        },
+        {"cpu.w1": profiled(ours(w1(clients=4, samples=600)))},
+    )
+    taken = flower.seconds(work)
+    if isinstance(taken, str):
+        return found | Found(notes={"cpu.w1.flower_opacus_over_ours": taken})
+    return found | Found({"cpu.w1.flower_opacus_over_ours": taken / seconds["ours"]})
+
+
+def _w2() -> Found:
+    work = w2()
+    found, seconds = against(work, "cpu.w2", turns=6)
+    rows = work.samples
+    moved = rows * 40 * 4 * 4
+    operations = rows * 40 * 10 * 2 * 2
+    floor = max(moved / stream("cpu"), operations / peak("cpu"))
+    note = (
+        f"A round gathers {rows:,} rows of 160 bytes (read, written, and read twice by products: {moved / 1e9:.2f} GB) "
+        f"and multiplies {operations / 1e9:.2f} GFLOP: at least {floor:.3f} s; ours takes {seconds['ours']:.3f} s, the "
+        "rest being Poisson draws, softmax, and the interpreter's share of each step."
+    )
+    return found | Found(
+        {"cpu.w2.floor_seconds": floor},
+        {"cpu.w2.plain_over_ours": note, "cpu.w2.opacus_over_ours": "What limits ours is said at plain_over_ours."},
+        {"cpu.w2": profiled(ours(w2(users=10)))},
+    )

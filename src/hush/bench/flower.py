@@ -1,0 +1,32 @@
+"""Flower's simulation with Opacus clients, as a rival: measured in a process of its own, where Flower is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+from hush.bench.workloads import Workload
+
+_LIMIT = 600
+_PROGRAM = "from hush.bench.flower_app import main; main()"
+
+
+def seconds(work: Workload) -> float | str:
+    """Seconds of a round, without Flower's start, or why they are not known."""
+    missing = [name for name in ("flwr", "ray", "opacus") if importlib.util.find_spec(name) is None]
+    if missing:
+        return f"Not measured: {' and '.join(missing)} not installed (pip install flwr[simulation] opacus)."
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_DEDUP_LOGS": "0"}
+    command = [sys.executable, "-c", _PROGRAM, str(len(work.plans)), str(work.plans[0].samples)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT, env=os.environ | quiet)
+    except subprocess.TimeoutExpired:
+        return f"Not measured: Flower's simulation took more than {_LIMIT} s."
+    answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not answers:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return f"Not measured: Flower's simulation failed ({last[:120]})."
+    return float(json.loads(answers[-1])["seconds"])

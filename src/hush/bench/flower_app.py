@@ -1,0 +1,91 @@
+"""The program that `hush.bench.flower` starts: W1 in Flower's simulation, a client an Opacus loop, all cores in use.
+
+It is imported and not run as a file, so that Ray's workers can import it too. `main` writes {"seconds": ...}: the best
+of three rounds after one to warm up, from the first message out to the last reply in and their mean.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from hush.bench import rivals
+from hush.bench.workloads import Workload, w1
+
+_ROUNDS = 4
+
+
+@cache
+def _work(clients: int, samples: int) -> Workload:
+    torch.set_num_threads(1)
+    return w1(clients, samples)
+
+
+def _train(clients: int, samples: int, client: int, arrays: Any) -> Any:
+    """One client's round: its weights in, its weights out."""
+    whole = _work(clients, samples)
+    rows = slice(whole.firsts[client], whole.firsts[client] + samples)
+    work = replace(whole, x=whole.x[rows], y=whole.y[rows], plans=(whole.plans[client],))
+    work.model.module.load_state_dict(arrays.to_torch_state_dict())
+    loop = rivals.opacus(work)
+    assert loop is not None
+    loop()
+    return work.model.module.state_dict()
+
+
+def apps(clients: int, samples: int) -> tuple[Any, Any, list[float]]:
+    """The two halves of the application, and where the rounds' seconds will be."""
+    flwr_app, client_side, server_side = (
+        importlib.import_module(f"flwr.{name}") for name in ("app", "clientapp", "serverapp")
+    )
+    client_app, server_app = client_side.ClientApp(), server_side.ServerApp()
+    taken: list[float] = []
+
+    def train(message: Any, context: Any) -> Any:
+        client = int(context.node_config["partition-id"])
+        state = _train(clients, samples, client, message.content["model"])
+        record = flwr_app.RecordDict({"model": flwr_app.ArrayRecord(state)})
+        return flwr_app.Message(content=record, reply_to=message)
+
+    def main(grid: Any, context: Any) -> None:
+        state = w1(4, 128).model.module.state_dict()
+        while len(nodes := list(grid.get_node_ids())) < clients:
+            time.sleep(0.1)
+        for _ in range(_ROUNDS):
+            began = time.perf_counter()
+            record = flwr_app.RecordDict({"model": flwr_app.ArrayRecord(state)})
+            replies = grid.send_and_receive(
+                [flwr_app.Message(content=record, dst_node_id=node, message_type="train") for node in nodes]
+            )
+            models = [reply.content["model"].to_torch_state_dict() for reply in replies]
+            state = {name: torch.stack([model[name] for model in models]).mean(0) for name in state}
+            taken.append(time.perf_counter() - began)
+
+    client_app.train()(train)
+    server_app.main()(main)
+    return server_app, client_app, taken
+
+
+def run(clients: int, samples: int) -> float:
+    """Seconds of the best round."""
+    server_app, client_app, taken = apps(clients, samples)
+    importlib.import_module("flwr.simulation").run_simulation(
+        server_app=server_app,
+        client_app=client_app,
+        num_supernodes=clients,
+        backend_config={"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": os.cpu_count()}},
+    )
+    return min(taken[1:])
+
+
+def main() -> None:
+    """What the process does."""
+    sys.stdout.write(json.dumps({"seconds": run(int(sys.argv[1]), int(sys.argv[2]))}) + "\n")

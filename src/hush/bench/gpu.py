@@ -1,0 +1,150 @@
+"""The convolutional workload on an accelerator, for one run and for many in lockstep.
+
+`python -m hush.bench.gpu` prints the figures as JSON and needs PyTorch and NumPy alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from hush.bench import rivals
+from hush.bench.found import Found
+from hush.bench.profiled import profiled
+from hush.bench.timing import best, peak, stream, wait
+from hush.bench.workloads import Workload, w1, w2
+from hush.local.job import Job
+from hush.local.replay import Replay
+from hush.local.train import train
+from hush.privacy.noise import replayable
+from hush.types import HushError
+
+_OPERATIONS = 16.3e6  # as in hush.bench.cpu
+_RUNS = 45
+_ROUNDS = 200
+_PATIENCE = 20.0  # seconds of lockstep rounds
+_SIDE_BY_SIDE = 225  # clients of a batch size in the sweep
+
+
+def measure() -> Found:
+    """W1 against its rivals, W2, and the sweep."""
+    if not torch.cuda.is_available():
+        raise HushError("--suite gpu: no CUDA device is available here; accepted here: cpu, server, plan, scale")
+    return _w1() | _w2() | sweep(w1(device="cuda"), _RUNS, _PATIENCE)
+
+
+def _w1() -> Found:
+    work = w1(device="cuda")
+    contestants: dict[str, Callable[[], object]] = {
+        "ours": lambda: train(work.model, work.x, work.y, work.jobs()),
+        "plain": rivals.plain(work),
+        "double vmap": rivals.double_vmap(work),
+    }
+    notes = {"gpu.w1.double_vmap_over_ours": "The rival draws batches of equal size and adds no noise."}
+    if (hooks := rivals.opacus(work)) is not None:
+        contestants["opacus"] = hooks
+    else:
+        notes["gpu.w1.opacus_over_ours"] = "Not measured: Opacus is not installed."
+    seconds = best(contestants, turns=3)
+    rate = work.samples / seconds["ours"]
+    figures = {
+        "gpu.w1.ours_seconds": seconds["ours"],
+        "gpu.w1.samples_per_second": rate,
+        "gpu.w1.plain_over_ours": seconds["plain"] / seconds["ours"],
+        "gpu.w1.double_vmap_over_ours": seconds["double vmap"] / seconds["ours"],
+    }
+    if "opacus" in seconds:
+        figures["gpu.w1.opacus_over_ours"] = seconds["opacus"] / seconds["ours"]
+        notes["gpu.w1.opacus_over_ours"] = "What limits ours is said at gpu.w1.samples_per_second."
+    fastest, bandwidth = peak("cuda"), stream("cuda")
+    steps = sum({plan.batch: plan.steps for plan in work.plans}.values())
+    notes["gpu.w1.samples_per_second"] = (
+        f"The floor is 16.3 MFLOP a sample at {fastest / 1e12:.0f} TFLOP/s (float32, measured): "
+        f"{fastest / _OPERATIONS / 1e6:.1f} M samples/s. A round is {steps} launches of a recorded step, "
+        f"{seconds['ours'] / steps * 1e6:.0f} us each; copies run at {bandwidth / 1e12:.1f} TB/s. The smallest "
+        f"step alone (5 clients x 16) takes {5 * 16 / alone(work, 5, 16) * 1e6:.0f} us, short kernels one after the "
+        "other, and a client of batch 16 takes 150 of them."
+    )
+    return Found(
+        figures | {"gpu.peak_tflops": fastest / 1e12, "gpu.w1.floor_seconds": work.samples * _OPERATIONS / fastest},
+        notes,
+        {"gpu.w1": profiled(contestants["ours"])},
+    )
+
+
+def _w2() -> Found:
+    work = w2(device="cuda")
+    seconds = best(
+        {"ours": lambda: train(work.model, work.x, work.y, work.jobs()), "plain": rivals.plain(work)}, turns=3
+    )
+    return Found({"gpu.w2.ours_seconds": seconds["ours"], "gpu.w2.plain_over_ours": seconds["plain"] / seconds["ours"]})
+
+
+def sweep(work: Workload, runs: int, patience: float) -> Found:
+    """Runs in lockstep: their clients train in one call, then each run's server takes a step."""
+    weigh, how = _server()
+    models = [work.model.start.to(work.x.device)] * runs
+    models = _round(work, models, 0, weigh)
+    wait()
+    began, rounds = time.perf_counter(), 0
+    while rounds < 2 or time.perf_counter() - began < patience:
+        rounds += 1
+        models = _round(work, models, rounds, weigh)
+        wait()
+    each = (time.perf_counter() - began) / rounds
+    clients = runs * len(work.plans)
+    most = alone(work, _SIDE_BY_SIDE, 128) if work.x.is_cuda else math.nan
+    note = (
+        f"{rounds} rounds of {runs} runs measured ({clients} clients in one call, {each:.2f} s a round, server step: "
+        f"{how}); {_ROUNDS} rounds would take {_ROUNDS * each / 60:.1f} minutes. "
+        f"A step of {_SIDE_BY_SIDE} clients x 128 alone reaches {most / 1e6:.2f} M samples/s; Poisson batches are "
+        "padded to the longest beside them, and the host draws their rows."
+    )
+    return Found(
+        {
+            "gpu.sweep.runs_per_minute": 60 * runs / (_ROUNDS * each),
+            "gpu.sweep.samples_per_second": runs * work.samples / each,
+        },
+        {"gpu.sweep.runs_per_minute": note},
+    )
+
+
+def _round(work: Workload, models: list[Tensor], number: int, weigh: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    plain = work.jobs()
+    jobs: list[Job] = [
+        replace(job, vector=model, source=replayable(run, client, number))
+        for run, model in enumerate(models)
+        for client, job in enumerate(plain)
+    ]
+    updates = train(work.model, work.x, work.y, jobs)
+    stacked = torch.stack(updates).view(len(models), len(plain), -1)
+    return [model + weigh(mine) @ mine for model, mine in zip(models, stacked, strict=True)]
+
+
+def alone(work: Workload, clients: int, width: int) -> float:
+    """Samples a second of one step over full batches, recorded and replayed: what the kernels can do."""
+    replay = Replay(work.model, work.x, work.y, clients, width, 1 << 16, "float32")
+    replay.vectors.copy_(work.model.start.expand(clients, -1))
+    replay.clips.fill_(work.plans[0].clip)
+    replay.table.copy_(torch.arange(clients * width).view(clients, width) % len(work.x))
+    return clients * width / best({"step": lambda: replay.step(replay.table, width)}, turns=20)["step"]
+
+
+def _server() -> tuple[Callable[[Tensor], Tensor], str]:
+    """How a server weighs its clients: by estimated noise, or alike where the recipes cannot be imported."""
+    try:
+        from hush.recipes.estimate import inverse, pairwise
+    except ImportError:
+        return lambda updates: updates.new_full((len(updates),), 1 / len(updates)), "a plain mean"
+    return lambda updates: inverse(pairwise(updates)).to(updates.dtype), "weights from the pairwise estimator"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(measure().record("python -m hush.bench.gpu"), indent=2) + "\n")

@@ -1,0 +1,26 @@
+"""How fast noise is calibrated."""
+
+from __future__ import annotations
+
+import time
+
+from hush.bench.found import Found
+from hush.privacy import accounting
+from hush.seeds import rng
+
+
+def measure() -> Found:
+    """Calibration of clients of which no two are alike."""
+    generator = rng(0, "bench", "plan")
+    clients = [
+        (
+            float(10 ** generator.uniform(-1, 1)),
+            1e-5,
+            float(10 ** generator.uniform(-2.5, -0.5)),
+            int(generator.integers(100, 5000)),
+        )
+        for _ in range(100)
+    ]
+    began = time.perf_counter()
+    accounting.noise_multipliers(clients)
+    return Found({"plan.clients_per_second": len(clients) / (time.perf_counter() - began)})

@@ -1,0 +1,83 @@
+"""Time and memory of a whole simulation as clients grow in number, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from hush.bench.found import Found
+from hush.seeds import rng
+from hush.types import HushError
+
+_FEW, _MANY = 1_000, 10_000
+_SAMPLES, _WIDTH, _CLASSES, _ROUNDS = 50, 20, 4, 3
+_LIMIT = 900
+# The simulation is the API's, which stands above this module: the process hands it down.
+_PROGRAM = "import sys, hush; from hush.bench.scale import child; child(int(sys.argv[1]), hush.simulate)"
+
+
+def measure() -> Found:
+    """Ten thousand clients over one thousand."""
+    few, many = alone(_FEW), alone(_MANY)
+    per_client = (many["seconds"] - few["seconds"]) / (_MANY - _FEW) / _ROUNDS
+    note = (
+        f"Logistic regression {_WIDTH} -> {_CLASSES}, {_SAMPLES} samples a client, {_ROUNDS} rounds of DP-FedAvg "
+        f"through hush.simulate, set-up included: {few['seconds']:.1f} s for {_FEW:,} clients, {many['seconds']:.1f} s "
+        f"for {_MANY:,}, or {1e3 * per_client:.2f} ms for each client more and round."
+    )
+    return Found(
+        {
+            "scale.seconds_1k": few["seconds"],
+            "scale.seconds_10k": many["seconds"],
+            "scale.time_10k_over_1k": many["seconds"] / few["seconds"],
+            "scale.rss_mib_10k": many["rss_mib"],
+        },
+        {"scale.time_10k_over_1k": note},
+    )
+
+
+def alone(clients: int) -> dict[str, float]:
+    """Seconds and memory of a simulation in a process of its own."""
+    command = [sys.executable, "-c", _PROGRAM, str(clients)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise HushError(f"--suite scale: the simulation of {clients} clients failed: {last[:200]}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def child(clients: int, simulate: Callable[..., object]) -> None:
+    """What that process does."""
+    sys.stdout.write(json.dumps(simulated(clients, simulate)) + "\n")
+
+
+def simulated(clients: int, simulate: Callable[..., object]) -> dict[str, float]:
+    """A simulation of that many clients in this process, by `hush.simulate`."""
+    from hush.data import from_arrays
+
+    generator = rng(0, "bench", "scale")
+    rows = clients * _SAMPLES
+    x = generator.standard_normal((rows, _WIDTH), dtype=np.float32)
+    y = generator.integers(0, _CLASSES, rows)
+    began = time.perf_counter()
+    simulate(
+        {
+            "rounds": _ROUNDS,
+            "data": {"clients": clients, "partition": "iid"},
+            "privacy": {"budgets": 2.0},
+            "local": {"batch_size": 10},
+            "recipe": {"name": "dp-fedavg"},
+        },
+        dataset=from_arrays(x, y),
+    )
+    return {
+        "seconds": time.perf_counter() - began,
+        "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }

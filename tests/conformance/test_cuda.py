@@ -1,0 +1,137 @@
+"""The path for accelerators, on one: sums and training against float64 on the processor, in every precision."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from nets import batch, double, random, reference
+from torch import Tensor
+
+from hush.bench.workloads import plan_of
+from hush.local.job import Job
+from hush.local.per_example import clipped_sums
+from hush.local.train import train
+from hush.models import Model
+from hush.models.build import _BUILDERS
+from hush.models.model import wrap
+from hush.privacy import noise
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+
+SAMPLES = 60
+
+
+class Named:
+    hidden = 40
+
+
+def made(name: str, shape: tuple[int, ...] = (1, 12, 12)) -> Model:
+    module = _BUILDERS[name](shape, 5, Named())
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for value in module.parameters():
+            fan = value[:1].numel() if value.ndim > 1 else 100
+            value.copy_(torch.randn(value.shape, generator=generator) / math.sqrt(fan))
+    return wrap(name, module, None)
+
+
+def on_cuda(model: Model) -> Model:
+    return Model(model.name, model.module.cuda(), model.layout, model.start.cuda())
+
+
+@pytest.mark.parametrize(("precision", "cost"), [("float32", 1e-5), ("tf32", 5e-3), ("bf16", 0.1)])
+@pytest.mark.parametrize("name", ["logreg", "mlp", "cnn"])
+def test_sums_are_those_of_float64(name: str, precision: Any, cost: float) -> None:
+    model = made(name)
+    vectors, x, y, mask = batch(model, (1, 12, 12), 5, clients=5, examples=9)
+    clips = torch.tensor([0.05, 0.5, 1.0, 3.0, 1e6], dtype=torch.float64)
+    exact = reference(double(made(name)), vectors, x, y, mask, clips)
+    device = [t.cuda() for t in (vectors.float(), x.float(), y, mask, clips)]
+    ours = clipped_sums(on_cuda(model), *device, physical_batch=20, precision=precision).cpu().double()
+    error = float((ours - exact).norm() / exact.norm())
+    assert error < cost
+    assert precision != "bf16" or error > 1e-5, "bf16 is not float32 by another name"
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_the_clip_holds_in_every_precision(name: str, precision: Any) -> None:
+    model = on_cuda(made(name, (1, 8, 8)))
+    clients = 300
+    vectors = model.start + 0.05 * random(clients, model.layout.size).float().cuda()
+    x, y = random(clients, 1, 1, 8, 8, seed=1).float().cuda(), torch.zeros(clients, 1, dtype=torch.long).cuda()
+    clips = torch.linspace(1e-4, 1e-2, clients, dtype=torch.float64).cuda()
+    mask = torch.ones(clients, 1, dtype=torch.bool).cuda()
+    norms = clipped_sums(model, vectors, x, y, mask, clips, precision=precision).double().norm(dim=1)
+    assert (norms <= clips).all()
+    assert (norms > 0.9999 * clips).double().mean() > 0.9
+
+
+class Hosted:
+    """A source whose noise on the device is what the host would draw, so that both can be compared."""
+
+    def __init__(self, seed: int) -> None:
+        self._source = noise.replayable(seed, 0, 0)
+        self.normal, self.chosen = self._source.normal, self._source.chosen
+
+    def twin(self, device: torch.device) -> None:
+        return None
+
+
+def jobs(model: Model, device: str, still: bool = False) -> list[Job]:
+    kinds: list[dict[str, Any]] = [{}, {"drift": 0.3}, {"proximal": 0.8}, {"drift": 0.2, "proximal": 0.5}, {}]
+    made_jobs = []
+    for i, (size, kind) in enumerate(zip((6, 6, 12, 20, 60), kinds, strict=True)):
+        drift = kind.get("drift")
+        vector = None if drift is None else drift * random(model.layout.size, seed=i).float().to(device)
+        plan = plan_of(SAMPLES, size, (1 + i % 2) * math.ceil(SAMPLES / size), 0.5)
+        start = (model.start.cpu() + 0.01 * i).to(device)
+        made_jobs.append(
+            Job(start, SAMPLES * i, plan, 0.1, Hosted(i), vector, kind.get("proximal", 0.0), still and i % 2 == 0)
+        )
+    return made_jobs
+
+
+def data(device: str) -> tuple[Tensor, Tensor]:
+    x, y = random(5 * SAMPLES, 1, 12, 12).float(), (random(5 * SAMPLES, seed=1) * 10).long() % 5
+    return x.to(device), y.to(device)
+
+
+@pytest.mark.parametrize("name", ["logreg", "mlp", "cnn"])
+@pytest.mark.parametrize("still", [False, True])
+def test_training_is_that_of_the_processor(name: str, still: bool) -> None:
+    expected = train(made(name), *data("cpu"), jobs(made(name), "cpu", still))
+    model = on_cuda(made(name))
+    for _ in range(2):  # the second time, steps are replayed
+        found = train(model, *data("cuda"), jobs(model, "cuda", still))
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_noise_of_the_device_has_the_planned_scale_and_repeats() -> None:
+    model = on_cuda(made("cnn"))
+    x, y = data("cuda")
+    plan = replace(plan_of(SAMPLES, 12, 5, 1e-6), noise_multiplier=1e6)
+
+    def updates(order: list[int]) -> dict[int, Tensor]:
+        mine = [Job(model.start, SAMPLES * i, plan, 1.0, noise.replayable(3, i, 1)) for i in order]
+        return dict(zip(order, train(model, x, y, mine), strict=True))
+
+    together, alone = updates([0, 1, 2]), updates([1])
+    torch.testing.assert_close(together[1], alone[1], rtol=1e-4, atol=1e-5)
+    scale = math.sqrt(plan.steps) / plan.batch
+    assert float(together[0].std()) == pytest.approx(scale, rel=0.02)
+    crossed = torch.corrcoef(torch.stack([together[0], together[1]]))[0, 1]
+    assert abs(float(crossed)) < 6 / math.sqrt(model.layout.size)
+
+
+def test_a_full_batch_is_taken_in_pieces() -> None:
+    model = on_cuda(made("cnn"))
+    whole = Job(model.start, 0, plan_of(SAMPLES, SAMPLES, 1, 0.5), 0.1, Hosted(1))
+    again = replace(whole, source=Hosted(1))
+    a, b = (train(model, *data("cuda"), [job], size)[0] for job, size in ((whole, 4096), (again, 7)))
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,102 @@
+"""Neighbouring batches give neighbouring sums: every kind of layer, every precision, and numbers of every size.
+
+The bound is not "about the clip": a row that is alone keeps it to the last digit, and sums of several rows may differ
+by what is rounded on the way, no more. Sums that clip wrongly are shown to the same check, which must refuse them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+
+import planted
+import pytest
+import torch
+from neighbours import ADDING, NETS, WAYS, Moves, Sums, Way, moves, suits
+from torch import Tensor, nn
+
+from hush.local import fallback
+from hush.local.per_example import clipped_sums
+from hush.models import Model
+from hush.models.model import wrap
+
+QUICK, FULL = 500, 10_000
+
+
+def check(way: str, pairs: int, seed: int) -> None:
+    """That many pairs, shared among the layers."""
+    nets = [net for net in NETS if suits(net, way)]
+    seen = Counter[str]()
+    for net in nets:
+        for found in moves(net, WAYS[way], math.ceil(pairs / len(nets)), seed):
+            assert found.broken(WAYS[way]) == [], (net, way)
+            seen += tally(found)
+    assert seen["pairs"] >= pairs
+    assert seen["clipped"] > 0.2 * pairs, "bounds that nothing comes near say little"
+    assert seen["dropped"] > 0.05 * pairs, "rows that are not finite, or zero"
+    assert seen["neither"] > 0.02 * pairs
+    assert seen["several"] > 0.5 * pairs
+
+
+def tally(found: Moves) -> Counter[str]:
+    alone = found.alone
+    kinds = {
+        "pairs": torch.ones_like(alone),
+        # Whole numbers leave room for rounding below the clip.
+        "clipped": alone > 0.995,
+        "dropped": alone == 0,
+        "neither": (alone > 0) & (alone < 0.9),
+        "several": found.rows > 1,
+    }
+    return Counter({name: int(which.sum()) for name, which in kinds.items()})
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_row_moves_a_sum_by_at_most_the_clip(way: str) -> None:
+    check(way, QUICK, 1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("way", WAYS)
+def test_ten_thousand_rows_move_sums_by_at_most_the_clip(way: str) -> None:
+    check(way, FULL, 2)
+
+
+def twin(wrong: Callable[[Model, Tensor, Tensor, Tensor], Tensor]) -> Sums:
+    def sums(model: Model, vectors: Tensor, x: Tensor, y: Tensor, mask: Tensor, clips: Tensor) -> Tensor:
+        return wrong(model, fallback.gradients(model, vectors, x, y), mask, clips[:, None].to(vectors.dtype))
+
+    return sums
+
+
+@pytest.mark.parametrize(
+    ("wrong", "broken"),
+    [
+        (planted._unclipped, {"added", "replaced", "alone"}),
+        (planted._per_batch, {"added", "replaced"}),
+        (planted._not_finite, {"finite", "added", "replaced", "alone"}),
+        (planted._per_layer, {"added", "alone"}),
+        # Right but for the last digit: clip / norm is rounded to nearest, and what is rounded up exceeds the clip.
+        (planted.per_example, {"alone"}),
+    ],
+    ids=["no clip", "clip per batch", "NaN bypasses", "clip per layer", "factor not rounded down"],
+)
+@pytest.mark.parametrize("net", ["two linear", "conv2d", "layer norm"])
+def test_sums_that_are_clipped_wrongly_are_refused(net: str, wrong: Callable[..., Tensor], broken: set[str]) -> None:
+    way = Way(twin(wrong), ADDING)
+    found = {name for some in moves(net, way, QUICK, 3) for name in some.broken(way)}
+    assert broken <= found
+    if wrong is planted.per_example:
+        assert found == broken, "nothing else is wrong with the way in which the twins are made"
+
+
+def test_the_clip_holds_beside_inputs_near_the_largest_number() -> None:
+    """Half of the float32 range apart: tiny factors for huge inputs, and a clip far below any that is used."""
+    model = wrap("net", nn.Linear(5, 3), None)
+    clips = torch.logspace(-7, -5, 200, dtype=torch.float64)
+    count = len(clips)
+    x, y = torch.full((count, 1, 5), 1e38), torch.zeros(count, 1, dtype=torch.long)
+    mask = torch.ones(count, 1, dtype=torch.bool)
+    sums = clipped_sums(model, torch.zeros(count, model.layout.size), x, y, mask, clips)
+    assert (sums.double().norm(dim=1) <= clips).all()
