@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 
+from hush.cli_federation import federation_app
 from hush.cli_trust import audit, ledger_app
 from hush.types import HushError
 
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 
 app.add_typer(ledger_app, name="ledger")
+app.add_typer(federation_app, name="federation")
 app.command()(audit)
 
 File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The run's config.")]
@@ -208,7 +210,9 @@ def measure(
 
 @app.command()
 def bench(
-    suite: Annotated[list[str] | None, typer.Option(help="cpu, gpu, server or plan; may be repeated.")] = None,
+    suite: Annotated[
+        list[str] | None, typer.Option(help="cpu, gpu, server, plan, scale or federation; may be repeated.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure ratios against rivals, side by side."""

@@ -16,6 +16,7 @@ SUITES: Mapping[str, str] = {
     "server": "hush.bench.server",
     "plan": "hush.bench.plan",
     "scale": "hush.bench.scale",
+    "federation": "hush.bench.federation",
 }
 _USUAL = ("cpu", "server", "plan", "scale")
 

@@ -33,6 +33,7 @@ class Terms:
         chance: The server's random numbers of a round.
         quorum: The fewest updates that move a model.
         clip: As configured: where an adaptive clip begins.
+        bounds: By stage and client, the norm that an honest update stays below; empty where nobody could lie.
     """
 
     recipe: Recipe
@@ -45,6 +46,7 @@ class Terms:
     chance: Callable[[int], Chance]
     quorum: int = 1
     clip: float = 1.0
+    bounds: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def serve(terms: Terms, state: ServerState, keep: Keep) -> Generator[list[Task],
         # 3. Let in what is valid, and note who leaves.
         updates = [answer for answer in answers if isinstance(answer, Update)]
         declines = [answer for answer in answers if isinstance(answer, Decline)]
-        accepted, refused = validate(tasks, updates, ask.choose)
+        accepted, refused = validate(tasks, updates, ask.choose, _bounds(terms, number, tasks))
         refused = {**refused, **{decline.client: decline.reason for decline in declines}}
         gone |= {decline.client for decline in declines if decline.final}
         slots["loop"] = {**slots["loop"], "gone": torch.tensor(sorted(gone), dtype=torch.int64)}
@@ -192,6 +194,18 @@ def _tasks(terms: Terms, state: ServerState, invited: RoundView, placed: Mapping
             notes["drift"] = drifts[row, shown]
         tasks.append(Task(client, invited.round, state.models[shown], terms.layout, answer, notes))
     return tasks
+
+
+def _bounds(terms: Terms, number: int, tasks: Sequence[Task]) -> dict[int, float]:
+    """How long each answer can be, with the clip and the drift that its task brings."""
+    if not terms.bounds:
+        return {}
+    stage, found = terms.outline.of[number], {}
+    for task in tasks:
+        scale = float(task.notes["clip"]) / terms.clip if "clip" in task.notes else 1.0
+        drift = float(task.notes["drift"].norm(dim=-1).max()) if "drift" in task.notes else 0.0
+        found[task.client] = scale * terms.bounds[stage][task.client] + terms.reach[stage][task.client] * drift
+    return found
 
 
 def _view(terms: Terms, number: int, tasks: Sequence[Task], updates: Sequence[Update]) -> RoundView:

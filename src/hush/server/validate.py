@@ -11,17 +11,22 @@ from hush.types import Task, Update
 
 
 def validate(
-    tasks: Sequence[Task], updates: Sequence[Update], choosing: bool = False
+    tasks: Sequence[Task],
+    updates: Sequence[Update],
+    choosing: bool = False,
+    bounds: Mapping[int, float] | None = None,
 ) -> tuple[list[Update], Mapping[int, str]]:
     """The updates that may be used, in order of client number, and why each of the others may not.
 
-    `choosing` says whether clients were asked which of the models they were sent fits best.
+    `choosing` says whether clients were asked which of the models they were sent fits best, `bounds` how long a whole
+    update of each can be: clipped steps and a quantile of the noise.
     """
     asked = {task.client: task for task in tasks}
     accepted: dict[int, Update] = {}
     refused: dict[int, str] = {}
     for update in updates:
-        reason = _fault(asked.get(update.client), update, choosing)
+        bound = (bounds or {}).get(update.client, math.inf)
+        reason = _fault(asked.get(update.client), update, choosing, bound)
         if reason is None and update.client in accepted:
             reason = "a second update in the same round"
         elif reason is None:
@@ -32,7 +37,7 @@ def validate(
     return [accepted[client] for client in sorted(accepted)], {**refused, **missing}
 
 
-def _fault(task: Task | None, update: Update, choosing: bool) -> str | None:
+def _fault(task: Task | None, update: Update, choosing: bool, bound: float) -> str | None:
     if task is None:
         return "not asked in this round"
     if update.round != task.round:
@@ -45,6 +50,8 @@ def _fault(task: Task | None, update: Update, choosing: bool) -> str | None:
         return f"its numbers are {update.vector.dtype}, not float32"
     if not bool(torch.isfinite(update.vector).all()):
         return "it holds numbers that are not finite"
+    if task.answer == task.layout and float(update.vector.double().norm()) > bound:
+        return f"its norm is beyond the {bound:.4g} that its plan can reach"
     if not all(math.isfinite(note) for note in update.notes.values()):
         return "its notes are not finite"
     if choosing and update.notes.get("choice") not in range(len(task.models)):

@@ -274,6 +274,11 @@ class Ledger(Account):
         return None if found is None else (self._receipt(charge), found[0])
 
 
+def stated(client: int, round_number: int, serial: int, run: str, head: str) -> Receipt:
+    """A receipt that another client's ledger is said to have made: a claim to be kept and echoed, and no proof here."""
+    return Receipt(client, round_number, serial, run, head)
+
+
 def inspect(path: str | Path) -> tuple[list[Row], Book]:
     """All rows of a ledger file and what they add up to, checked, and without changing anything."""
     path = Path(path)

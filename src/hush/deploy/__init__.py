@@ -1,0 +1,1 @@
+"""The federation between real machines: what stands around the recipes when members are not simulated."""

@@ -1,0 +1,96 @@
+"""A member's process: it opens the ledger and the data, reports for duty, and answers until it is stopped."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hush.deploy import policy as law
+from hush.deploy import rows
+from hush.deploy.node import TASK_CAP, Node
+from hush.deploy.place import Kit
+from hush.privacy.ledger import Ledger
+from hush.types import HushError
+
+_RATE = 25.0
+
+
+def prepare(kit: Kit, policy_path: Path, data: Path) -> Node:
+    """A node with its law, its data and its ledger; all that can be wrong is found before it reports for duty."""
+    policy = law.load(policy_path)
+    dataset = rows.load(data, label=policy.data.label, loader=policy.data.loader)
+    key = kit.key()
+    terms = policy.for_life
+    if kit.ledger.exists():
+        ledger = Ledger.open(kit.ledger, terms, policy.budget.accountant)
+        if ledger.terms.client != kit.member:
+            raise HushError(f"{kit.ledger}: the ledger of {ledger.terms.client}; this member is {kit.member}")
+    else:
+        ledger = Ledger.create(kit.ledger, kit.member, terms, policy.budget.accountant)
+    return Node(kit.member, policy, dataset, ledger, kit.path, key)
+
+
+def join(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], None], patience: float = 3600.0) -> None:
+    """Take part until the process is stopped."""
+    from hush.engines.flower import Line
+
+    if not (kit.path / "key.pem").exists():
+        kit.key()
+        say(f"made {kit.path / 'key.pem'}; send {kit.path / kit.member}.pub to the coordinator, then join again")
+        return
+    node = prepare(kit, policy_path, data)
+    line = Line(kit.address, kit.ca(), kit.key(), patience)
+    signal.signal(signal.SIGTERM, _stopped)
+    try:
+        number = report(kit, line)
+        node.trail.note("online", node=str(number))
+        say(f"{kit.member} is online at {kit.address}; budget left {node.ledger.left():.4g}")
+        serve(node, line)
+    finally:
+        line.close()
+        node.ledger.close()
+
+
+def report(kit: Kit, line: Any) -> int:
+    """Report for duty, under the number that is kept from the last time."""
+    file = kit.path / "node"
+    before = file.read_text() if file.exists() else ""
+    number = int(line.open(int(before) if before.isdigit() else 0))
+    file.write_text(str(number))
+    return number
+
+
+def serve(node: Node, line: Any, going: Callable[[], bool] = lambda: True) -> None:
+    """Answer what comes, one message after the other, for as long as it goes on."""
+    idle = time.monotonic()
+    while going():
+        try:
+            parcel = line.poll(TASK_CAP)
+        except HushError as error:
+            if type(error) is not HushError or "cannot be reached" in str(error):
+                raise
+            node.trail.note("refused", reason=str(error))
+            continue
+        if parcel is None:
+            # Often while a run is on, rarely otherwise, and all members together at most so often a second.
+            time.sleep(min(1.0, max(0.08, node.members / _RATE) + 0.02 * (time.monotonic() - idle)))
+            continue
+        payload, receipt = node.handle(parcel.payload)
+        try:
+            line.reply(parcel, payload)
+        except HushError as error:
+            # It stays sealed: whoever asks again gets the same bytes.
+            node.trail.note("not sent", reason=str(error))
+        else:
+            if receipt is not None:
+                node.ledger.sent(receipt)
+                spent = {"seconds": round(node.seconds, 4), **node.balance()}
+                node.trail.note("sent", run=receipt.run, round=receipt.round, **spent)
+        idle = time.monotonic()
+
+
+def _stopped(*_: object) -> None:
+    raise KeyboardInterrupt

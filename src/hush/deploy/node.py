@@ -1,0 +1,288 @@
+"""What a member answers: its policy decides, its ledger is charged first, its own plan sets the noise.
+
+Nothing that a task says changes a rate, a noise or a number of steps: the member computes them from the config that it
+agreed to when the run began. What it will not do it refuses in words that the coordinator sees, and charges nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hush import recipes
+from hush.config import parse
+from hush.data.datasets import Dataset
+from hush.deploy import enrolled, keys, rows, wire
+from hush.deploy.audit import Trail
+from hush.deploy.enrolled import Fact, Own
+from hush.deploy.policy import MemberPolicy, check_offer, check_plans
+from hush.deploy.wire import Letter, want
+from hush.engines import answer
+from hush.local.train import train
+from hush.privacy import limits, noise
+from hush.privacy.cost import Cost, from_json
+from hush.privacy.course import ENROLMENT, Stage
+from hush.privacy.ledger import BudgetSpentError, Ledger, balance
+from hush.privacy.ledger.book import RESERVED
+from hush.privacy.ledger.ledger import inspect
+from hush.server.rundir import write_atomically
+from hush.types import HushError, Receipt, Task
+
+TASK_CAP = 1 << 30
+SAMPLES = "number of training samples"
+
+
+class Node:
+    """A member at work."""
+
+    def __init__(
+        self, name: str, policy: MemberPolicy, data: Dataset, ledger: Ledger, path: Path, key: keys.PrivateKey
+    ) -> None:
+        self.name, self.policy, self.data, self.ledger = name, policy, data, ledger
+        self.trail = Trail(path / "audit.jsonl")
+        self._ledger_path = path / "ledger.db"
+        self._runs = path / "runs"
+        self._runs.mkdir(exist_ok=True)
+        self._key = key
+        self._own: dict[str, tuple[str, Own]] = {}
+        self._fitting: set[str] = set()
+        self.members, self.seconds = 1, 0.0
+
+    def handle(self, content: bytes) -> tuple[bytes, Receipt | None]:
+        """The signed answer to a message, and the receipt to note as sent once it is."""
+        says: Mapping[str, Any] = {}
+        try:
+            letter = wire.decode(content, TASK_CAP)
+            says = letter.says
+            return self._answer(letter)
+        except (HushError, TypeError, ValueError, KeyError, IndexError, RuntimeError) as error:
+            reason = str(error) if isinstance(error, HushError) else f"a message that makes no sense: {error!r}"
+            final = isinstance(error, BudgetSpentError)
+            run, number = str(says.get("run", ""))[:80], says.get("round", 0)
+            try:
+                self.trail.note("refused", run=run, round=number, reason=reason, final=final, **self.balance())
+            except HushError:
+                # The disk or the ledger has failed: what happened first is what the member must hear.
+                raise error from None
+            return self._signed(Letter("no", {"run": run, "reason": reason[:500], "final": final})), None
+
+    def _answer(self, letter: Letter) -> tuple[bytes, Receipt | None]:
+        if letter.kind == "enrol":
+            return self._enrol(letter), None
+        if letter.kind == "begin":
+            return self._begin(letter), None
+        if letter.kind == "task":
+            return self._task(letter)
+        raise HushError(f"message: unknown kind {letter.kind[:40]!r}; accepted: enrol, begin, task")
+
+    def _enrol(self, letter: Letter) -> bytes:
+        """Whether this member would take part, and what it declares."""
+        run, raw, code, schema, head = want(letter, "run", "config", "code", "schema", "head")
+        config = parse(raw)
+        name, recipe = recipes.parse(config.recipe, config.mode)
+        check_offer(self.policy, config, name, recipe, code)
+        rows.check_schema(self.data, schema["shape"], schema["classes"])
+        self.ledger.check_head(head)
+        fact = Fact(self.name, **asdict(self.policy.one_run), samples=self._count(run))
+        self.trail.note("enrolled", run=run, recipe=name, declared=asdict(fact), **self.balance())
+        return self._signed(Letter("facts", {"run": run, **asdict(fact), "head": self.ledger.head}))
+
+    def _count(self, run: str) -> int:
+        """The number of rows: as it is, or noised, charged, and the same whenever it is asked in a run."""
+        exact = len(self.data.y)
+        if self.policy.enrol.samples == "public":
+            return exact
+        if (kept := self.ledger.sealed(run, ENROLMENT)) is not None:
+            return int(kept[1])
+        attempt = self.ledger.next_attempt(run, ENROLMENT)
+        if attempt == 0:
+            raise HushError("enrolment: a noised count of this run was sent before and is not kept")
+        # Under replace-one a count tells nothing; one row more or less moves it by one.
+        cost = Cost(SAMPLES, "gaussian", self.policy.enrol.noise, 1)
+        self._affordable(run, (cost,))
+        receipt = self.ledger.reserve_costs((cost,), run, ENROLMENT, attempt)
+        noised = exact + self.policy.enrol.noise * float(noise.secure().normal(1, torch.float64))
+        count = max(1, round(noised))
+        self.ledger.seal(receipt, str(count).encode())
+        self.ledger.sent(receipt)
+        return count
+
+    def _begin(self, letter: Letter) -> bytes:
+        """Agree to a run as a whole. From now on its config is fixed."""
+        run, client, roster, *_ = want(letter, "run", "client", "roster", "config", "code", "schema", "head")
+        own, facts = self._computed(letter.says)
+        if type(client) is not int or facts[client].name != self.name:
+            raise HushError(f"begin: the roster does not have {self.name} as number {client}")
+        declared = facts[client]
+        one = self.policy.one_run
+        if (declared.epsilon, declared.delta, declared.relation) != (one.epsilon, one.delta, one.relation):
+            raise HushError("begin: the roster has another budget for this member than it declared")
+        check_plans(self.policy, own.course)
+        agreed = json.dumps(dict(letter.says, head=""), sort_keys=True)
+        path = self._state(run)
+        if path.exists() and path.read_text(encoding="utf-8") != agreed:
+            raise HushError("begin: this run has begun with another config, roster or code")
+        first = next(stage for stage in own.course.stages if stage.ask.train)
+        if self._charged(run) == () and not self.ledger.affords(first.costs()):
+            raise BudgetSpentError(f"client {self.name}: not one round fits what is left of the budget")
+        if not path.exists():
+            write_atomically(path, agreed.encode())
+        self._own[run] = (agreed, own)
+        self._approve(run, own)
+        self.members = len(roster)
+        self.trail.note("began", run=run, client=client, members=len(roster), **self.balance())
+        return self._signed(Letter("ready", {"run": run, "head": self.ledger.head}))
+
+    def _computed(self, says: Mapping[str, Any]) -> tuple[Own, list[Fact]]:
+        config = parse(says["config"])
+        name, recipe = recipes.parse(config.recipe, config.mode)
+        check_offer(self.policy, config, name, recipe, says["code"])
+        rows.check_schema(self.data, says["schema"]["shape"], says["schema"]["classes"])
+        self.ledger.check_head(says["head"])
+        facts = [Fact(**fact) for fact in says["roster"]]
+        own = enrolled.own(
+            config, facts, says["client"], self.data, self.policy.one_run, int(says["schema"]["classes"])
+        )
+        return own, facts
+
+    def _agreed(self, run: str) -> Own:
+        """The run that was agreed to, from memory or from the file that outlives this process."""
+        if run not in self._own:
+            path = self._state(run)
+            if not path.exists():
+                raise HushError("task: this member has not agreed to that run")
+            agreed = path.read_text(encoding="utf-8")
+            own, _ = self._computed(json.loads(agreed))
+            check_plans(self.policy, own.course)
+            self._own[run] = (agreed, own)
+            self._approve(run, own)
+        return self._own[run][1]
+
+    def _task(self, letter: Letter) -> tuple[bytes, Receipt | None]:
+        """Reserve, train, seal; or the same bytes again for the same task."""
+        run, number, head = want(letter, "run", "round", "head")
+        own = self._agreed(run)
+        if type(number) is not int or not 1 <= number <= len(own.rounds) or own.client not in own.rounds[number - 1]:
+            raise HushError(f"task: this member has no part in round {number!r:.20}")
+        self.ledger.check_head(head)
+        task = self._checked(own, letter, number)
+        asked = wire.digest(Letter("task", {"run": run, "round": number}, letter.tensors))
+        stage = own.course.stages[own.outline.of[number]]
+        attempt = self.ledger.next_attempt(run, number)
+        if attempt == 0:
+            return self._again(run, number, asked)
+        self._affordable(run, stage.costs(), own)
+        receipt = self.ledger.reserve_costs(stage.costs(), run, number, attempt)
+        costs = [asdict(cost) for cost in stage.costs()]
+        self.trail.note("charged", run=run, round=number, attempt=attempt, costs=costs)
+        began = time.perf_counter()
+        try:
+            payload = self._sealed(own, task, stage, receipt, asked)
+            self.seconds = time.perf_counter() - began
+            return payload, receipt
+        except BaseException:
+            # Nothing was released, but what was charged stays charged.
+            self.ledger.burn(receipt)
+            raise
+
+    def _sealed(self, own: Own, task: Task, stage: Stage, receipt: Receipt, asked: str) -> bytes:
+        config = own.config
+        secure = config.privacy.noise == "secure"
+        source = noise.secure() if secure else noise.replayable(config.seed, own.client, task.round)
+        held = enrolled.shaped(self.data, config)
+        x, y = torch.from_numpy(held.x), torch.from_numpy(held.y)
+        x = x if own.model.features is None else own.model.features(x)
+        client = answer.Client(own.recipe, config, own.model, x, y, 0, source, own.output)
+        done = answer.work(task, receipt, stage, client)
+        limit = None if config.engine.physical_batch == "auto" else config.engine.physical_batch
+        (vector,) = train(own.model, x, y, [done.job], limit, config.engine.precision)
+        update = answer.sealed(done, vector)
+        says = {
+            "run": receipt.run, "round": task.round, "client": self.name, "serial": receipt.serial,
+            "head": receipt.head, "asked": asked, "notes": dict(update.notes),
+        }  # fmt: skip
+        payload = self._signed(Letter("update", says, {"vector": update.vector}))
+        self.ledger.seal(receipt, payload)
+        return payload
+
+    def _again(self, run: str, number: int, asked: str) -> tuple[bytes, Receipt | None]:
+        kept = self.ledger.sealed(run, number)
+        if kept is None:
+            raise HushError(f"task: round {number} was answered, and its bytes are not kept any more")
+        receipt, payload = kept
+        before = wire.decode(keys.opened(self._key.public_key(), payload), TASK_CAP).says["asked"]
+        if before != asked:
+            raise HushError(f"task: round {number} was answered for another model; nothing more is released for it")
+        self.trail.note("resent", run=run, round=number)
+        return payload, receipt
+
+    def _checked(self, own: Own, letter: Letter, number: int) -> Task:
+        layout = own.model.layout
+        tensors = dict(letter.tensors)
+        given = tensors.pop("models")
+        ask = own.outline.at(number)
+        most = own.recipe.assign.models if ask.choose else 1
+        if (
+            given.dtype != torch.float32
+            or given.ndim != 2
+            or given.shape[1] != layout.size
+            or not 1 <= len(given) <= most
+        ):
+            raise HushError(
+                f"task: models of shape {tuple(given.shape)}; accepted: up to {most} of {layout.size} numbers"
+            )
+        notes = {name.removeprefix("notes."): tensor for name, tensor in tensors.items()}
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in letter.tensors.values()):
+            raise HushError("task: it holds numbers that are not finite")
+        if "clip" in notes:
+            plan = own.course.stages[own.outline.of[number]].plan
+            limits.check(replace(plan, clip=float(notes["clip"])), self.policy.bounds)
+        return Task(own.client, number, given, layout, own.recipe.project.answer(layout, notes), notes)
+
+    def _charged(self, run: str) -> tuple[Cost, ...]:
+        found, _ = inspect(self._ledger_path)
+        return tuple(cost for row in found if row.kind == RESERVED and row.run == run for cost in from_json(row.detail))
+
+    def _affordable(self, run: str, costs: tuple[Cost, ...], own: Own | None = None) -> None:
+        """Raise `BudgetSpentError` if this run would spend more than the policy gives to one run."""
+        policy = self.policy.one_run
+        wanted = balance.plus({}, (*self._charged(run), *costs))
+        if own is not None and run in self._fitting and balance.within(wanted, balance.plus({}, own.course.costs())):
+            return
+        spent = balance.epsilon(wanted, policy, self.policy.budget.accountant)
+        if not balance.fits(spent, policy):
+            raise BudgetSpentError(
+                f"client {self.name}: epsilon {spent:.4g} in this run would exceed the {policy.epsilon:.4g} of one run"
+            )
+
+    def _approve(self, run: str, own: Own) -> None:
+        """Compute once what all of the run costs: if that fits, no single round needs to be computed again."""
+        policy, whole = self.policy.one_run, balance.plus({}, own.course.costs())
+        if balance.fits(balance.epsilon(whole, policy, self.policy.budget.accountant), policy):
+            self._fitting.add(run)
+        charged = balance.plus({}, self._charged(run))
+        rest = {key: max(0, steps - charged.get(key, 0)) for key, steps in whole.items()}
+        with contextlib.suppress(BudgetSpentError):
+            self.ledger.approve_costs(
+                Cost("rest", kind, spread, steps, rate, samples, batch)
+                for (kind, spread, rate, samples, batch), steps in rest.items()
+            )
+
+    def balance(self) -> dict[str, float]:
+        """What is spent and left, for the trail."""
+        return {"spent": round(self.ledger.spent(), 6), "left": round(self.ledger.left(), 6)}
+
+    def _state(self, run: str) -> Path:
+        if not run.isalnum() or len(run) > 64:
+            raise HushError(f"run {run[:40]!r}: accepted: letters and digits")
+        return self._runs / f"{run}.json"
+
+    def _signed(self, letter: Letter) -> bytes:
+        return keys.signed(self._key, wire.encode(letter))

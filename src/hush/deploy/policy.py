@@ -1,0 +1,150 @@
+"""A member's `policy.toml`: the law at that member. An unknown key is an error, so that no rule is lost to a typo."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hush.config import Config, located
+from hush.deploy.template import code_hash
+from hush.privacy import limits
+from hush.privacy.limits import Limits
+from hush.recipes import Recipe
+from hush.types import Accountant, HushError, Policy, Relation, unknown
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+ANY = "any"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Budget(_Strict):
+    """`[budget]`: what one run may spend, and what all runs together ever may (`lifetime`, the ledger's)."""
+
+    epsilon: Positive
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    relation: Relation = "add-remove"
+    accountant: Accountant = "pld"
+    lifetime: Positive | None = None
+
+
+class Bounds(_Strict):
+    """`[limits]`: what one round may ask."""
+
+    max_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_steps: Annotated[int, Field(ge=1)] = 10_000
+    max_rounds: Annotated[int, Field(ge=1)] = 100_000
+    min_noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    min_clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    max_clip: Positive = 1e6
+
+
+class Accept(_Strict):
+    """`[accept]`: which recipes, which code, and which weakenings, each off unless it is named here."""
+
+    recipes: Annotated[list[str], Field(min_length=1)]
+    code: Annotated[list[str], Field(min_length=1)]
+    models: list[str] = []
+    replayable: bool = False
+    uncovered: bool = False
+
+
+class Enrol(_Strict):
+    """`[enrol]`: what the member says about itself. `noised` costs budget, with noise of that deviation."""
+
+    samples: Literal["public", "noised"] = "public"
+    noise: Positive = 10.0
+
+
+class Data(_Strict):
+    """`[data]`: how the member's own file is read; `loader` is a function of its own, as `module:function`."""
+
+    label: str = "label"
+    loader: str | None = None
+
+
+class MemberPolicy(_Strict):
+    """The whole policy."""
+
+    budget: Budget
+    accept: Accept
+    limits: Bounds = Bounds()
+    enrol: Enrol = Enrol()
+    data: Data = Data()
+
+    @property
+    def one_run(self) -> Policy:
+        """What one run may spend."""
+        return Policy(self.budget.epsilon, self.budget.delta, self.budget.relation)
+
+    @property
+    def for_life(self) -> Policy:
+        """What all runs together may spend."""
+        lifetime = self.budget.lifetime or self.budget.epsilon
+        return Policy(lifetime, self.budget.delta, self.budget.relation)
+
+    @property
+    def bounds(self) -> Limits:
+        """The same as limits."""
+        return Limits(**self.limits.model_dump())
+
+
+def load(path: Path) -> MemberPolicy:
+    """Read a policy, or say which key on which line is wrong."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise HushError(f"{path}: the policy cannot be read: {error}") from None
+    try:
+        return MemberPolicy.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise HushError(f"{path}: not valid TOML: {error}") from None
+    except ValidationError as error:
+        raise located(_explained(error), path) from None
+
+
+def _explained(error: ValidationError) -> HushError:
+    first = error.errors()[0]
+    parts = [str(part) for part in first["loc"]]
+    key = ".".join(parts)
+    if first["type"] == "extra_forbidden":
+        model: Any = MemberPolicy
+        for part in parts[:-1]:
+            model = model.model_fields[part].annotation
+        return unknown(key, "key", parts[-1], sorted(model.model_fields))
+    words = first["msg"].replace("Input should be", "expected")
+    return HushError(f"{key}: {words[0].lower()}{words[1:]}, found {first['input']!r}"[:300], key)
+
+
+def check_offer(policy: MemberPolicy, config: Config, name: str, recipe: Recipe, code: str) -> None:
+    """Raise a `HushError` unless the policy lets this config be taken part in at all."""
+    accept, own = policy.accept, code_hash()
+    if ANY not in accept.recipes and name not in accept.recipes:
+        raise HushError(f"recipe {name}: not accepted here; accepted: {', '.join(accept.recipes)}")
+    for what, found in (("this member's code", own), ("the coordinator's code", code)):
+        if ANY not in accept.code and found not in accept.code:
+            raise HushError(f"{what} has hash {str(found)[:16]}; accepted: {', '.join(h[:16] for h in accept.code)}")
+    if code != own:
+        raise HushError(f"the coordinator's code has hash {str(code)[:16]}, this member's {own[:16]}; accepted: equal")
+    if ":" in config.model.name and config.model.name not in accept.models:
+        raise HushError(f"model {config.model.name}: not accepted here; name it in accept.models to allow it")
+    if config.privacy.noise != "secure" and not accept.replayable:
+        raise HushError("replayable noise protects no one: not accepted here (accept.replayable)")
+    if config.privacy.relation != policy.budget.relation:
+        raise HushError(f"relation {config.privacy.relation}: not accepted; accepted: {policy.budget.relation}")
+    declared = {"number of training samples", "privacy budget", "privacy plan", "impact factor"}
+    gaps = [release.what for release in recipe.releases() if not release.covered and release.what not in declared]
+    if gaps and not accept.uncovered:
+        raise HushError(f"recipe {name} releases what no epsilon covers ({'; '.join(gaps)}): not accepted here")
+
+
+def check_plans(policy: MemberPolicy, course: Any) -> None:
+    """Raise a `HushError` if any stage of the member's own course is beyond its limits."""
+    for stage in course.stages:
+        if stage.rounds and stage.ask.train:
+            limits.check(stage.plan, policy.bounds)

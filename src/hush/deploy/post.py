@@ -1,0 +1,85 @@
+"""Ask members and wait: a round closes when all have answered, some time after a quorum has, or at its deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from hush.deploy.place import Settings
+from hush.types import HushError
+
+_POLL = 0.04
+_LOOK = 1.0
+
+
+class Hub(Protocol):
+    """The coordinator's end of the post office, as `hush.engines.flower` has it."""
+
+    def open(self) -> None:
+        """Begin a run."""
+        ...
+
+    def online(self) -> list[Any]:
+        """The nodes that could be asked now."""
+        ...
+
+    def send(self, letters: Mapping[int, bytes], ttl: float) -> dict[int, str]:
+        """Send each node its bytes; the names of the messages."""
+        ...
+
+    def collect(self, names: Sequence[str], cap: int) -> list[tuple[str, bytes | HushError]]:
+        """What came back for these messages."""
+        ...
+
+    def close(self, status: str = "completed", details: str = "") -> None:
+        """End the run."""
+        ...
+
+
+class Post:
+    """Letters to members by name, and what comes back."""
+
+    def __init__(self, hub: Hub, members: Mapping[str, bytes], settings: Settings) -> None:
+        self._hub, self._settings = hub, settings
+        self._names = {key: name for name, key in members.items()}
+
+    def ask(
+        self, letters: Mapping[str, bytes], cap: int, quorum: int, *, gather: bool = False
+    ) -> dict[str, bytes | HushError]:
+        """Send each its letter, and give back the replies that came before the round closed.
+
+        A letter is sent when its member is online, and again when the member was restarted. `gather` waits for members
+        that are not there yet for as long as the settings say; else who goes offline is not waited for.
+        """
+        began = time.monotonic()
+        closes = began + (self._settings.gather if gather else self._settings.deadline)
+        sent: dict[str, str] = {}
+        seen: dict[str, str] = {}
+        replies: dict[str, bytes | HushError] = {}
+        looked, reached = 0.0, 0.0
+        missing = set(letters)
+        while missing and time.monotonic() < closes:
+            now = time.monotonic()
+            if now - looked > _LOOK or now == began:
+                online = {self._names[peer.key]: peer for peer in self._hub.online() if peer.key in self._names}
+                looked = time.monotonic()
+                # To whom nothing was sent yet, or who was started anew since; not to who was shut out meanwhile.
+                due = {n: online[n] for n in sorted(missing & set(online)) if seen.get(n) != online[n].since}
+                posted = self._hub.send({peer.node: letters[n] for n, peer in due.items()}, max(1.0, closes - looked))
+                sent |= {n: posted[peer.node] for n, peer in due.items() if peer.node in posted}
+                seen |= {n: peer.since for n, peer in due.items()}
+                # Whoever is gone may come back while others are waited for, but nobody waits for it alone.
+                if not gather and not missing & set(online) and now - began > 2 * _LOOK:
+                    break
+            waiting = {sent[name]: name for name in missing if name in sent}
+            for message, reply in self._hub.collect(list(waiting), cap) if waiting else ():
+                if message in waiting:
+                    replies[waiting[message]] = reply
+                    missing.discard(waiting[message])
+            if len(replies) >= quorum and not reached:
+                reached = time.monotonic()
+                closes = min(closes, reached + self._settings.patience)
+            if missing:
+                time.sleep(_POLL)
+        return replies

@@ -1,0 +1,58 @@
+"""The SuperLink of a federation, and its list of members kept the same as the files in `members/`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hush.deploy.audit import Trail
+from hush.deploy.place import Place
+from hush.deploy.processes import check_port
+from hush.types import HushError
+
+
+def serve(place: Place, say: Callable[[str], None], host: str | None = None) -> None:
+    """Run the SuperLink until the process is stopped."""
+    from hush.engines.flower import Hub, superlink
+
+    certificate, settings = place.certificate(), place.settings
+    listen = host or settings.host
+    check_port(listen, settings.port)
+
+    def keep() -> None:
+        hub = Hub(settings.address if host is None else f"{_near(host)}:{settings.port}", place.ca(), place.secret())
+        listed: dict[str, bytes] | None = None
+        while True:
+            try:
+                now = place.members()
+                if now != listed:
+                    synchronise(place, hub)
+                    if listed is None:
+                        say(f"ready at {settings.address}, {len(now)} members listed")
+                    listed = now
+            except HushError as error:
+                say(f"members: {error}")
+            time.sleep(0.5)
+
+    threading.Thread(target=keep, daemon=True).start()
+    superlink(listen, settings.port, certificate, place.secret())
+
+
+def synchronise(place: Place, hub: Any) -> None:
+    """Register the keys that are listed and shut out those that are not."""
+    trail, wanted = Trail(place.server / "audit.jsonl"), place.members()
+    known = {peer.key: peer for peer in hub.peers()}
+    for name, key in wanted.items():
+        if key not in known:
+            hub.register(key, name)
+            trail.note("registered", member=name)
+    for key, peer in known.items():
+        if key not in wanted.values():
+            hub.unregister(peer.node)
+            trail.note("revoked", node=str(peer.node))
+
+
+def _near(host: str) -> str:
+    return "127.0.0.1" if host in ("0.0.0.0", "::") else host

@@ -1,0 +1,55 @@
+"""Requests to a SuperLink: tried again while it is away, and explained in one line when that does not help."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import httpx
+
+from hush.types import HushError
+
+T = TypeVar("T")
+
+
+class RefusedError(HushError):
+    """The SuperLink does not accept this key."""
+
+
+def called(call: Callable[[], T], where: str, patience: float = 0.0) -> T:
+    """The answer to a request, tried again while the SuperLink is away, for as long as patience lasts."""
+    deadline, wait = time.monotonic() + patience, 0.1
+    while True:
+        try:
+            return call()
+        except httpx.HTTPStatusError as error:
+            status = error.response.status_code
+            if status in (401, 412):
+                raise RefusedError(
+                    f"{where}: this key is refused: not registered, revoked, in use by another process, or the clocks "
+                    "differ by more than Flower allows (5 minutes behind, 5 seconds ahead)"
+                ) from None
+            if status < 500 or time.monotonic() > deadline:
+                raise HushError(f"{where}: the SuperLink answers {status}: {error.response.text[:200]}") from None
+        except httpx.TransportError as error:
+            text = str(error)
+            if "certificate" in text.lower() or "ssl" in text.lower():
+                raise HushError(f"{where}: no trusted connection: {text}") from None
+            if time.monotonic() > deadline:
+                raise HushError(f"{where}: cannot be reached: {text}") from None
+        time.sleep(wait)
+        wait = min(2 * wait, 2.0)
+
+
+@contextlib.contextmanager
+def trusting(address: str) -> Iterator[None]:
+    """Make clients quietly; a CA certificate that is none is explained."""
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        yield
+    except (OSError, ValueError, UnicodeError) as error:
+        raise HushError(f"{address}: the CA certificate cannot be used: {error}") from None

@@ -1,0 +1,202 @@
+"""Mistakes of operators and members: one line on the right side that names the file or key, and nothing lost."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+import socket
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography", reason="needs the deploy extra")
+
+import federation_kit as kit
+
+from hush.deploy import audit, keys, policy, processes, rows
+from hush.deploy.place import Place, create, open_kit
+from hush.privacy.ledger.statement import describe
+from hush.types import HushError
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # of typer about click
+    from typer.testing import CliRunner
+
+    from hush.cli import app
+
+POLICY = '[budget]\nepsilon = 1.0\ndelta = 1e-5\n[accept]\nrecipes = ["any"]\ncode = ["any"]\n'
+
+
+def told(call: object) -> str:
+    with pytest.raises(HushError) as error:
+        call()  # type: ignore[operator]
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (POLICY + "[limits]\nmax_rat = 0.1\n", "policy.toml:8: limits.max_rat: unknown key"),
+        (POLICY.replace("epsilon = 1.0", "epsilon = -1"), "policy.toml:2: budget.epsilon: "),
+        (POLICY.replace("epsilon = 1.0", 'epsilon = "one"'), "policy.toml:2: budget.epsilon: "),
+        (POLICY.replace("delta = 1e-5\n", ""), "budget.delta"),
+        (POLICY.replace('recipes = ["any"]', "recipes = []"), "accept.recipes"),
+        (POLICY + "[extra]\n", "unknown key 'extra'"),
+        (POLICY + "[budget", "not valid TOML"),
+    ],
+)  # fmt: skip
+def test_a_policy_with_a_mistake(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "policy.toml").write_text(text)
+    assert words in told(lambda: policy.load(tmp_path / "policy.toml"))
+
+
+def test_a_good_policy_and_its_defaults(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text(POLICY)
+    found = policy.load(tmp_path / "policy.toml")
+    assert (found.one_run.epsilon, found.for_life.epsilon, found.accept.replayable) == (1.0, 1.0, False)
+    assert "cannot be read" in told(lambda: policy.load(tmp_path / "none.toml"))
+
+
+def test_data_of_every_kind_and_what_can_be_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = np.arange(12.0).reshape(4, 3), np.array([0, 1, 2, 1])
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    lines = ["p,label,q,r", *(f"{a},{label},{b},{c}" for (a, b, c), label in zip(x, y, strict=True))]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    images = np.zeros((4, 5, 5), np.uint8)
+    idx = tmp_path / "idx"
+    idx.mkdir()
+    (idx / "images.gz").write_bytes(
+        gzip.compress(b"\0\0\x08\x03" + b"".join(n.to_bytes(4, "big") for n in (4, 5, 5)) + images.tobytes())
+    )
+    (idx / "labels").write_bytes(b"\0\0\x08\x01" + (4).to_bytes(4, "big") + bytes([0, 1, 2, 1]))
+    (tmp_path / "own_loader.py").write_text(
+        "def rows(path):\n    return [[1.0, 2.0]], [0]\ndef fails(path):\n    1 / 0\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    for name in ("a.npz", "a.csv"):
+        found = rows.load(tmp_path / name)
+        assert np.array_equal(found.x, x.astype(np.float32))
+        assert found.y.tolist() == y.tolist()
+    assert rows.load(idx).x.shape == (4, 1, 5, 5)
+    assert rows.load(tmp_path / "a.csv", loader="own_loader:rows").x.shape == (1, 2)
+
+    (tmp_path / "bad.csv").write_text("p,label\n1,0\nx,1\n")
+    (tmp_path / "short.csv").write_text("p,label\n1\n")
+    (tmp_path / "bad.npz").write_bytes(b"PK nothing")
+    np.savez(tmp_path / "nan.npz", x=np.full((2, 2), np.nan), y=np.array([0, 1]))
+    assert "no such data" in told(lambda: rows.load(tmp_path / "none.csv"))
+    assert "bad.csv:3: " in told(lambda: rows.load(tmp_path / "bad.csv"))
+    assert "short.csv:2: 1 columns" in told(lambda: rows.load(tmp_path / "short.csv"))
+    assert "one column 'class'" in told(lambda: rows.load(tmp_path / "a.csv", label="class"))
+    assert "not a NumPy archive" in told(lambda: rows.load(tmp_path / "bad.npz"))
+    assert "NaN" in told(lambda: rows.load(tmp_path / "nan.npz"))
+    assert "unknown kind" in told(lambda: rows.load(tmp_path / "own_loader.py"))
+    assert "failed: ZeroDivisionError" in told(lambda: rows.load(tmp_path / "a.csv", loader="own_loader:fails"))
+    assert "module:function" in told(lambda: rows.load(tmp_path / "a.csv", loader="own_loader"))
+
+
+def test_parquet(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="needs the deploy extra")
+    from pyarrow import parquet
+
+    table = arrow.table({"p": [1.0, 2.0], "label": [0, 1], "q": [3, 4]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    assert rows.load(tmp_path / "a.parquet").x.tolist() == [[1.0, 3.0], [2.0, 4.0]]
+    (tmp_path / "b.parquet").write_bytes(b"nothing")
+    assert "not a Parquet file" in told(lambda: rows.load(tmp_path / "b.parquet"))
+
+
+def test_folders_and_certificates(tmp_path: Path) -> None:
+    place = create(tmp_path / "fed", ["a", "b"], "127.0.0.1:8443", policy=POLICY)
+    assert list(place.members()) == ["a", "b"]
+    secrets = [
+        *(tmp_path / "fed").rglob("*.key"),
+        *(tmp_path / "fed").rglob("key.pem"),
+        place.server / "coordinator.secret",
+    ]
+    assert len(secrets) == 5
+    assert all(path.stat().st_mode & 0o077 == 0 for path in secrets)
+    assert not list((tmp_path / "fed" / "kits").rglob("ca.key"))
+    assert "not empty" in told(lambda: create(tmp_path / "fed", ["a"], "127.0.0.1:8443"))
+    assert "host:port" in told(lambda: create(tmp_path / "x", ["a"], "nowhere"))
+    assert "accepted: up to 64" in told(lambda: create(tmp_path / "x", ["../a"], "127.0.0.1:1"))
+    assert "different names" in told(lambda: create(tmp_path / "x", ["a", "a"], "127.0.0.1:1"))
+    assert "coordinator's folder" in told(lambda: open_kit(tmp_path / "fed"))
+    assert "kit.toml: not there" in told(lambda: open_kit(tmp_path))
+    assert "another member has the same key" in told(lambda: place.admit("c", place.members()["a"]))
+    assert "not a public key" in told(lambda: place.admit("c", b"key"))
+    (place.server / "server.crt").unlink()
+    assert "server.crt: not there; expected a certificate" in told(place.certificate)
+    kit_path = tmp_path / "fed" / "kits" / "a"
+    (kit_path / "key.pem").chmod(0o644)
+    assert "open to others" in told(lambda: open_kit(kit_path).key())
+    (kit_path / "ca.crt").unlink()
+    assert "expected the CA certificate" in told(lambda: open_kit(kit_path).ca())
+    (tmp_path / "fed" / "federation.toml").write_text('name = "x"\naddress = "127.0.0.1:1"\ndeadlin = 3\n')
+    assert "expected address, deadline" in told(lambda: Place(tmp_path / "fed"))
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        assert "cannot be listened on" in told(lambda: processes.check_port("127.0.0.1", busy.getsockname()[1]))
+
+
+def test_a_full_disk_stops_a_member_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asks = kit.Coordinator(kit.member(tmp_path / "a"))
+    assert asks.begin(kit.config()).kind == "ready"
+    assert asks.task(1).kind == "update"
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    assert "No space left" in told(lambda: asks.task(2))
+    monkeypatch.undo()
+    asks.node.ledger.close()
+    told_after = describe(tmp_path / "a" / "ledger.db")
+    assert told_after["chain_ok"]
+    later = kit.Coordinator(kit.member(tmp_path / "a"))
+    assert later.task(2).kind == "update"
+    assert describe(tmp_path / "a" / "ledger.db")["charges"]["SENT"] == 2
+    assert audit.read(tmp_path / "a" / "audit.jsonl")[0]["event"] == "began"
+
+
+def test_another_members_ledger_is_refused(tmp_path: Path) -> None:
+    kit.member(tmp_path / "a", "a").ledger.close()
+    assert "the ledger of a; this member is b" in told(lambda: kit.member(tmp_path / "a", "b"))
+
+
+def test_the_commands_of_a_coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("flwr", reason="needs the deploy extra")
+    monkeypatch.chdir(tmp_path)
+    runner = CliRunner()
+
+    def call(*words: str) -> str:
+        done = runner.invoke(app, ["federation", *words])
+        if isinstance(done.exception, HushError):
+            return f"error: {done.exception}"
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    port = processes.free_port()
+    assert "a federation of 2" in call("init", "fed", "--members", "a,b", "--address", f"127.0.0.1:{port}", "--no-keys")
+    assert not (tmp_path / "fed" / "kits" / "a" / "key.pem").exists()
+    np.savez("rows.npz", x=np.zeros((3, 2)), y=np.array([0, 1, 1]))
+    call("join", "fed/kits/a", "--data", "rows.npz")
+    assert (tmp_path / "fed" / "kits" / "a" / "key.pem").stat().st_mode & 0o077 == 0
+    assert "a is a member" in call("admit", "fed", "a", "fed/kits/a/a.pub")
+    standing = call("status", "fed")
+    assert "not up" in standing
+    assert "offline" in standing
+    assert "cannot be reached" in call("join", "fed/kits/a", "--data", "rows.npz", "--wait", "0")
+    assert "no longer a member" in call("revoke", "fed", "a")
+    assert "error: " in call("revoke", "fed", "a")
+    before = (tmp_path / "fed" / "server" / "server.crt").read_bytes()
+    call("renew", "fed")
+    assert (tmp_path / "fed" / "server" / "server.crt").read_bytes() != before
+    assert len(call("code").strip()) == 64
+    assert "error: fed/federation" not in call("status", "fed", "--json")
+    keys.check_server(tmp_path / "fed" / "server")
