@@ -83,7 +83,7 @@ def test_the_card_has_a_row_for_each_client(tmp_path: Path) -> None:
     spent = epsilon_after(32 / 72, 3.0, ROUNDS * STEPS)
     assert cells == [
         "5", "5", f"{spent:.4g}", f"{5 - spent:.4f}", "0.0001", "add-remove",
-        "poisson", "PLD", "replayable (not private)", "3", "1", "32", "72", "20",
+        "poisson", "PLD", "replayable (not private)", "3", "1", "32", "72", "20", "–", "nothing",
     ]  # fmt: skip
     assert "<details><summary>Show all" not in content
 

@@ -19,7 +19,7 @@ _COLLAPSED_ABOVE = 50
 _HEADS = (
     ("client", ""), ("budget ε", ""), ("spent ε", ""), ("left ε", ""), ("δ", ""), ("relation", "text"),
     ("sampler", "text"), ("accountant", "text"), ("noise", "text"), ("noise multiplier", ""), ("clip", ""),
-    ("batch", ""), ("samples", ""), ("rounds", ""),
+    ("batch", ""), ("samples", ""), ("rounds", ""), ("toward a third party ε", ""), ("released besides", "text"),
 )  # fmt: skip
 _MEANING = (
     "Each row is an (ε, δ)-differential-privacy promise toward the server, which sees every update of that client: "
@@ -101,7 +101,11 @@ def _card(view: RunView) -> str:
     made = table(_HEADS, [_row(guarantee) for guarantee in view.guarantees])
     if len(view.guarantees) > _COLLAPSED_ABOVE:
         made = f"<details><summary>Show all {count(len(view.guarantees), 'client')}</summary>{made}</details>"
-    return f'{head}<p class="soft">{safe(words)}</p>{made}'
+    views = sorted({guarantee.third_party for guarantee in view.guarantees if guarantee.third_party})
+    third = "".join(
+        f'<p class="soft">Toward a third party, who sees only the models: {safe(each)}.</p>' for each in views
+    )
+    return f'{head}<p class="soft">{safe(words)}</p>{third}{made}'
 
 
 def _row(g: Guarantee) -> list[Cell]:
@@ -126,7 +130,15 @@ def _row(g: Guarantee) -> list[Cell]:
         (g.batch_size, str(g.batch_size), ""),
         (g.samples, str(g.samples), ""),
         (g.rounds, str(g.rounds), ""),
+        (g.epsilon_third_party, figure(g.epsilon_third_party), ""),
+        (_besides(g), _besides(g), "text"),
     ]
+
+
+def _besides(g: Guarantee) -> str:
+    """What the client releases beside its updates, from the costs of its stages."""
+    names = (str(cost["what"]) for stage in g.stages for cost in stage)
+    return ", ".join(dict.fromkeys(name for name in names if name != "model update")) or "nothing"
 
 
 def _again(view: RunView) -> str:
