@@ -28,7 +28,6 @@ from hush.types import Decline, RoundRecord, Task, Update
 
 ROUNDS, CLIENTS, ABSENT, AT = 5, 6, 2, 2
 CASES = [(name, "sound") for name in RECIPES] + [(name, "faithful") for name in FAITHFUL]
-EVENTS = {"sampled-gaussian": "poisson-gaussian", "gaussian": "gaussian"}
 each_case = pytest.mark.parametrize(("name", "mode"), CASES, ids=[f"{name}-{mode}" for name, mode in CASES])
 
 Alter = Callable[[int, list[Answer]], Sequence[Answer]]
@@ -139,16 +138,20 @@ def charged(ledger: Ledger) -> dict[tuple[str, str], int]:
 def test_what_happened_is_what_was_declared(name: str, mode: str) -> None:
     made, driven = federation(name, mode), plain_run(name, mode)
     releases = made.recipe.releases()
-    declared = {(r.what, EVENTS[r.event]) for r in releases if r.covered}
+    drawn = "fixed-gaussian" if made.courses[0].plan.sampler == "fixed" else "poisson-gaussian"
+    assert (drawn == "fixed-gaussian") == (
+        mode == "faithful" and name in ("dp-fedsgd", "dp-scaffold", "dp-scaffold-warm")
+    )
+    declared = {(r.what, drawn if r.event == "sampled-gaussian" else r.event) for r in releases if r.covered}
     open_update = any(r.what == UPDATE and not r.covered for r in releases)
     for member, ledger in zip(made.members, driven.ledgers, strict=True):
         happened = charged(ledger)
         # An update without protection is charged too: it costs infinity.
-        assert set(happened) == declared | ({(UPDATE, "poisson-gaussian")} if open_update else set())
+        assert set(happened) == declared | ({(UPDATE, drawn)} if open_update else set())
         assert math.isinf(ledger.spent()) == open_update
         small = math.ceil(member.samples / member.batch)
         full = 1 if name == "rc-dpfl" else 0
-        assert happened.pop((UPDATE, "poisson-gaussian")) == (ROUNDS - full) * small + full
+        assert happened.pop((UPDATE, drawn)) == (ROUNDS - full) * small + full
         chosen = sum("choice" in a.notes for answers in driven.answers for a in answers if a.client == member.client)
         covered = any(r.covered and r.what == "cluster choice" for r in releases)
         assert happened == ({("cluster choice", "gaussian"): chosen} if covered else {})
@@ -250,5 +253,6 @@ def test_a_wrong_declaration_would_be_noticed() -> None:
     """The twin of the declared events: a choice made without noise is not what the ledger of the sound one shows."""
     sound, silent = federation("f-cdpfl", "sound"), federation("f-cdpfl", "faithful")
     lying = replace(sound, recipe=replace(sound.recipe, assign=silent.recipe.assign))
-    declared = {(r.what, EVENTS[r.event]) for r in lying.recipe.releases() if r.covered}
+    kinds = {"sampled-gaussian": "poisson-gaussian", "gaussian": "gaussian"}
+    declared = {(r.what, kinds[r.event]) for r in lying.recipe.releases() if r.covered}
     assert set(charged(plain_run("f-cdpfl", "sound").ledgers[0])) != declared

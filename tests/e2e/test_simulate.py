@@ -259,4 +259,4 @@ def test_cards_say_what_is_left_and_toward_whom(small: Raw) -> None:
     for card in hush.simulate({**small, "rounds": 2}).guarantees:
         assert card.epsilon_left == pytest.approx(card.epsilon_budget - card.epsilon_spent)
         assert card.epsilon_third_party == card.epsilon_spent
-        assert "no better figure is claimed" in card.third_party
+        assert "no better figure is promised" in card.third_party

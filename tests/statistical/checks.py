@@ -41,6 +41,7 @@ CONFIDENCE = 0.999
 CLAIM = 2.0
 # Enough to see halved noise for 99 seeds in 100 at this confidence: `power` measures it.
 RUNS = 9000
+CHOICES = 2000
 
 
 @dataclass(frozen=True)
@@ -273,11 +274,12 @@ def audit_choice() -> Finding:
     ask = Ask(train=False, choose=True, asides=(Aside(answer.CHOICE, 1.0),))
     (stage,) = calibrated_course(drafted([ask], [1], plan(2, 2)), Policy(CLAIM, 1e-3)).stages
     task = Task(0, 1, models, model.layout, model.layout)
-    chosen = [
-        [answer.choose(task, stage, _chooser(model, x[:n], y[:n], noise.replayable(5, n, run))) for run in range(RUNS)]
-        for n in (1, 2)
-    ]
-    lower = statistics.two_datasets(np.array(chosen[0], float), np.array(chosen[1], float), 1e-3, CONFIDENCE)
+
+    def choices(n: int) -> np.ndarray:
+        clients = (_chooser(model, x[:n], y[:n], noise.replayable(5, n, run)) for run in range(CHOICES))
+        return np.array([answer.choose(task, stage, client) for client in clients], float)
+
+    lower = statistics.two_datasets(choices(1), choices(2), 1e-3, CONFIDENCE)
     return Finding(lower <= CLAIM, _against(lower, CLAIM))
 
 

@@ -42,15 +42,20 @@ RECIPES: Mapping[str, Recipe] = {
 }
 
 _DATED = DpSgd(accountant="rdp-64")
+_FIXED = DpSgd(sampler="fixed")
 
 # As their papers ran them, where that differs: what they leave uncovered is declared by the same choices.
 FAITHFUL: Mapping[str, Recipe] = {
     "dp-fedavg": Recipe(protect=_DATED),
     "weiavg": Recipe(protect=_DATED, weigh=Epsilon()),
     "pfa": Recipe(protect=_DATED, weigh=Epsilon(), project=PublicSubspace()),
+    "pfa-plus": Recipe(protect=_DATED, weigh=Epsilon(), project=DelayedPublicSubspace()),
     "minimum": Recipe(protect=DpSgd(budget="minimum", accountant="rdp-64")),
     "maximum": Recipe(protect=DpSgd(budget="maximum", accountant="rdp-64")),
     "robust-hdp": Recipe(protect=_DATED, weigh=EstimatedNoise(estimator="rpca")),
+    "dp-fedsgd": Recipe(protect=_FIXED, weigh=Uniform()),
+    "dp-scaffold": Recipe(protect=_FIXED, local=ControlVariates(), weigh=Uniform()),
+    "dp-scaffold-warm": Recipe(protect=_FIXED, local=ControlVariates(warm=4), weigh=Uniform()),
     "rc-dpfl": Recipe(protect=_DATED, assign=GmmThenLoss(share=0.0, every=1, features="standardised"), weigh=Samples()),
     "f-cdpfl": Recipe(protect=_DATED, assign=ByLoss(share=0.0, every=1)),
     "km-cdpfl": Recipe(protect=_DATED, assign=KMeansEachRound()),

@@ -76,6 +76,9 @@ class DpSgd(_Protect):
 
     `accountant`: the config's, or the one of Robust-HDP's experiments, whose Renyi orders stop at 64.
 
+    `sampler`: the config's, or `fixed` as in DP-SCAFFOLD: batches of a fixed size, under replace-one and by `rdp`,
+    whatever the config says, since nothing else accounts for them.
+
     `clip`: `fixed` as configured, or `adaptive`: it follows the `quantile` of the clients' gradient norms (Andrew et
     al. 2021), C <- C exp(-pace (b - quantile)), b the mean of noisy fractions that cost a client `share` of a round.
     """
@@ -85,6 +88,7 @@ class DpSgd(_Protect):
     spread: Literal["all-rounds", "equal-noise"] = "all-rounds"
     noise: float | None = None
     accountant: Literal["configured", "rdp-64"] = "configured"
+    sampler: Literal["configured", "fixed"] = "configured"
     clip: Literal["fixed", "adaptive"] = "fixed"
     quantile: float = 0.5
     pace: float = 0.2
@@ -121,6 +125,8 @@ class DpSgd(_Protect):
     def policies(self, members: Sequence[Member]) -> list[Policy]:
         """Each client's budget under this rule."""
         own = [member.policy for member in members]
+        if self.sampler == "fixed":
+            own = [replace(policy, relation="replace-one") for policy in own]
         if self.budget == "own":
             return own
         best = min if self.budget == "minimum" else max
@@ -133,10 +139,10 @@ class DpSgd(_Protect):
         """How each client keeps its policy."""
         policies = self.policies(members)
         accountant = config.privacy.accountant if self.accountant == "configured" else self.accountant
-        drafts = [
-            _course(_draft(member, config, accountant), order, outline)
-            for member, order in zip(members, orders, strict=True)
-        ]
+        plans = [_draft(member, config, accountant) for member in members]
+        if self.sampler == "fixed":
+            plans = [replace(p, sampler="fixed", relation="replace-one", accountant="rdp") for p in plans]
+        drafts = [_course(plan, order, outline) for plan, order in zip(plans, orders, strict=True)]
         if self.spread == "all-rounds":
             return [calibrated(draft, policy) for draft, policy in zip(drafts, policies, strict=True)]
         loosest = max(range(len(members)), key=lambda c: policies[c].epsilon)
