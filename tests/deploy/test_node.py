@@ -60,7 +60,7 @@ OFFERS = {
     "a larger clip": ({"privacy__clip": 50.0}, "clip"),
     "a smaller clip": ({"privacy__clip": 0.001}, "clip"),
     "another relation": ({"privacy__relation": "replace-one"}, "relation"),
-    "code of its own": ({"model": {"name": "os:system"}}, "not accepted here"),
+    "code of its own": ({"model": {"name": "os:system"}}, "code by name is not accepted"),
 }
 
 
@@ -75,6 +75,25 @@ def test_offers_beyond_the_policy_are_refused_and_cost_nothing(tmp_path: Path, o
     assert answer.kind == "no"
     assert words in answer.says["reason"]
     assert asks.task(1).kind == "no"
+    assert charges(tmp_path / "a") == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"recipe": {"name": "robust-hdp", "weigh": "planted_code:Weigh"}},
+        {"recipe": {"weigh": {"rule": "planted_code:Weigh"}}},
+        {"model": {"name": "planted_code:build"}},
+    ],
+)
+def test_code_that_a_config_names_is_never_imported(
+    tmp_path: Path, changes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "planted_code.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    asks = kit.Coordinator(kit.member(tmp_path / "a", recipes=["any"]))
+    for answer in (asks.enrol(kit.config(**changes)), asks.begin(kit.config(**changes))):
+        assert "code by name is not accepted" in answer.says["reason"]
     assert charges(tmp_path / "a") == 0
 
 

@@ -22,7 +22,7 @@ from hush.data.datasets import Dataset
 from hush.deploy import enrolled, keys, rows, wire
 from hush.deploy.audit import Trail
 from hush.deploy.enrolled import Fact, Own
-from hush.deploy.policy import MemberPolicy, check_offer, check_plans
+from hush.deploy.policy import MemberPolicy, check_imports, check_offer, check_plans
 from hush.deploy.wire import Letter, want
 from hush.engines import answer
 from hush.local.train import train
@@ -86,6 +86,7 @@ class Node:
         """Whether this member would take part, and what it declares."""
         run, raw, code, schema, head = want(letter, "run", "config", "code", "schema", "head")
         config = parse(raw)
+        check_imports(self.policy, config)
         name, recipe = recipes.parse(config.recipe, config.mode)
         check_offer(self.policy, config, name, recipe, code)
         rows.check_schema(self.data, schema["shape"], schema["classes"])
@@ -142,6 +143,7 @@ class Node:
 
     def _computed(self, says: Mapping[str, Any]) -> tuple[Own, list[Fact]]:
         config = parse(says["config"])
+        check_imports(self.policy, config)
         name, recipe = recipes.parse(config.recipe, config.mode)
         check_offer(self.policy, config, name, recipe, says["code"])
         rows.check_schema(self.data, says["schema"]["shape"], says["schema"]["classes"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -121,6 +122,28 @@ def _explained(error: ValidationError) -> HushError:
     return HushError(f"{key}: {words[0].lower()}{words[1:]}, found {first['input']!r}"[:300], key)
 
 
+def check_imports(policy: MemberPolicy, config: Config) -> None:
+    """Raise a `HushError` if a config would have this member import code that its policy does not name.
+
+    Before the config is looked at any further: to parse a recipe is to import what it names.
+    """
+    for found in _texts([config.recipe, config.model.name, config.data.name]):
+        if ":" in found and found not in policy.accept.models:
+            raise HushError(f"{found[:80]}: code by name is not accepted here; accept.models lists what is")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield str(key)
+            yield from _texts(item)
+    elif isinstance(value, Iterable):
+        for item in value:
+            yield from _texts(item)
+
+
 def check_offer(policy: MemberPolicy, config: Config, name: str, recipe: Recipe, code: str) -> None:
     """Raise a `HushError` unless the policy lets this config be taken part in at all."""
     accept, own = policy.accept, code_hash()
@@ -131,8 +154,6 @@ def check_offer(policy: MemberPolicy, config: Config, name: str, recipe: Recipe,
             raise HushError(f"{what} has hash {str(found)[:16]}; accepted: {', '.join(h[:16] for h in accept.code)}")
     if code != own:
         raise HushError(f"the coordinator's code has hash {str(code)[:16]}, this member's {own[:16]}; accepted: equal")
-    if ":" in config.model.name and config.model.name not in accept.models:
-        raise HushError(f"model {config.model.name}: not accepted here; name it in accept.models to allow it")
     if config.privacy.noise != "secure" and not accept.replayable:
         raise HushError("replayable noise protects no one: not accepted here (accept.replayable)")
     if config.privacy.relation != policy.budget.relation:
