@@ -216,9 +216,9 @@ def _doubled(state: loop.ServerState) -> loop.ServerState:
 
 
 def _gate(
-    tasks: Sequence[Task], updates: Sequence[Update], choosing: bool = False
+    tasks: Sequence[Task], updates: Sequence[Update], choosing: bool = False, bounds: Mapping[int, float] | None = None
 ) -> tuple[list[Update], Mapping[int, str]]:
     copies = [replace(update, vector=update.vector.float()) for update in updates]
-    accepted, refused = validate(tasks, copies, choosing)
+    accepted, refused = validate(tasks, copies, choosing, bounds)
     originals = {update.client: update for update in updates}
     return [originals[update.client] for update in accepted], refused
