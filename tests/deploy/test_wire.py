@@ -115,9 +115,11 @@ def test_mutants_never_pass_as_another_update(numbers: range) -> None:
     through = survivors(numbers)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
+    good = wire.digest(wire.decode(GOOD, CAP, SPEC))
     for letter in through:
         assert letter.tensors["vector"].shape == (SIZE,)
-        assert letter.kind != "update" or dict(letter.says) != SAYS
+        # One kind of space for another leaves the same letter.
+        assert letter.kind != "update" or dict(letter.says) != SAYS or wire.digest(letter) == good
     assert len(through) < len(numbers) // 5
     assert peak < 20 * CAP
 
