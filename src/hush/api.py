@@ -5,7 +5,8 @@ Imports are inside the functions, so that `import hush` and `hush --help` stay q
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,13 +54,9 @@ def simulate(
         ledgers: A directory of ledger files, one a client, that outlive the run: budgets are then for the life of the
             data, and a second run goes on from what is spent. Made where they do not exist.
     """
-    from hush.config import located
-
     checked = _config(config, overrides)
-    try:
+    with _located(config, overrides):
         return _simulate(checked, out, resume, data, dataset, model, command, progress, announce, ledgers)
-    except HushError as error:
-        raise (located(error, Path(config), overrides) if isinstance(config, str | Path) else error) from None
 
 
 def compare(
@@ -82,7 +79,8 @@ def compare(
     from hush.comparison import by_recipe, compared
 
     checked = _config(config, overrides)
-    return compared(checked, by_recipe(checked, recipes), seeds, out, resume, data, command, progress)
+    with _located(config, overrides):
+        return compared(checked, by_recipe(checked, recipes), seeds, out, resume, data, command, progress)
 
 
 def sweep(
@@ -116,7 +114,8 @@ def sweep(
     from hush.comparison import by_grid, compared
 
     checked = _config(config, overrides)
-    return compared(checked, by_grid(checked, grid), seeds, out, resume, data, command, progress)
+    with _located(config, overrides):
+        return compared(checked, by_grid(checked, grid), seeds, out, resume, data, command, progress)
 
 
 def plan(
@@ -184,7 +183,9 @@ def outlook(
     from hush.engines.federation import prepare
     from hush.engines.outlook import outlook as look
 
-    federation = prepare(_config(config, overrides), root=data)
+    checked = _config(config, overrides)
+    with _located(config, overrides):
+        federation = prepare(checked, root=data)
     found = look(federation)
     if plot is not None:
         from hush.report import write_plan
@@ -213,10 +214,11 @@ def audit(
     """Attack the training that a config describes: a lower bound on epsilon, beside the epsilon that is claimed."""
     from hush.engines.audit import audit as attack
 
-    found = attack(
-        _config(config, overrides), root=data, client=client, kind=kind, canaries=canaries, runs=runs,
-        confidence=confidence, seed=seed,
-    )  # fmt: skip
+    checked = _config(config, overrides)
+    with _located(config, overrides):
+        found = attack(
+            checked, root=data, client=client, kind=kind, canaries=canaries, runs=runs, confidence=confidence, seed=seed
+        )
     return {**asdict(found), "refuted": found.refuted}
 
 
@@ -246,6 +248,17 @@ def _config(config: ConfigLike, overrides: Sequence[str]) -> Config:
         return load(Path(config), overrides)
     raw = config.model_dump() if isinstance(config, Config) else dict(config)
     return parse(overridden(raw, overrides))
+
+
+@contextmanager
+def _located(config: ConfigLike, overrides: Sequence[str]) -> Iterator[None]:
+    """Errors about a key say where in the file, or on the command line, it stands."""
+    from hush.config import located
+
+    try:
+        yield
+    except HushError as error:
+        raise (located(error, Path(config), overrides) if isinstance(config, str | Path) else error) from None
 
 
 def _simulate(

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hush.config import parse
+from hush.engines.books import Books
 from hush.engines.cohort import Cohort, run
 from hush.engines.federation import Federation, prepare
 from hush.privacy.ledger import Ledger
@@ -73,7 +74,7 @@ class Driven:
 def drive(made: Federation, alter: Alter = lambda _, answers: answers, absent: tuple[int, int] = (-1, -1)) -> Driven:
     """Run to the end; `absent` is a client and the round in which it is not there to be asked."""
     driven = Driven(made.ledgers())
-    cohort = Cohort(made, driven.ledgers)
+    cohort = Cohort(made, Books(driven.ledgers))
 
     def keep(state: ServerState, record: RoundRecord) -> None:
         driven.states.append(state)

@@ -19,6 +19,7 @@ from torch.nn import functional
 from hush.config import parse
 from hush.data.datasets import Dataset
 from hush.data.synthetic import synthetic_users
+from hush.engines.books import Books
 from hush.engines.cohort import Cohort, run
 from hush.engines.federation import Federation, prepare
 from hush.server.loop import ServerState, serve, start
@@ -46,7 +47,7 @@ class Ran:
 def ran(raw: Raw, dataset: Dataset | None = None, root: str | None = None) -> Ran:
     federation = prepare(parse(raw), dataset=dataset, root=root)
     terms, assign = federation.terms, federation.recipe.assign
-    cohort = Cohort(federation, federation.ledgers())
+    cohort = Cohort(federation, Books(federation.ledgers()))
     records: list[RoundRecord] = []
 
     def keep(state: ServerState, record: RoundRecord) -> None:

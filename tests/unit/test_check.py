@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 
 from hush.config import parse
-from hush.engines.federation import prepare
+from hush.engines.federation import Federation, prepare
+from hush.privacy.course import epsilon
 from hush.types import HushError
 
 BUDGETS = [1.0, 1.0, 1.0, 1.0, 10.0, 10.0]
 
 
-def federation(recipe: dict[str, Any], **changes: Any) -> None:
+def federation(recipe: dict[str, Any], **changes: Any) -> Federation:
     data = {"clients": 6, "partition": {"name": "rotation", "clusters": [2, 2, 2]}}
-    prepare(parse({"rounds": 5, "data": data, "privacy": {"budgets": BUDGETS}, "recipe": recipe, **changes}))
+    return prepare(parse({"rounds": 5, "data": data, "privacy": {"budgets": BUDGETS}, "recipe": recipe, **changes}))
 
 
 @pytest.mark.parametrize(
@@ -78,4 +79,6 @@ def test_batches_of_a_fixed_size_name_what_they_need() -> None:
     ],
 )  # fmt: skip
 def test_accepted(recipe: dict[str, Any]) -> None:
-    federation(recipe)
+    made = federation(recipe)
+    assert [course.rounds for course in made.courses] == [5] * 6
+    assert all(epsilon(c, p) <= p.epsilon for c, p in zip(made.courses, made.policies, strict=True))

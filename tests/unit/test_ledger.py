@@ -16,7 +16,7 @@ from hush.privacy.cost import Cost
 from hush.privacy.ledger import BudgetSpentError, Ledger, balance, chain, statement
 from hush.privacy.ledger.book import BURNED, READY, SENT, Book
 from hush.privacy.ledger.chain import BrokenLedgerError
-from hush.privacy.plan import PrivacyPlan, calibrated, open_plan
+from hush.privacy.plan import PrivacyPlan, calibrated
 from hush.types import HushError, Policy
 
 POLICY = Policy(1.0, 1e-4)
@@ -101,7 +101,7 @@ def test_different_plans_compose(ledger: Ledger) -> None:
 def test_no_privacy_costs_infinity() -> None:
     everything = Policy(math.inf, 1e-4)
     ledger = Ledger.in_memory(0, everything, "pld")
-    bare = open_plan(everything, samples=100, batch=20, epochs=1, rounds=5)
+    bare = PrivacyPlan(100, 20, 1, 5, math.inf, 0.0, "add-remove", "pld")
     ledger.approve(bare)
     ledger.reserve(bare, 1)
     assert ledger.spent() == math.inf

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from hush.privacy.limits import Limits, check
-from hush.privacy.plan import PrivacyPlan, open_plan
-from hush.types import HushError, Policy
+from hush.privacy.plan import PrivacyPlan
+from hush.types import HushError
 
 PLAN = PrivacyPlan(100, 20, 2, 30, 1.5, 1.2, "add-remove", "pld")
 TIGHT = Limits(max_rate=0.2, max_steps=10, max_rounds=30, min_noise=1.2, min_clip=1.5, max_clip=1.5)
@@ -38,7 +38,7 @@ def test_a_plan_beyond_a_limit_is_refused(changes: dict[str, float], text: str) 
 
 
 def test_no_protection_is_refused() -> None:
-    bare = open_plan(Policy(math.inf, 1e-4), samples=100, batch=20, epochs=1, rounds=5)
+    bare = PrivacyPlan(100, 20, 1, 5, math.inf, 0.0, "add-remove", "pld")
     check(bare, Limits())
     for limits in (Limits(min_noise=0.1), Limits(max_clip=100.0)):
         with pytest.raises(HushError, match="beyond this client's limits"):

@@ -21,7 +21,7 @@ from hush.deploy.place import Place
 from hush.deploy.post import Hub, Post
 from hush.deploy.template import code_hash
 from hush.deploy.wire import Letter
-from hush.engines.cohort import _named
+from hush.engines.cohort import named
 from hush.engines.evaluate import evaluate
 from hush.engines.outcome import manifest, outcome
 from hush.privacy.ledger import BudgetSpentError, Ledger
@@ -108,7 +108,7 @@ class Coordinator:
             state = end.value
         ended = short_of_quorum(federation.terms, state) or "all rounds are done"
         result = outcome(federation, ledgers, records, ended)
-        directory.finish(result, _named(federation, state.released))
+        directory.finish(result, named(federation, state.released))
         self.trail.note("ended", run=agreement.run, rounds=result.rounds, why=ended)
         return result
 

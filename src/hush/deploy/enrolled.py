@@ -73,7 +73,7 @@ def assemble(config: Config, facts: Sequence[Fact], test: Dataset) -> Enrolled:
     courses = tuple(recipe.protect.courses(members, outline, orders, config))
     model = models.build(config.model, tuple(test.x.shape[1:]), test.classes, config.seed)
     outputs = tuple(recipe.protect.output(members, config.rounds))
-    terms = engine._terms(config, recipe, members, outline, courses, model, rounds)
+    terms = engine.terms_of(config, recipe, members, outline, courses, model, rounds)
     bounds = tuple(
         tuple(_bound(*each, stage, config.local, model.layout.size) for each in zip(courses, outputs, strict=True))
         for stage in range(len(outline.asks))

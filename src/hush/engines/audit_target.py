@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from hush.config import parse
@@ -59,17 +58,16 @@ def target(federation: Federation, client: int | None = None) -> Target:
     plan = course.plan
     if not plan.private or plan.rounds == 0:
         raise HushError(f"audit: client {client} promises nothing to audit: no noise, or no round to take part in")
-    x, y = federation.data.arrays(1)
+    model.module.to(federation.device)
+    x, y = federation.arrays(1)
     first = federation.data.bounds()[client][0]
     rows = slice(first, first + plan.samples)
-    model.module.to(federation.device)
     asked = federation.config.engine.physical_batch
-    inputs = torch.from_numpy(np.ascontiguousarray(x[rows])).to(federation.device)
     return Target(
         client=client,
         model=model,
-        x=inputs if model.features is None else model.features(inputs),
-        y=torch.from_numpy(y[rows]).to(federation.device),
+        x=x[rows],
+        y=y[rows],
         plan=plan,
         lr=federation.config.local.lr,
         delta=policy.delta,

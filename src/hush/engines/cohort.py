@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +22,7 @@ from hush.engines.together import train_together
 from hush.models import unflatten
 from hush.privacy import noise
 from hush.privacy.course import ENROLMENT
-from hush.privacy.ledger import BudgetSpentError, Ledger
+from hush.privacy.ledger import BudgetSpentError
 from hush.server.loop import Answer, ServerState, serve, short_of_quorum, start
 from hush.server.rundir import MANIFEST, RunDir, read_json
 from hush.types import Decline, HushError, RoundRecord, RunResult, Task, Update
@@ -35,12 +34,11 @@ Arrays = dict[object, tuple[Tensor, Tensor]]
 class Cohort:
     """The clients, simulated together."""
 
-    def __init__(self, federation: Federation, held: Books | Sequence[Ledger], arrays: Arrays | None = None) -> None:
+    def __init__(self, federation: Federation, held: Books, arrays: Arrays | None = None) -> None:
         self.federation = federation
         self._arrays: Arrays = {} if arrays is None else arrays
-        self._books = held if isinstance(held, Books) else Books(held)
-        self._device = federation.device
-        federation.model.module.to(self._device)
+        self._books = held
+        federation.model.module.to(federation.device)
         self._bounds = federation.data.bounds()
         self._phase: tuple[int, ...] | None = None
         self.x = self.y = torch.empty(0)
@@ -102,15 +100,9 @@ class Cohort:
         if key not in self._arrays:
             if self._phase is not None:
                 self._arrays.pop((self.federation.data_key(), self._phase), None)
-            self._arrays[key] = self._load(round_number)
+            self._arrays[key] = self.federation.arrays(round_number)
         self.x, self.y = self._arrays[key]
         self._phase = phase
-
-    def _load(self, round_number: int) -> tuple[Tensor, Tensor]:
-        x, y = self.federation.data.arrays(round_number)
-        inputs = torch.from_numpy(np.ascontiguousarray(x)).to(self._device)
-        features = self.federation.model.features
-        return inputs if features is None else features(inputs), torch.from_numpy(y).to(self._device)
 
 
 Execution = Generator[tuple[Cohort, list[Work]], Sequence[Tensor], RunResult]
@@ -192,7 +184,7 @@ def execution(
     result = outcome(federation, held.ledgers, records, ended)
     held.close()
     if directory is not None:
-        directory.finish(result, _named(federation, state.released))
+        directory.finish(result, named(federation, state.released))
     return result
 
 
@@ -251,7 +243,8 @@ def _recharge(federation: Federation, held: Books, records: Sequence[RoundRecord
             held.recharge(client, federation.stage(client, record.round).costs(), record.round)
 
 
-def _named(federation: Federation, models: Tensor) -> dict[str, Tensor]:
+def named(federation: Federation, models: Tensor) -> dict[str, Tensor]:
+    """The released models by the names of their tensors, as they are stored."""
     layout = federation.model.layout
     if len(models) == 1:
         return {name: value.contiguous() for name, value in unflatten(models[0], layout).items()}

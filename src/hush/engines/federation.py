@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -50,6 +51,13 @@ class Federation:
     def stage(self, client: int, number: int) -> Stage:
         """What a client does in a round."""
         return self.courses[client].stages[self.terms.outline.of[number]]
+
+    def arrays(self, number: int) -> tuple[Tensor, Tensor]:
+        """Inputs (behind the model's fixed features) and labels of all clients in a round, on the device."""
+        x, y = self.data.arrays(number)
+        inputs = torch.from_numpy(np.ascontiguousarray(x)).to(self.device)
+        features = self.model.features
+        return inputs if features is None else features(inputs), torch.from_numpy(y).to(self.device)
 
     def data_key(self) -> object:
         """What the arrays of a run depend on: runs with equal keys can share them."""
@@ -165,11 +173,11 @@ def prepare(
     courses = tuple(recipe.protect.courses(members, outline, orders, config))
     _check_grids([course.plan for course in courses], model.layout.size)
     outputs = tuple(recipe.protect.output(members, config.rounds))
-    terms = _terms(config, recipe, members, outline, courses, model, rounds)
+    terms = terms_of(config, recipe, members, outline, courses, model, rounds)
     return Federation(config, name, recipe, held, model, members, policies, courses, outputs, terms, device)
 
 
-def _terms(
+def terms_of(
     config: Config, recipe: Recipe, members: tuple[Member, ...], outline: Outline, courses: Sequence[Course],
     model: Model, rounds: Schedule,
 ) -> Terms:  # fmt: skip

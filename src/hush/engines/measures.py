@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -37,12 +36,8 @@ class Rows:
 
 def rows_of(federation: Federation, number: int) -> list[Rows]:
     """Each client's rows as it holds them in a round, behind the model's fixed features, in float64."""
-    x, y = federation.data.arrays(number)
-    inputs = torch.from_numpy(np.ascontiguousarray(x))
-    features = federation.model.features
-    inputs = inputs if features is None else features(inputs)
+    inputs, labels = (each.cpu() for each in federation.arrays(number))
     inputs = inputs.double() if inputs.is_floating_point() else inputs
-    labels = torch.from_numpy(y)
     return [Rows(inputs[a:b], labels[a:b], inputs[b:c], labels[b:c]) for a, b, c in federation.data.bounds()]
 
 

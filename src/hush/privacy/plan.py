@@ -11,7 +11,7 @@ Guarantees:
 
 Edge cases:
     - An empty batch is noised and released like any other.
-    - A plan without privacy (`open_plan`) has an infinite clip, no noise, and an event of infinite cost.
+    - A plan without privacy (noise 0) has an infinite clip, no noise, and an event of infinite cost.
     - `rate` is at most 1: a batch larger than the data is refused.
     - A `discrete` plan noises whole numbers with whole numbers: exact, and free of floating point's low bits.
     - A `fixed` sampler draws exactly `batch` rows without replacement. It is defined under replace-one alone.
@@ -146,10 +146,3 @@ def calibrated(
         policy.epsilon, policy.delta, draft.rate, max(rounds, 1) * draft.steps, policy.relation, accountant
     )
     return PrivacyPlan(samples, batch, epochs, rounds, clip, z, policy.relation, accountant, discrete)
-
-
-def open_plan(
-    policy: Policy, *, samples: int, batch: int, epochs: int, rounds: int, accountant: Accountant = "pld"
-) -> PrivacyPlan:
-    """Training with no protection, through the same code."""
-    return PrivacyPlan(samples, batch, epochs, rounds, math.inf, 0.0, policy.relation, accountant)

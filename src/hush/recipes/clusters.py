@@ -15,11 +15,10 @@ import torch
 from hush.privacy.course import Aside, Ask
 from hush.recipes import mixture
 from hush.recipes.option import Option
-from hush.recipes.view import Chance, RoundView, State
+from hush.recipes.view import NOWHERE, Chance, RoundView, State
 from hush.types import Release
 
 CHOICE = "cluster choice"
-_NOWHERE = -1
 
 
 class _Several(Option):
@@ -185,7 +184,7 @@ class GmmThenLoss(_Choosing):
         learnt = {**state, "soft": soft, "overlap": torch.tensor([found.overlap], dtype=torch.float64)}
         likely = found.soft.argmax(1).tolist()
         rounds = torch.tensor([view.rounds], dtype=torch.float64)
-        return [_NOWHERE] * len(placed), {**_moved(learnt, view.clients, likely), "rounds": rounds}
+        return [NOWHERE] * len(placed), {**_moved(learnt, view.clients, likely), "rounds": rounds}
 
     def _switch(self, state: State) -> int:
         if self.switch or "rounds" not in state:

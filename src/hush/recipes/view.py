@@ -12,6 +12,7 @@ from torch import Tensor
 from hush.types import Layout
 
 State = Mapping[str, Tensor]
+NOWHERE = -1  # the model number of an update that moves none
 
 
 class Chance(Protocol):

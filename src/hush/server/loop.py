@@ -10,12 +10,10 @@ from torch import Tensor
 
 from hush.privacy.course import Outline
 from hush.recipes.frame import Recipe, SlotStates
-from hush.recipes.view import Chance, RoundView, State
+from hush.recipes.view import NOWHERE, Chance, RoundView, State
 from hush.server.schedule import Schedule
 from hush.server.validate import validate
 from hush.types import Decline, Layout, Member, RoundRecord, Task, Update
-
-NOWHERE = -1
 
 
 @dataclass(frozen=True)
