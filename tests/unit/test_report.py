@@ -82,8 +82,8 @@ def test_the_card_has_a_row_for_each_client(tmp_path: Path) -> None:
     cells = re.findall(r'data-value="[^"]*">([^<]*)<', rows[5])
     spent = epsilon_after(32 / 72, 3.0, ROUNDS * STEPS)
     assert cells == [
-        "5", "5", f"{spent:.4g}", f"{5 - spent:.4f}", "0.0001", "add-remove",
-        "poisson", "PLD", "replayable (not private)", "3", "1", "32", "72", "20", "–", "nothing",
+        "5", "5", f"{spent:.4g}", f"{5 - spent:.4f}", "–", "nothing", "0.0001", "add-remove",
+        "poisson", "PLD", "replayable (not private)", "3", "1", "32", "72", "20",
     ]  # fmt: skip
     assert "<details><summary>Show all" not in content
 

@@ -49,6 +49,8 @@ def weights(view: RunView) -> Chart:
         shapes=[line],
     )
     words = "Mean over the rounds in which a client was heard; the dashed line is an equal share."
+    if any(record.placed for record in view.records):
+        words += " Each model has weights of its own, which add up to one."
     return Chart("weights", title, words, data, shape, height=360)
 
 

@@ -17,15 +17,15 @@ from hush.types import Guarantee
 
 _COLLAPSED_ABOVE = 50
 _HEADS = (
-    ("client", ""), ("budget ε", ""), ("spent ε", ""), ("left ε", ""), ("δ", ""), ("relation", "text"),
+    ("client", ""), ("budget ε", ""), ("spent ε", ""), ("left ε", ""), ("toward a third party ε", ""),
+    ("released besides", "text"), ("δ", ""), ("relation", "text"),
     ("sampler", "text"), ("accountant", "text"), ("noise", "text"), ("noise multiplier", ""), ("clip", ""),
-    ("batch", ""), ("samples", ""), ("rounds", ""), ("toward a third party ε", ""), ("released besides", "text"),
+    ("batch", ""), ("samples", ""), ("rounds", ""),
 )  # fmt: skip
 _MEANING = (
     "Each row is an (ε, δ)-differential-privacy promise toward the server, which sees every update of that client: "
     "with any one training example added or removed (replace-one: exchanged for another), nothing that it can see "
-    "becomes more likely by more than a factor of e to the ε spent, but for a chance of δ. Toward someone who sees "
-    "only the models, no better figure is claimed than toward the server."
+    "becomes more likely by more than a factor of e to the ε spent, but for a chance of δ."
 )
 
 
@@ -120,6 +120,8 @@ def _row(g: Guarantee) -> list[Cell]:
         (budget, figure(budget), ""),
         (spent, figure(spent), over),
         (left, f"{left:.4f}" if left is not None and math.isfinite(left) else figure(left), over),
+        (g.epsilon_third_party, figure(g.epsilon_third_party), ""),
+        (_besides(g), _besides(g), "text"),
         (g.delta, figure(g.delta), ""),
         (g.relation, g.relation, "text"),
         (g.sampler, g.sampler, "text"),
@@ -130,8 +132,6 @@ def _row(g: Guarantee) -> list[Cell]:
         (g.batch_size, str(g.batch_size), ""),
         (g.samples, str(g.samples), ""),
         (g.rounds, str(g.rounds), ""),
-        (g.epsilon_third_party, figure(g.epsilon_third_party), ""),
-        (_besides(g), _besides(g), "text"),
     ]
 
 
