@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from hush.config import Config, LocalConfig, PrivacyConfig
 from hush.engines import answer
-from hush.engines.federation import _terms
+from hush.engines.federation import terms_of
 from hush.local.train import train
 from hush.models import Model
 from hush.privacy.course import Course, with_noise
@@ -169,7 +169,7 @@ def play(
     module = nn.Linear(features, classes).double().requires_grad_(False)
     layout = Layout(("weight", "bias"), ((classes, features), (classes,)))
     model = Model("toy", module, layout, vectors[0])
-    terms = _terms(config, recipe, members, outline, courses, model, toy.invited)
+    terms = terms_of(config, recipe, members, outline, courses, model, toy.invited)
     terms = replace(terms, chance=lambda number: Given(server or {}, number))
     outputs = recipe.protect.output(members, toy.rounds)
     played = Played()
