@@ -60,11 +60,12 @@ def figure(papers: Mapping[str, Sequence[str]], recipes: Mapping[str, Any], usua
 def lines_of(option: Any) -> list[str]:
     """The name of a choice, broken at its hyphens, and the settings that differ from the usual ones."""
     usual = type(option)()
-    changed = [
+    settings = [
         value if isinstance(value := getattr(option, field.name), str) else f"{field.name} {value}"
         for field in fields(option)
         if getattr(option, field.name) != getattr(usual, field.name)
     ]
+    changed = [line for text in settings for line in ([text] if len(text) <= 9 else text.split())]
     lines = [""]
     for part in option.rule.replace("-", "- ").split():
         if len(lines[-1] + part) > 8:

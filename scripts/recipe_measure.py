@@ -11,7 +11,11 @@ COMMAND = "OMP_NUM_THREADS=1 .venv/bin/python scripts/recipe_pages.py --measure"
 
 # A name of its own for few, large steps, so that is what these two are measured with; the others follow the config.
 LARGE_STEPS = ["local.batch_size=60", "local.steps=2"]
-OVERRIDES: Mapping[str, Sequence[str]] = {"fedsgd": LARGE_STEPS, "dp-fedsgd": LARGE_STEPS}
+OVERRIDES: Mapping[str, Sequence[str]] = {
+    "fedsgd": LARGE_STEPS,
+    "dp-fedsgd": LARGE_STEPS,
+    "hush": ["local.lr=auto"],
+}
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ clients that the setting is about:
 
 {table}
 
-`fedsgd` and `dp-fedsgd` were run with `{changes}`.
+`fedsgd` and `dp-fedsgd` were run with `{changes}`, `hush` with `{own}`.
 Below, a recipe is called better or worse than another where all {seeds} seeds agree and the mean differs by a point or
 more; the worst client is the worst of all clients. Everything is measured by
 
@@ -81,6 +81,9 @@ def papers() -> dict[str, tuple[str, str, list[str]]]:
         if paper := re.match(r"\s*# (.+ \d{4}(?: \((.+?)\))?), (https://\S+?)(?:;.*)?$", line):
             title = paper[2] or paper[1]
             found[title] = (paper[1], paper[3], [])
+        elif re.match(r"\s*# Hush's own", line):
+            title = "Hush"
+            found[title] = ("", "", [])
         elif title and (entry := re.match(r'\s*"([\w-]+)": Recipe\(', line)):
             found[title][2].append(entry[1])
     return found
@@ -103,6 +106,7 @@ def page(results: Mapping[str, Any]) -> str:
         settings="\n".join(_wrapped(line, "  ") for line in described),
         table=_table(rows),
         changes="`, `".join(results["overrides"]["fedsgd"]),
+        own="`, `".join(results["overrides"]["hush"]),
         command=results["command"],
     )
     return head + "".join(_section(name, results) for name in RECIPES) + tables.options() + tables.pairs()
@@ -128,8 +132,7 @@ def _section(name: str, results: Mapping[str, Any]) -> str:
         "",
         _wrapped(f"**Faithful.** {_faithful(name)}{' ' + words.paper if words.paper else ''}"),
         "",
-        f"**Paper.** [{citation}]({link})",
-        "",
+        *((f"**Paper.** [{citation}]({link})", "") if link else ("**Paper.** None: it is of this project.", "")),
     ]
     return "\n".join(parts)
 
@@ -263,12 +266,24 @@ def drawing() -> str:
     return figure({title: names for title, (_, _, names) in papers().items()}, RECIPES, Recipe())
 
 
+def _joined(known: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The known figures with the newly measured recipes put in, in the order of the recipes."""
+    for key, setting in new["settings"].items():
+        both = {**known["settings"][key]["recipes"], **setting["recipes"]}
+        known["settings"][key]["recipes"] = {name: both[name] for name in RECIPES if name in both}
+    return {**known, "overrides": new["overrides"]}
+
+
 def main() -> None:
     """Measure if asked to, and write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--measure", action="store_true", help="measure anew, some minutes")
-    if parser.parse_args().measure:
-        text = json.dumps(measure(list(RECIPES)), indent=2, ensure_ascii=False)
+    parser.add_argument("--measure", nargs="*", metavar="RECIPE", help="measure these anew, or all, some minutes")
+    asked = parser.parse_args().measure
+    if asked is not None:
+        found = measure(asked or list(RECIPES))
+        if asked:
+            found = _joined(json.loads(RESULTS.read_text(encoding="utf-8")), found)
+        text = json.dumps(found, indent=2, ensure_ascii=False)
         # Lists of numbers on one line each, which is how they are read.
         text = re.sub(r"\[\s+([-\d.,\s]+?)\s+\]", lambda held: f"[{' '.join(held[1].split())}]", text)
         RESULTS.write_text(text + "\n", encoding="utf-8")

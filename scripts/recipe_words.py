@@ -54,6 +54,14 @@ WORDS: Mapping[str, Words] = {
         paper=_LEVELS,
         bound=True,
     ),
+    "hush": Words(
+        "Every client makes one pass over its rows in the same number of steps, whatever batch it would take, so that "
+        "clients of equal budgets bring equal news and noise, and rows are counted from a mean that clients tell "
+        "once, noised and paid for, so that what all rows share takes nothing of the clip. The server weighs by the "
+        "noise it hears and by how much clients differ. It releases an average of its models.",
+        'The centre needs a model that is one linear layer (set `centre = 0` for others); `local.lr = "auto"` '
+        "takes the learning rate from the noise to come.",
+    ),
     "fedsgd": Words(
         "Clients take few, large steps a round, so that they hardly drift apart between rounds. All of them count "
         "alike. The recipe sets the weights only: set `local.steps` and `local.batch_size` for the steps.",

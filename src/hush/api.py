@@ -226,19 +226,9 @@ def measure(directory: str | Path, *, data: str | None = None) -> dict[str, Any]
     """What the papers measure besides accuracy, for a finished run: training loss and its gap, how the clients'
     gradients differ, and how fairly clients fare. It looks at all data without noise: for simulations alone.
     """
-    from hush.config import parse
-    from hush.engines.federation import prepare
-    from hush.engines.measures import measures
-    from hush.server.rundir import MANIFEST, RunDir, read_json
+    from hush.engines.measures import measure_run
 
-    path = Path(directory)
-    config = parse(read_json(path / MANIFEST)["config"])
-    kept = RunDir(path).restore()
-    if kept is None:
-        raise HushError(f"{path}: no round is finished yet; nothing to measure")
-    federation, (state, _) = prepare(config, root=data), kept
-    homes = federation.recipe.assign.homes(range(len(federation.members)), state.slots["assign"])
-    return measures(federation, state.released, homes, state.round)
+    return measure_run(Path(directory), data)
 
 
 def _config(config: ConfigLike, overrides: Sequence[str]) -> Config:

@@ -16,6 +16,7 @@ import click
 import typer
 
 from hush.cli_federation import federation_app
+from hush.cli_reproduce import reproduce
 from hush.cli_trust import audit, ledger_app
 from hush.types import HushError
 
@@ -33,6 +34,7 @@ app = typer.Typer(
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(federation_app, name="federation")
 app.command()(audit)
+app.command()(reproduce)
 
 File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The run's config.")]
 Out = Annotated[Path | None, typer.Option(help="The directory to write; by default a new one under runs/.")]

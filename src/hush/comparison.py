@@ -36,6 +36,33 @@ def compared(
         raise HushError(f"--seeds: expected 1 or more, found {seeds}")
     root = Path(out) if out is not None else None
     numbers = [config.seed + i for i in range(seeds)]
+    runs = executed(variants, numbers, root, resume, data, command, progress)
+    summary = {
+        "command": command,
+        "seeds": numbers,
+        "config": config.model_dump(),
+        "versions": versions(),
+        "recipes": {name: _gathered(name, results) for name, results in runs.items()},
+    }
+    if root is not None:
+        write_atomically(root / COMPARISON, to_json(summary))
+        # A page is some megabytes, so only the first seed's runs get their own; `hush report` makes the others.
+        for name in variants:
+            report.write(root / path_of(name, numbers[0]))
+        report.write(root)
+    return summary
+
+
+def executed(
+    variants: Mapping[str, Config],
+    numbers: Sequence[int],
+    root: Path | None,
+    resume: bool,
+    data: str | None,
+    command: str,
+    progress: Progress | None,
+) -> dict[str, list[RunResult]]:
+    """The outcome of every variant for each seed, all of them run in lockstep."""
     asked = [(name, seed) for name in variants for seed in numbers]
     configs = [variants[name].model_copy(update={"seed": seed}) for name, seed in asked]
     loaded: dict[str, Any] = {}
@@ -59,20 +86,7 @@ def compared(
     runs: dict[str, list[RunResult]] = {name: [] for name in variants}
     for (name, _), result in zip(asked, cohort.lockstep(executions), strict=True):
         runs[name].append(result)
-    summary = {
-        "command": command,
-        "seeds": numbers,
-        "config": config.model_dump(),
-        "versions": versions(),
-        "recipes": {name: _gathered(name, results) for name, results in runs.items()},
-    }
-    if root is not None:
-        write_atomically(root / COMPARISON, to_json(summary))
-        # A page is some megabytes, so only the first seed's runs get their own; `hush report` makes the others.
-        for name in variants:
-            report.write(root / path_of(name, numbers[0]))
-        report.write(root)
-    return summary
+    return runs
 
 
 def by_recipe(config: Config, recipes: Sequence[str]) -> dict[str, Config]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -34,10 +35,17 @@ def _delta(value: Any) -> Any:
     return value
 
 
+def _rate(value: Any) -> Any:
+    if value != "auto" and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf):
+        raise ValueError('expected a finite number above 0, or "auto"')
+    return value
+
+
 Name = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Budgets = Annotated[Any, BeforeValidator(_either("a number, a list, a file or a name", int, float, list, str))]
 Delta = Annotated[Any, BeforeValidator(_delta)]
+Rate = Annotated[Any, BeforeValidator(_rate)]
 Batches = Annotated[Any, BeforeValidator(_either("a whole number, a list of choices or a name", int, list, str))]
 Partition = Annotated[Any, BeforeValidator(_either("a name or a table with a name", str, dict))]
 Sizes = Annotated[Any, BeforeValidator(_either('"equal", a whole number, a list or a table', str, int, list, dict))]
@@ -90,7 +98,7 @@ class LocalConfig(_Strict):
     batch_size: Batches = 32
     epochs: Annotated[int, Field(ge=1)] = 1
     steps: Annotated[int, Field(ge=1)] | None = None
-    lr: Positive = 0.1
+    lr: Rate = 0.1
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
 

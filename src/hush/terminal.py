@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -234,3 +234,36 @@ def _percent(fraction: float) -> str:
 
 def _epsilon(value: float) -> str:
     return "none promised" if value in (0.0, float("inf")) else f"{value:.3f}"
+
+
+def show_entries(listed: Sequence[Mapping[str, Any]]) -> None:
+    """What can be reproduced."""
+    table = Table(title="hush reproduce ENTRY [--cells ALGORITHM:COLUMN,...]", title_justify="left")
+    for column in ("entry", "what", "cells", "seeds"):
+        table.add_column(column, justify="right" if column in ("cells", "seeds") else "left")
+    for each in listed:
+        table.add_row(each["entry"], each["title"], str(len(each["cells"])), str(each["seeds"]))
+    Console(highlight=False).print(table)
+
+
+def show_reproduction(content: Mapping[str, Any], path: Path) -> None:
+    """Paper and ours, cell by cell."""
+    console = Console(highlight=False)
+    for name in dict.fromkeys(name for cell in content["cells"] for name in cell["measures"]):
+        title = content["title"] if name == "value" else f"{content['title']}: {name}"
+        table = Table(title=title, title_justify="left")
+        for column in ("cell", "printed", "ours", "difference"):
+            table.add_column(column, justify="left" if column == "cell" else "right")
+        for cell in content["cells"]:
+            value = cell["measures"].get(name)
+            if value is not None:
+                spread = "" if value["std"] is None else f" ± {value['std']:.2f}"
+                printed, apart = value["printed"], value["difference"]
+                table.add_row(
+                    f"{cell['algorithm']}:{cell['column']}", "" if printed is None else f"{printed:g}",
+                    f"{value['ours']:.2f}{spread}", "" if apart is None else f"{apart:+.2f}",
+                )  # fmt: skip
+        console.print(table)
+    for note in content["notes"]:
+        console.print(f"  - {note}", soft_wrap=True)
+    console.print(f"Written: {path}", soft_wrap=True)

@@ -159,8 +159,9 @@ def play(
     starts: Array,
     script: Callable[[int, int], Script],
     server: Mapping[str, Callable[[int], Array]] | None = None,
+    told: Mapping[str, Tensor] | None = None,
 ) -> Played:
-    """A run of the recipe; `script` gives the numbers of a round (from 1) and a client."""
+    """A run of the recipe; `script` gives the numbers of a round (from 1) and a client, `told` is from enrolment."""
     config, members, courses = toy.config, toy.members, toy.courses(recipe)
     outline = recipe.outline(toy.rounds)
     vectors = torch.tensor(np.atleast_2d(starts), dtype=torch.float64)
@@ -193,7 +194,7 @@ def play(
         played.states.append(state)
         played.records.append(record)
 
-    state = _doubled(loop.start(terms, vectors))
+    state = _doubled(loop.start(terms, vectors, told))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "validate", _gate)
         serving = loop.serve(terms, state, keep)

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from recipe_toys import Played, Script, Toy, play
 from references import dp_scaffold, padpfl, pfa, robust_hdp
+from references import hush as own
 from references.given import PLACES, P, drawn, rng, three
 from references.toy import Array, Client
 
@@ -103,6 +105,22 @@ def test_robust_hdp(name: str, recipe: Recipe, noise: bool) -> None:
     played = play(recipe, toy, theta, scripted(given, True, theta.size))
     models = robust_hdp.run(theta, toy.known(recipe), [range(3)] * 3, *given, toy.lr, robust_hdp.by_pairs)
     np.testing.assert_allclose(played.models(), models, rtol=0, atol=TIGHT)
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_hush(noise: bool) -> None:
+    clients, theta, given = wide(noise)
+    recipe = RECIPES["hush"]
+    recipe = replace(recipe, protect=replace(recipe.protect, steps=2))
+    toy = Toy(clients, rounds=3, steps=5)
+    centre = rng(9).normal(size=clients[0].x.shape[1])
+    told = {"centre": torch.tensor(centre)}
+    played = play(recipe, toy, theta, scripted(given, True, theta.size), told=told)
+    known = own.centred(toy.known(recipe), centre, 2)
+    models = robust_hdp.run(theta, known, [range(3)] * 3, *given, toy.lr, own.balanced(3))
+    np.testing.assert_allclose(played.models(), models, rtol=0, atol=TIGHT)
+    released = [state.released[0].numpy() for state in played.states]
+    np.testing.assert_allclose(released, own.averaged(models, 0.9), rtol=0, atol=TIGHT)
 
 
 @pytest.mark.parametrize("mode", ["sound", "faithful"])

@@ -200,7 +200,7 @@ def test_every_recipe_has_its_agreement() -> None:
     here = {"rc-dpfl", "f-cdpfl", "o-cdpfl", "km-cdpfl"}
     beside = {
         "fedavg", "dp-fedavg", "minimum", "maximum", "weiavg", "robust-hdp", "fedsgd", "dp-fedsgd", "scaffold",
-        "dp-scaffold", "scaffold-warm", "dp-scaffold-warm", "pfa", "pfa-plus", "fedprox", "padpfl",
+        "dp-scaffold", "scaffold-warm", "dp-scaffold-warm", "pfa", "pfa-plus", "fedprox", "padpfl", "hush",
     }  # fmt: skip
     assert here | beside == set(RECIPES)
     assert set(FAITHFUL) <= set(RECIPES)

@@ -445,7 +445,7 @@ def test_the_closed_form_drops_what_is_not_finite(lengths_known: bool) -> None:
     x[2, 1], x[5, 0] = math.nan, math.inf
     form, clips = closed(model, x), torch.tensor([0.5, 0.5], dtype=torch.float64)
     assert form is not None
-    known = lengths(x, [(0, 8)], True) if lengths_known else None
+    known = [lengths(x, [(0, 8)], True)] * 2 if lengths_known else None
     vectors = model.start.repeat(2, 1)
     everything = linear_sums(form, vectors, x, y, [torch.arange(4), torch.arange(4, 8)], clips, 99, known)
     finite = linear_sums(form, vectors, x, y, [torch.tensor([0, 1, 3]), torch.tensor([4, 6, 7])], clips, 99)

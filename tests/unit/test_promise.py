@@ -36,6 +36,8 @@ def variants(option: Any) -> list[Any]:
     choices = {k: v for k, v in named.items() if typing.get_origin(hints[k]) is Literal}
     if "every" in hints:
         choices["share"] = (0.0, 0.1)
+    if "centre" in hints:
+        choices["centre"] = (0.0, 0.1)
     return [option(**dict(zip(choices, values, strict=True))) for values in itertools.product(*choices.values())]
 
 

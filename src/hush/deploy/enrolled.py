@@ -133,9 +133,9 @@ def _alone(recipe: Recipe) -> bool:
 
 def _bound(course: Course, output: Output | None, stage: int, local: LocalConfig, size: int) -> float:
     """A norm that an honest update stays below but for one time in 10^13: clipped sums and a noise quantile."""
-    plan = course.stages[stage].plan
+    plan, lr = course.stages[stage].plan, float(local.lr)
     if not plan.private or output is not None or local.weight_decay:
         return math.inf
     crowded = min(plan.samples, plan.batch + 8 * math.sqrt(plan.batch) + 24) / plan.batch
-    noise = math.sqrt(plan.update_noise(local.lr, size)) * (1 + 8 / math.sqrt(size))
-    return local.lr * plan.steps * plan.clip * crowded + noise
+    noise = math.sqrt(plan.update_noise(lr, size)) * (1 + 8 / math.sqrt(size))
+    return lr * plan.steps * plan.clip * crowded + noise

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hush.config import Config
+from hush.local import centre
 from hush.local.gradients import gradient_norms
 from hush.local.job import Job
 from hush.local.losses import bounded_losses, reach
@@ -62,28 +63,34 @@ def work(task: Task, receipt: Receipt, stage: Stage, client: Client) -> Work:
     plan = stage.plan
     if "clip" in task.notes:
         plan = replace(plan, clip=float(task.notes["clip"]))
-        notes["below"] = below(stage, plan, start, client)
+        notes["below"] = below(stage, plan, start, client, task)
     drift = task.notes["drift"][chosen].to(client.x.device) if "drift" in task.notes else None
     if config.local.weight_decay:
         shrink = config.local.weight_decay * start
         drift = shrink if drift is None else drift + shrink
     pull = client.recipe.local.pull() + config.local.weight_decay
-    job = Job(start, client.first_row, plan, config.local.lr, client.source, drift, pull, stage.ask.still)
+    shift = task.notes["centre"].to(client.x) if "centre" in task.notes else None
+    job = Job(start, client.first_row, plan, config.local.lr, client.source, drift, pull, stage.ask.still, shift)
     return Work(task, receipt, job, client.recipe, client.output, notes)
 
 
 def choose(task: Task, stage: Stage, client: Client) -> int:
     """The model with the least loss on the client's rows, by noised sums where the stage has noise for it."""
     models, bound = task.models.to(client.x.device), client.config.privacy.loss_clip
+    if "centre" in task.notes:
+        models = centre.plain(centre.form_of(client.model), models, task.notes["centre"])
     sums = bounded_losses(client.model, models, client.x, client.y, bound)
     spread = stage.noise_of(CHOICE) * reach(bound, len(models))
     return int((sums + spread * client.source.normal(len(models), torch.float64)).argmin())
 
 
-def below(stage: Stage, plan: PrivacyPlan, start: Tensor, client: Client) -> float:
+def below(stage: Stage, plan: PrivacyPlan, start: Tensor, client: Client, task: Task) -> float:
     """A noised fraction of a batch's gradients that the clip leaves whole. One row moves the count by a half."""
     rows = plan.sample(client.source).to(client.x.device)
-    within = (gradient_norms(client.model, start, client.x[rows], client.y[rows]) <= plan.clip).double()
+    x = client.x[rows]
+    if "centre" in task.notes:
+        x = x - task.notes["centre"].to(x).view(x.shape[1:])
+    within = (gradient_norms(client.model, start, x, client.y[rows]) <= plan.clip).double()
     noise = 0.5 * stage.noise_of(BELOW) * float(client.source.normal(1, torch.float64))
     return 0.5 + (float((within - 0.5).sum()) + noise) / plan.batch
 

@@ -85,6 +85,12 @@ class Cohort:
         x, y = self.x[first:end], self.y[first:end]
         return Client(federation.recipe, config, federation.model, x, y, first, source, federation.outputs[client])
 
+    def rows(self, client: int) -> Tensor:
+        """A client's training rows as it holds them in the first round, behind the model's fixed features."""
+        self._hold(1)
+        first, end, _ = self._bounds[client]
+        return self.x[first:end]
+
     def evaluate(self, models: Tensor, placed: Sequence[int], round_number: int) -> tuple[tuple[float, ...], float]:
         """Accuracy of each client on its own test rows, and the mean loss over all of them."""
         self._hold(round_number)
@@ -148,6 +154,7 @@ def execution(
         announce(federation.not_covered())
     held = Books(federation.ledgers(ledgers), _run_name(directory), durable=ledgers is not None)
     records: list[RoundRecord] = []
+    cohort = Cohort(federation, held, arrays)
     terms, kept = federation.terms, directory.restore() if directory is not None and resume else None
     if kept is not None:
         state, records = kept
@@ -155,14 +162,13 @@ def execution(
         _recharge(federation, held, records)
         began -= records[-1].seconds
     else:
-        terms = enrolled(federation, held)
-        state = start(terms, federation.starts())
-    cohort = Cohort(federation, held, arrays)
+        terms, told = enrolled(federation, held, cohort.rows)
+        state = start(terms, federation.starts(), told)
     clients = range(len(federation.members))
 
     def keep(new: ServerState, record: RoundRecord) -> None:
         homes = federation.recipe.assign.homes(clients, new.slots["assign"])
-        accuracies, loss = cohort.evaluate(new.released, homes, new.round)
+        accuracies, loss = cohort.evaluate(federation.plain(new.released, new.slots["protect"]), homes, new.round)
         seconds = time.perf_counter() - began - cohort.idle
         done = replace(record, accuracy_per_client=accuracies, loss=loss, seconds=seconds)
         records.append(done)
@@ -184,7 +190,7 @@ def execution(
     result = outcome(federation, held.ledgers, records, ended)
     held.close()
     if directory is not None:
-        directory.finish(result, named(federation, state.released))
+        directory.finish(result, named(federation, federation.plain(state.released, state.slots["protect"])))
     return result
 
 

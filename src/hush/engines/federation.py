@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from hush import models, recipes
 from hush.config import Config
 from hush.data import budgets, clients, datasets, transforms
-from hush.engines import books
+from hush.engines import books, pace
 from hush.engines.chance import chance
 from hush.engines.views import third_party_view
+from hush.local import centre
 from hush.models import Model
 from hush.privacy import noise
 from hush.privacy.course import Course, Outline, Output, Stage
@@ -25,6 +26,7 @@ from hush.privacy.ledger import Ledger
 from hush.privacy.plan import UPDATE, PrivacyPlan
 from hush.recipes import Recipe
 from hush.recipes.check import check
+from hush.recipes.view import State
 from hush.server.loop import Terms
 from hush.server.schedule import Schedule, schedule, stages_of
 from hush.types import Guarantee, HushError, Member, Policy
@@ -69,6 +71,12 @@ class Federation:
             str(self.device),
             id(self.data.dataset),
         )
+
+    def plain(self, models: Tensor, told: State) -> Tensor:
+        """Models, models x p, as they act on rows as they are: without the centre that enrolment may have brought."""
+        if "centre" not in told:
+            return models
+        return centre.plain(centre.form_of(self.model), models, told["centre"])
 
     def starts(self) -> Tensor:
         """The models before the first round: alike, or each drawn anew where the recipe tells them apart by that."""
@@ -165,6 +173,8 @@ def prepare(
     model = models.adopt(module, shape) if module else models.build(config.model, shape, held.dataset.classes, seed)
     if module is not None and not recipe.assign.alike:
         raise HushError("recipe.assign: needs models that start apart, and a module of your own starts one way only")
+    if getattr(recipe.protect, "centre", 0.0) > 0:
+        centre.form_of(model)
     rounds = schedule(seed, number, config.rounds, config.participation)
     check(recipe, members, config.rounds)
     outline = recipe.outline(config.rounds)
@@ -173,8 +183,16 @@ def prepare(
     courses = tuple(recipe.protect.courses(members, outline, orders, config))
     _check_grids([course.plan for course in courses], model.layout.size)
     outputs = tuple(recipe.protect.output(members, config.rounds))
+    if config.local.lr == "auto":
+        config = _paced(config, 1.0)
+        drawn = terms_of(config, recipe, members, outline, courses, model, rounds)
+        config = _paced(config, pace.rate(drawn, config.participation))
     terms = terms_of(config, recipe, members, outline, courses, model, rounds)
     return Federation(config, name, recipe, held, model, members, policies, courses, outputs, terms, device)
+
+
+def _paced(config: Config, lr: float) -> Config:
+    return config.model_copy(update={"local": config.local.model_copy(update={"lr": lr})})
 
 
 def terms_of(

@@ -9,15 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hush.engines.federation import Federation
+from hush.config import parse
+from hush.engines.federation import Federation, prepare
 from hush.models import Model
 from hush.seeds import rng
+from hush.server.rundir import MANIFEST, RunDir, read_json
+from hush.types import HushError
 
 _CONVEX = "logreg"
 _EPOCHS = 30
@@ -57,6 +61,17 @@ def measures(federation: Federation, models: Tensor, homes: Sequence[int], numbe
             found["train_loss_gap"] = gap
             found["log10_train_loss_gap"] = math.log10(gap) if gap > 0 else -math.inf
     return {**found, **fairness(federation, vectors, homes, rows)}
+
+
+def measure_run(path: Path, data: str | None) -> dict[str, Any]:
+    """Every measure of the run in a directory."""
+    config = parse(read_json(path / MANIFEST)["config"])
+    kept = RunDir(path).restore()
+    if kept is None:
+        raise HushError(f"{path}: no round is finished yet; nothing to measure")
+    federation, (state, _) = prepare(config, root=data), kept
+    homes = federation.recipe.assign.homes(range(len(federation.members)), state.slots["assign"])
+    return measures(federation, federation.plain(state.released, state.slots["protect"]), homes, state.round)
 
 
 def dissimilarity(gradients: Tensor) -> dict[str, float]:

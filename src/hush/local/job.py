@@ -35,6 +35,7 @@ class Job:
         drift: Added to the mean gradient in every step, as control variates do.
         proximal: How strongly a step pulls toward the start.
         still: Whether all gradients are taken at the start.
+        centre: What is taken off every row before the model sees it, if anything.
     """
 
     vector: Tensor
@@ -45,6 +46,7 @@ class Job:
     drift: Tensor | None = None
     proximal: float = 0.0
     still: bool = False
+    centre: Tensor | None = None
 
     @property
     def corrected(self) -> bool:

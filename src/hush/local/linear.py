@@ -14,13 +14,14 @@ Edge cases:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from hush.local.clip import factors
 from hush.local.fuse import heard
@@ -31,6 +32,9 @@ _BLOCK = 1 << 20  # numbers of which the norms are taken at a time
 _ALIKE = 0.7  # a batch this much smaller than the largest is not padded to it
 _FEW = 64  # classes over which squares are summed in float32
 _LARGE = 1e15  # norms beyond, or clips below its inverse, are left to float64
+
+
+_KEPT: MutableMapping[Tensor, dict[tuple[int, bool], tuple[Tensor | None, Tensor]]] = WeakTensorKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -73,15 +77,29 @@ def closed(model: Model, x: Tensor) -> Closed | None:
     return Closed(last.out_features, last.in_features, weight, bias)
 
 
-def lengths(x: Tensor, ranges: Iterable[tuple[int, int]], biased: bool) -> Tensor:
+def lengths(x: Tensor, ranges: Iterable[tuple[int, int]], biased: bool, centre: Tensor | None = None) -> Tensor:
     """The norm of each row in those ranges (of the row and a one, if biased), never too small."""
     out = torch.empty(len(x), dtype=x.dtype)
     step = max(1, _BLOCK // max(1, x[:1].numel()))
     for first, end in ranges:
         for start in range(first, end, step):
             part = slice(start, min(start + step, end))
-            out[part] = _lengths(x[part].flatten(1), biased)
+            rows = x[part].flatten(1)
+            out[part] = _lengths(rows if centre is None else rows - centre, biased)
     return out
+
+
+def known_lengths(x: Tensor, centres: Sequence[Tensor | None], biased: bool) -> Tensor:
+    """`lengths` of all rows from each of these centres, centres x rows. They are kept for as long as the data are."""
+    kept = _KEPT.setdefault(x, {})
+    found = []
+    for centre in centres:
+        key = (id(centre), biased)
+        if key not in kept:
+            # The centre is kept beside its lengths, so that no other can come to have its identity.
+            kept[key] = (centre, lengths(x, [(0, len(x))], biased, centre))
+        found.append(kept[key][1])
+    return torch.stack(found)
 
 
 @torch.no_grad()
@@ -93,7 +111,8 @@ def linear_sums(
     drawn: Sequence[Tensor],
     clips: Tensor,
     limit: int,
-    known: Tensor | None = None,
+    known: Sequence[Tensor] | None = None,
+    centres: Tensor | None = None,
 ) -> Tensor:
     """The sum of each client, clients x p.
 
@@ -105,7 +124,8 @@ def linear_sums(
         drawn: The rows of each client.
         clips: Norm bound of each client.
         limit: Examples at a time.
-        known: The lengths of all rows of the data.
+        known: For each client, the lengths of all rows of the data from its centre.
+        centres: What is taken off each client's rows, clients x width.
     """
     total = torch.zeros_like(vectors)
     # NumPy's views: asking a tensor for its length or a part of it takes several times longer.
@@ -115,7 +135,12 @@ def linear_sums(
         table, real = _table([arrays[c][start:stop] for c in clients])
         flat = table.view(-1)
         inputs = x.index_select(0, flat).flatten(1)
-        long = _lengths(inputs, form.bias is not None) if known is None else known.index_select(0, flat)
+        if centres is not None:
+            inputs.view(*table.shape, -1).sub_(centres[clients, None])
+        if known is None:
+            long = _lengths(inputs, form.bias is not None)
+        else:
+            long = torch.cat([known[c].index_select(0, rows) for c, rows in zip(clients, table, strict=True)])
         labels, places = y.index_select(0, flat).view_as(table), inputs.view(*table.shape, -1)
         everyone = len(clients) == len(counts)
         at = slice(None) if everyone else torch.tensor(clients)

@@ -19,7 +19,7 @@ Edge cases:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from hush.local import device, fallback, memory
+from hush.local import centre, device, fallback, memory
 from hush.local.exact import integer_sums
 from hush.local.job import Job as Job
-from hush.local.linear import Closed, closed, lengths, linear_sums
+from hush.local.linear import Closed, closed, known_lengths, linear_sums
 from hush.local.per_example import piece, recorder_for
 from hush.local.precision import Precision
 from hush.local.record import Recorder
@@ -76,6 +76,8 @@ def _train(
     spread = fast and not x.is_cuda
     # bf16 would have to round what the closed form never forms.
     form = closed(model, x) if spread and precision != "bf16" else None
+    if form is None and any(job.centre is not None for job in jobs):
+        return _train(model, *centre.shifted(x, y, jobs), size, precision, strict)
     # The closed form is a few products for all clients at once: PyTorch's threads serve it better than ours, which
     # would wait for the interpreter.
     worth = form is None and sum(map(_work, jobs)) * model.layout.size >= _WORTH
@@ -84,7 +86,7 @@ def _train(
         limit = piece(model, jobs[0].vector, size)
         ends = device.train_groups(model, x, y, [[jobs[i] for i in group] for group in groups], limit, precision)
         return _updates(jobs, groups, ends)
-    known = None if form is None else _lengths(x, jobs, form)
+    known = None if form is None else _known(x, jobs, form)
 
     def work(group: Sequence[int]) -> Tensor:
         mine = [jobs[i] for i in group]
@@ -94,11 +96,12 @@ def _train(
     return _updates(jobs, groups, _all(work, groups) if spread else [work(group) for group in groups])
 
 
-def _lengths(x: Tensor, jobs: Sequence[Job], form: Closed) -> Tensor | None:
-    """The norms of the clients' rows, if each is used about once or more."""
-    ranges = {(job.first_row, job.first_row + job.plan.samples) for job in jobs}
-    used = sum(map(_work, jobs)) >= sum(end - first for first, end in ranges)
-    return lengths(x, ranges, form.bias is not None) if used else None
+def _known(x: Tensor, jobs: Sequence[Job], form: Closed) -> dict[int, Tensor] | None:
+    """The norms of all rows by the identity of the centre that they are counted from, if that pays."""
+    if sum(map(_work, jobs)) < len(x):
+        return None
+    distinct = {id(job.centre): job.centre for job in jobs}
+    return dict(zip(distinct, known_lengths(x, list(distinct.values()), form.bias is not None), strict=True))
 
 
 def _updates(jobs: Sequence[Job], groups: Sequence[Sequence[int]], ends: Sequence[Tensor]) -> list[Tensor]:
@@ -161,13 +164,16 @@ class _Batch:
     precision: Precision
     recorder: Recorder | None
     form: Closed | None = None
-    lengths: Tensor | None = None
+    lengths: Mapping[int, Tensor] | None = None
 
-    def sums(self, vectors: Tensor, drawn: Sequence[Tensor], clips: Tensor) -> Tensor:
+    def sums(
+        self, vectors: Tensor, drawn: Sequence[Tensor], clips: Tensor, jobs: Sequence[Job], centres: Tensor | None
+    ) -> Tensor:
         """The clipped gradient sum of each client over the rows it drew."""
         limit = piece(self.model, vectors, self.physical_batch)
         if self.form is not None:
-            return linear_sums(self.form, vectors, self.x, self.y, drawn, clips, limit, self.lengths)
+            known = None if self.lengths is None else [self.lengths[id(job.centre)] for job in jobs]
+            return linear_sums(self.form, vectors, self.x, self.y, drawn, clips, limit, known, centres)
         if self.recorder is not None and not vectors.is_cuda:
             rows, counts = torch.cat(list(drawn)), [len(r) for r in drawn]
             return ragged_sums(self.recorder, vectors, self.x, self.y, counts, clips, limit, self.precision, rows)
@@ -192,16 +198,28 @@ def _train_group(jobs: Sequence[Job], batch: _Batch) -> Tensor:
     clips = torch.tensor([job.plan.clip for job in jobs], dtype=torch.float64, device=vectors.device)
     corrected = _corrections(jobs, vectors)
     lr = vectors.new_tensor([[job.lr] for job in jobs])
+    centres = _centres(jobs)
     still = torch.tensor([[job.still] for job in jobs], device=vectors.device)
     any_still = bool(still.any())
     for step in range(jobs[0].plan.steps):
         active = sum(job.plan.steps > step for job in jobs)
         drawn = [job.plan.sample(job.source) + job.first_row for job in jobs[:active]]
         at = torch.where(still[:active], starts[:active], vectors[:active]) if any_still else vectors[:active]
-        sums = (whole if jobs[0].plan.discrete else batch.sums)(at, drawn, clips[:active])
+        if jobs[0].plan.discrete:
+            sums = whole(at, drawn, clips[:active])
+        else:
+            sums = batch.sums(at, drawn, clips[:active], jobs[:active], None if centres is None else centres[:active])
         noised = [job.plan.privatise(total, job.source) for job, total in zip(jobs, sums.unbind(), strict=False)]
         vectors[:active] -= lr[:active] * corrected(torch.stack(noised), vectors, starts)
     return vectors
+
+
+def _centres(jobs: Sequence[Job]) -> Tensor | None:
+    """What is taken off the rows of each job, jobs x width."""
+    given = [job.centre for job in jobs if job.centre is not None]
+    if not given:
+        return None
+    return torch.stack([torch.zeros_like(given[0]) if job.centre is None else job.centre for job in jobs])
 
 
 def _corrections(jobs: Sequence[Job], vectors: Tensor) -> Callable[[Tensor, Tensor, Tensor], Tensor]:

@@ -16,6 +16,8 @@ Edge cases:
     - A `discrete` plan noises whole numbers with whole numbers: exact, and free of floating point's low bits.
     - A `fixed` sampler draws exactly `batch` rows without replacement. It is defined under replace-one alone.
     - `local_steps`, where given, is the number of steps a round; else the steps of `epochs` passes over the data.
+    - `even` makes the rate one over the steps of a pass, so that the expected batch may be a little below `batch`, by
+      which sums are divided all the same.
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ class PrivacyPlan:
     discrete: bool = False
     local_steps: int | None = None
     sampler: Sampler = "poisson"
+    even: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch <= self.samples:
@@ -73,7 +76,7 @@ class PrivacyPlan:
     @property
     def rate(self) -> float:
         """Probability with which each row enters a batch."""
-        return self.batch / self.samples
+        return 1 / math.ceil(self.samples / self.batch) if self.even else self.batch / self.samples
 
     @property
     def steps(self) -> int:

@@ -31,7 +31,7 @@ SLOTS: Mapping[str, Mapping[str, Any]] = {
     "project": _by_rule(
         project.Identity, project.PublicSubspace, project.DelayedPublicSubspace, project.RandomSubspace
     ),
-    "weigh": _by_rule(weigh.Samples, weigh.Uniform, weigh.Epsilon, weigh.EstimatedNoise, weigh.Impact),
+    "weigh": _by_rule(weigh.Samples, weigh.Uniform, weigh.Epsilon, weigh.EstimatedNoise, weigh.Balanced, weigh.Impact),
     "step": _by_rule(step.Add, step.Momentum, step.Adam, step.Noisy, step.Ema, step.Tail),
 }
 

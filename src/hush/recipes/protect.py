@@ -18,6 +18,7 @@ from hush.recipes.view import RoundView, State
 from hush.types import Accountant, Member, Policy, Release
 
 BELOW = "clip quantile"
+CENTRE = "mean of the inputs"
 
 
 class _Protect(Option):
@@ -77,10 +78,18 @@ class DpSgd(_Protect):
     `accountant`: the config's, or the one of Robust-HDP's experiments, whose Renyi orders stop at 64.
 
     `sampler`: the config's, or `fixed` as in DP-SCAFFOLD: batches of a fixed size, under replace-one and by `rdp`,
-    whatever the config says, since nothing else accounts for them.
+    whatever the config says, since nothing else accounts for them; or `even` as in Robust-HDP's experiments: Poisson
+    batches at a rate of one over the steps of a pass.
 
     `clip`: `fixed` as configured, or `adaptive`: it follows the `quantile` of the clients' gradient norms (Andrew et
     al. 2021), C <- C exp(-pace (b - quantile)), b the mean of noisy fractions that cost a client `share` of a round.
+
+    `steps`: none as configured; a number lets every client make one pass over its rows in that many steps, whatever
+    batch it would take. Clients of the same budget then move as far and are as noisy as each other.
+
+    `centre`: above 0, every client first tells a noised mean of its inputs, for this part of what all its training
+    costs, and rows are counted from the mean of these means: what all rows have in common then takes nothing of the
+    clip. For models that are one linear layer.
     """
 
     rule: ClassVar[str] = "dp-sgd"
@@ -88,13 +97,19 @@ class DpSgd(_Protect):
     spread: Literal["all-rounds", "equal-noise"] = "all-rounds"
     noise: float | None = None
     accountant: Literal["configured", "rdp-64"] = "configured"
-    sampler: Literal["configured", "fixed"] = "configured"
+    sampler: Literal["configured", "fixed", "even"] = "configured"
     clip: Literal["fixed", "adaptive"] = "fixed"
     quantile: float = 0.5
     pace: float = 0.2
     share: float = 0.05
+    steps: int | None = None
+    centre: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.steps is not None and self.steps < 1:
+            raise ValueError(f"steps: expected 1 or more, found {self.steps}")
+        if not 0 <= self.centre <= 1:
+            raise ValueError(f"centre: expected a number from 0 to 1, found {self.centre}")
         if not (0 < self.quantile < 1 and self.pace > 0 and self.share > 0):
             raise ValueError("quantile: expected between 0 and 1, and pace and share above 0")
         if self.noise is not None and not self.noise > 0:
@@ -103,24 +118,25 @@ class DpSgd(_Protect):
             raise ValueError('noise: can be given only with spread = "equal-noise"')
 
     def ask(self, number: int, rounds: int) -> Ask:
-        """A noisy count in every round, if the clip adapts."""
-        adapts = number > 0 and self.clip == "adaptive"
-        return Ask(train=number > 0, asides=(Aside(BELOW, self.share, sampled=True),) if adapts else ())
+        """A noisy mean at enrolment, if there is a centre; a noisy count in every round, if the clip adapts."""
+        if number == 0:
+            return Ask(train=False, asides=(Aside(CENTRE, self.centre * rounds),) if self.centre > 0 else ())
+        return Ask(asides=(Aside(BELOW, self.share, sampled=True),) if self.clip == "adaptive" else ())
 
     def start(self, clip: float) -> State:
         """The clip as configured, if it is to change."""
         return {"clip": torch.tensor([clip], dtype=torch.float64)} if self.clip == "adaptive" else {}
 
     def notes(self, state: State) -> Mapping[str, Tensor]:
-        """The clip of this round, if it changes."""
-        return {"clip": state["clip"]} if "clip" in state else {}
+        """The clip of this round, if it changes, and the centre, if there is one."""
+        return {name: state[name] for name in ("clip", "centre") if name in state}
 
     def absorb(self, view: RoundView, state: State) -> State:
         """Follow the quantile."""
         if "clip" not in state:
             return state
         fraction = (view.notes["below"].mean()).clamp(0.0, 1.0)
-        return {"clip": state["clip"] * torch.exp(-self.pace * (fraction - self.quantile))}
+        return {**state, "clip": state["clip"] * torch.exp(-self.pace * (fraction - self.quantile))}
 
     def policies(self, members: Sequence[Member]) -> list[Policy]:
         """Each client's budget under this rule."""
@@ -139,9 +155,11 @@ class DpSgd(_Protect):
         """How each client keeps its policy."""
         policies = self.policies(members)
         accountant = config.privacy.accountant if self.accountant == "configured" else self.accountant
-        plans = [_draft(member, config, accountant) for member in members]
+        plans = [_draft(member, config, accountant, self.steps) for member in members]
         if self.sampler == "fixed":
             plans = [replace(p, sampler="fixed", relation="replace-one", accountant="rdp") for p in plans]
+        if self.sampler == "even":
+            plans = [replace(p, even=True) for p in plans]
         drafts = [_course(plan, order, outline) for plan, order in zip(plans, orders, strict=True)]
         if self.spread == "all-rounds":
             return [calibrated(draft, policy) for draft, policy in zip(drafts, policies, strict=True)]
@@ -160,6 +178,8 @@ class DpSgd(_Protect):
         told = [update]
         if self.clip == "adaptive":
             told.append(Release(BELOW, True, "a noised count on one batch, charged each round", "sampled-gaussian"))
+        if self.centre > 0:
+            told.append(Release(CENTRE, True, "a noised mean of bounded rows, charged once, at enrolment", "gaussian"))
         if self.budget == "maximum":
             broken = "every client spends the largest budget of all, which may be more than its own"
             told.append(Release("privacy beyond the client's own budget", False, broken))
@@ -197,12 +217,13 @@ class OutputPerturbation(Nothing):
         return (Release(UPDATE, False, why),)
 
 
-def _draft(member: Member, config: Config, accountant: Accountant) -> PrivacyPlan:
-    """How a client trains in an ordinary round, before its noise is known."""
+def _draft(member: Member, config: Config, accountant: Accountant, steps: int | None = None) -> PrivacyPlan:
+    """How a client trains in an ordinary round, before its noise is known: one pass, where `steps` are given."""
     privacy, local = config.privacy, config.local
+    batch = member.batch if steps is None else math.ceil(member.samples / steps)
     return PrivacyPlan(
-        member.samples, member.batch, local.epochs, 1, privacy.clip, 1.0, member.policy.relation, accountant,
-        privacy.discrete, local.steps, privacy.sampler,
+        member.samples, batch, local.epochs, 1, privacy.clip, 1.0, member.policy.relation, accountant,
+        privacy.discrete, local.steps if steps is None else steps, privacy.sampler,
     )  # fmt: skip
 
 

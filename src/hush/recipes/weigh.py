@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hush.privacy.course import Aside, Ask
-from hush.recipes import estimate
+from hush.recipes import differ, estimate
 from hush.recipes.option import Option
 from hush.recipes.view import RoundView, State, Weighing
 from hush.types import Release
@@ -183,3 +183,52 @@ class EstimatedNoise(Option):
     def releases(self) -> tuple[Release, ...]:
         """Nothing, unless the plan is used."""
         return (_PLAN,) if self.estimator == "declared" else ()
+
+
+@dataclass(frozen=True)
+class Balanced(Option):
+    """By the inverse of a client's noise and of how much clients differ: w ~ 1 / (sigma_i^2 + stress R tau^2).
+
+    Weights of least variance, 1 / sigma_i^2, starve a client that has much noise, and what only it knows is lost: noise
+    averages out over the R rounds of a run, while what is left out stays out. So the square tau^2 of the difference
+    between clients counts R times. It is estimated from the sums of each client's updates so far, in which the noise
+    has had time to average out; where clients are alike, it is near zero, and the weights are those of least variance.
+    Noise is spread over all parameters, of which the data use few directions, while clients differ along just these:
+    hence the `stress` on the difference.
+    """
+
+    rule: ClassVar[str] = "balanced"
+    stress: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not self.stress >= 0:
+            raise ValueError(f"stress: expected 0 or more, found {self.stress}")
+
+    def weigh(self, view: RoundView, state: State) -> tuple[Weighing, State]:
+        """In proportion to 1 / (sigma_i^2 + stress R tau^2)."""
+        noise = estimate.pairwise(view.updates)
+        state = _remembered(view, noise, state)
+        differing = self.stress * view.rounds * differ.difference(state["sum"], state["noise"], state["seen"])
+        scale = view.updates.shape[1] / max(1, state["sum"].shape[1])
+        return Weighing(estimate.inverse(noise + scale * differing), noise), state
+
+    def foreseen(self, view: RoundView) -> Tensor:
+        """As if the estimates were perfect and clients alike."""
+        return estimate.inverse(view.planned_noise)
+
+
+def _remembered(view: RoundView, noise: Tensor, state: State) -> State:
+    """Per client: the sum of its updates so far (of some columns, where there are many), its noise, its rounds."""
+    used = differ.columns(view.updates)
+    clients, at = len(view.budgets), torch.tensor(view.clients)
+    kept = dict(state) or {
+        "sum": torch.zeros(clients, used.shape[1], dtype=used.dtype),
+        "noise": torch.zeros(clients, dtype=torch.float64),
+        "seen": torch.zeros(clients, dtype=torch.float64),
+    }
+    part = used.shape[1] / max(1, view.updates.shape[1])
+    return {
+        "sum": kept["sum"].index_add(0, at, used.cpu()),
+        "noise": kept["noise"].index_add(0, at, part * noise.double().cpu()),
+        "seen": kept["seen"].index_add(0, at, torch.ones(len(at), dtype=torch.float64)),
+    }

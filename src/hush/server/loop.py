@@ -61,11 +61,11 @@ Answer = Update | Decline
 Keep = Callable[[ServerState, RoundRecord], None]
 
 
-def start(terms: Terms, models: Tensor) -> ServerState:
-    """The state before the first round; `models` is models x p."""
+def start(terms: Terms, models: Tensor, told: State | None = None) -> ServerState:
+    """The state before the first round; `models` is models x p, `told` is what enrolment brought."""
     recipe, clients = terms.recipe, len(terms.members)
     slots: dict[str, State] = {
-        "protect": recipe.protect.start(terms.clip),
+        "protect": {**recipe.protect.start(terms.clip), **(told or {})},
         "step": recipe.step.start(models),
         "assign": recipe.assign.start(clients),
         "local": recipe.local.start(clients, models.shape[1]),

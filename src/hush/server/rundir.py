@@ -116,6 +116,10 @@ class RunDir:
         write_atomically(self.path / ROUNDS, b"".join(line + b"\n" for line in lines))
         return state, [_record(line) for line in lines]
 
+    def records(self) -> list[RoundRecord]:
+        """Every round so far."""
+        return [_record(line) for line in (self.path / ROUNDS).read_bytes().splitlines()]
+
     def finish(self, result: Any, model: Mapping[str, Tensor]) -> None:
         """Write the outcome. The result comes last: where it is, all the rest is."""
         write_atomically(self.path / MODEL, save(dict(model)))

@@ -1,0 +1,97 @@
+"""A reproduction as Markdown and as a page of its own: paper and ours side by side, cell by cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+Table = tuple[list[str], list[list[str]]]
+
+
+def tables(content: Mapping[str, Any]) -> dict[str, Table]:
+    """By measure: the heads, and a line for each algorithm, each cell as ours (printed, difference)."""
+    cells = content["cells"]
+    columns = list(dict.fromkeys(cell["column"] for cell in cells))
+    algorithms = list(dict.fromkeys(cell["algorithm"] for cell in cells))
+    by_place = {(cell["algorithm"], cell["column"]): cell["measures"] for cell in cells}
+    found: dict[str, Table] = {}
+    for name in dict.fromkeys(name for cell in cells for name in cell["measures"]):
+        lines = []
+        for algorithm in algorithms:
+            texts = [shown(by_place.get((algorithm, column), {}).get(name)) for column in columns]
+            lines.append([algorithm, *texts])
+        found[name] = (["", *columns], lines)
+    return found
+
+
+def shown(value: Mapping[str, Any] | None) -> str:
+    """One cell."""
+    if value is None:
+        return ""
+    text = number(value["ours"]) + (f" ± {number(value['std'])}" if value.get("std") is not None else "")
+    if value.get("printed") is None:
+        return text
+    return f"{text} ({number(value['printed'])}, {value['difference']:+.2f})"
+
+
+def number(value: float) -> str:
+    """With as many digits as the papers print."""
+    return f"{value:.2f}" if abs(value) >= 0.01 or value == 0 else f"{value:.2g}"
+
+
+def markdown(content: Mapping[str, Any], level: int = 1) -> str:
+    """The whole of it."""
+    head = "#" * level
+    parts = [f"{head} {content['entry']}: {content['title']}", _lead(content)]
+    for name, (heads, lines) in tables(content).items():
+        if name != "value":
+            parts.append(f"{head}# {name}")
+        parts.append(grid(heads, lines))
+    parts += [f"- {note}" for note in content["notes"]]
+    parts.append(f"Made by `{content['command']}`.")
+    return "\n\n".join(parts) + "\n"
+
+
+def grid(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    rows = [heads, ["---"] * len(heads), *lines]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def html(content: Mapping[str, Any]) -> str:
+    """The whole of it, as one file that needs no other."""
+    parts = [f"<h1>{escape(content['entry'])}: {escape(content['title'])}</h1>", f"<p>{escape(_lead(content))}</p>"]
+    for name, (heads, lines) in tables(content).items():
+        if name != "value":
+            parts.append(f"<h2>{escape(name)}</h2>")
+        top = "".join(f"<th>{escape(head)}</th>" for head in heads)
+        rows = "".join(
+            "<tr>" + f"<th>{escape(line[0])}</th>" + "".join(f"<td>{escape(text)}</td>" for text in line[1:]) + "</tr>"
+            for line in lines
+        )
+        parts.append(f"<div class='wide'><table><thead><tr>{top}</tr></thead><tbody>{rows}</tbody></table></div>")
+    parts.append("<ul>" + "".join(f"<li>{escape(note)}</li>" for note in content["notes"]) + "</ul>")
+    parts.append(f"<p>Made by <code>{escape(content['command'])}</code>.</p>")
+    return _PAGE.format(title=escape(content["entry"]), body="\n".join(parts))
+
+
+def _lead(content: Mapping[str, Any]) -> str:
+    seeds = len(content["seeds"])
+    runs = f"{seeds} seeds, mean ± standard deviation" if seeds > 1 else "one seed"
+    return f"Ours (printed, difference); mode {content['mode']}, {runs}."
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title><style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #1c2430 }}
+.wide {{ overflow-x: auto }}
+table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
+th, td {{ padding: .3rem .6rem; border-bottom: 1px solid #d8dee6; text-align: right; white-space: nowrap }}
+th:first-child {{ text-align: left }}
+code {{ overflow-wrap: anywhere }}
+</style></head><body>
+{body}
+</body></html>
+"""

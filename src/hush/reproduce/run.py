@@ -1,0 +1,157 @@
+"""Run the cells of a table, in lockstep, and put what comes out beside what is printed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hush.comparison import executed, path_of
+from hush.config import Config, config_hash
+from hush.engines.outcome import versions
+from hush.reproduce.entry import Cell, Entry, check_seeds, entry
+from hush.reproduce.metrics import FIRST, Done, Numbers, first_round_noise, metric
+from hush.reproduce.pages import html, markdown
+from hush.server.rundir import RunDir, to_json, write_atomically
+from hush.types import HushError, RoundRecord, RunResult
+
+Progress = Callable[[str, int, RoundRecord], None]
+RESULT = "reproduction.json"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be run of a table."""
+
+    entry: Entry
+    cells: tuple[Cell, ...]
+    mode: str
+    seeds: int
+    configs: dict[str, Config]
+
+    @property
+    def rounds(self) -> int:
+        """Rounds in all."""
+        return self.seeds * sum(config.rounds for config in self.configs.values())
+
+    def label(self) -> str:
+        """A name for the directory: the same for the same question, so that a stopped one is found again."""
+        told = [self.mode, self.seeds, [config_hash(config) for config in self.configs.values()]]
+        return f"{self.entry.name.replace('/', '-')}-{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]}"
+
+
+def asked(
+    name: str,
+    cells: Sequence[str] = (),
+    seeds: int | None = None,
+    rounds: int | None = None,
+    mode: str | None = None,
+    device: str | None = None,
+    changes: Sequence[str] = (),
+) -> Asked:
+    """What a command asks for, checked."""
+    check_seeds(seeds)
+    table = entry(name)
+    chosen, how = table.chosen(cells), mode or table.modes[0]
+    if how not in table.modes:
+        raise HushError(f"--mode: {how!r} is not a mode of {name}; accepted: {', '.join(table.modes)}")
+    given = [*changes]
+    given += [] if rounds is None else [f"rounds={rounds}"]
+    given += [] if device is None else [f'engine.device="{device}"']
+    configs = {cell.name: table.configured(cell, how, given) for cell in chosen}
+    return Asked(table, chosen, how, seeds or table.seeds, configs)
+
+
+def reproduce(
+    what: Asked,
+    out: Path,
+    data: str | None = None,
+    command: str = "",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Run what is asked for, or what is left of it, and write it as JSON, Markdown and HTML to `out`."""
+    seeds = list(range(what.seeds))
+    out.mkdir(parents=True, exist_ok=True)
+    if what.entry.metric == FIRST:
+        found = _first_rounds(what, seeds, out, data)
+        results: dict[str, list[RunResult]] = {}
+    else:
+        results = executed(what.configs, seeds, out, True, data, command, progress)
+        found = _measured(what, results, out, data)
+    content = {
+        "entry": what.entry.name,
+        "title": what.entry.title,
+        "metric": what.entry.metric,
+        "command": command,
+        "mode": what.mode,
+        "seeds": seeds,
+        "config": dict(what.entry.config),
+        "versions": versions(),
+        "notes": [*what.entry.notes, *([f"In print: {what.entry.doubt}"] if what.entry.doubt else [])],
+        "orders": list(what.entry.orders),
+        "cells": [
+            _row(cell, what.configs[cell.name], found[cell.name], results.get(cell.name, [])) for cell in what.cells
+        ],
+    }
+    write_atomically(out / RESULT, to_json(content))
+    write_atomically(out / "reproduction.md", markdown(content).encode())
+    write_atomically(out / "reproduction.html", html(content).encode())
+    return content
+
+
+def _measured(
+    what: Asked, results: dict[str, list[RunResult]], out: Path, data: str | None
+) -> dict[str, list[Numbers]]:
+    measure = metric(what.entry.metric)
+
+    def done(name: str, result: RunResult) -> Done:
+        path = out / path_of(name, result.seed)
+        return Done(what.configs[name], result, RunDir(path).records(), path, data)
+
+    return {name: [measure(done(name, result)) for result in runs] for name, runs in results.items()}
+
+
+def _first_rounds(what: Asked, seeds: Sequence[int], out: Path, data: str | None) -> dict[str, list[Numbers]]:
+    """Each cell is one round: what is done is kept in a file, so that a second start goes on."""
+    kept = out / "first-rounds.json"
+    known: dict[str, Numbers] = json.loads(kept.read_bytes()) if kept.exists() else {}
+    for name, config in what.configs.items():
+        for seed in seeds:
+            key = f"{name} {seed}"
+            if key not in known:
+                known[key] = first_round_noise(config.model_copy(update={"seed": seed}), data)
+                write_atomically(kept, to_json(known))
+    return {name: [known[f"{name} {seed}"] for seed in seeds] for name in what.configs}
+
+
+def _row(cell: Cell, config: Config, values: Sequence[Numbers], results: Sequence[RunResult]) -> dict[str, Any]:
+    measures = {}
+    for name in values[0]:
+        each = [numbers[name] for numbers in values]
+        printed = cell.printed.get(name)
+        mean = statistics.fmean(each)
+        measures[name or "value"] = {
+            "ours": mean,
+            "std": statistics.stdev(each) if len(each) > 1 else None,
+            "runs": each,
+            "printed": printed.value if printed else None,
+            "printed_std": printed.std if printed else None,
+            "difference": mean - printed.value if printed and printed.value is not None else None,
+        }
+    spent = [card.epsilon_spent for result in results for card in result.guarantees if card.epsilon_spent is not None]
+    return {
+        "algorithm": cell.algorithm,
+        "column": cell.column,
+        "own": cell.own,
+        "settings": dict(cell.settings),
+        "mode": config.mode,
+        "lr": results[0].config["local"]["lr"] if results else config.local.lr,
+        "epsilon_spent_max": max(spent) if spent else None,
+        "seconds": sum(result.seconds for result in results),
+        "not_covered": list(results[0].not_covered) if results else [],
+        "measures": measures,
+    }
