@@ -25,7 +25,7 @@ RUN = "0123456789abcdef"
 def config(**changes: Any) -> Config:
     raw: dict[str, Any] = {
         "seed": 1, "rounds": 4, "data": {"name": "digits", "clients": 2}, "model": {"name": "logreg"},
-        "privacy": {"noise": "replayable", "delta": 1e-4, "accountant": "rdp"},
+        "privacy": {"noise": "replayable", "delta": 1e-4},
         "local": {"batch_size": 30, "lr": 0.5}, "recipe": {"name": "robust-hdp"},
     }  # fmt: skip
     for key, value in changes.items():
@@ -45,7 +45,7 @@ def member(path: Path, name: str = "a", *, epsilon: float = 1.0, more: str = "",
     path.mkdir(exist_ok=True)
     held = data()
     np.savez(path / "data.npz", x=held.x, y=held.y)
-    words = {"accountant": "rdp", "replayable": True, **words}
+    words = {"replayable": True, **words}
     text = template(epsilon, 1e-4, "add-remove", words.pop("recipes", ["robust-hdp"]), **words)
     for line in more.splitlines():
         key = line.split("=")[0].strip()

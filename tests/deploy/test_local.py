@@ -25,7 +25,6 @@ name = "digits"
 clients = 3
 [privacy]
 budgets = [1.0, 2.0, 4.0]
-accountant = "rdp"
 [local]
 batch_size = 32
 lr = 0.5
