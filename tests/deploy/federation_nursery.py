@@ -82,9 +82,17 @@ class Nursery:
         self.children.append(known)
         return known
 
+    @contextlib.contextmanager
+    def tidy(self) -> Iterator[Nursery]:
+        """Leave no command running, however it ends."""
+        try:
+            yield self
+        finally:
+            for child in self.children:
+                child.kill()
+            self.children = []
+
     def close(self) -> None:
-        for child in self.children:
-            child.kill()
         assert self._parent.stdin is not None
         assert self._parent.stdout is not None
         self._parent.stdin.close()
@@ -96,7 +104,8 @@ class Nursery:
 def nursery() -> Iterator[Nursery]:
     held = Nursery()
     try:
-        yield held
+        with held.tidy():
+            yield held
     finally:
         held.close()
 

@@ -6,8 +6,9 @@ import heapq
 import json
 import math
 import time
+import tomllib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from safetensors.torch import load_file
 from hush.config import parse
 from hush.deploy import audit, local
 from hush.deploy.place import Place
+from hush.engines.flower import Hub
 from hush.privacy.ledger.statement import describe, export
 from hush.seeds import rng
+from hush.types import HushError
 
 TOML = """
 seed = 5
@@ -44,12 +47,19 @@ name = "dp-fedavg"
 """
 
 
+@pytest.fixture(scope="module")
+def parent() -> Iterator[Nursery]:
+    with nursery() as held:
+        yield held
+
+
+WHICH = ("coordinator", "link", "coordinator", "link and coordinator", "coordinator")
+
+
 class Siege:
     """A federation of processes, and what befalls them."""
 
-    def __init__(self, path: Path, held: Nursery, members: int, rounds: int) -> None:
-        import tomllib
-
+    def __init__(self, path: Path, held: Nursery, members: int, rounds: int, coordinated: bool = True) -> None:
         text = TOML.format(members=members, rounds=rounds)
         (path / "run.toml").write_text(text)
         self.config = parse(tomllib.loads(text))
@@ -58,12 +68,13 @@ class Siege:
         self.file, self.out, self._nursery = path / "run.toml", self.place.runs / "run", held
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self.kills: dict[str, int] = defaultdict(int)
+        self.struck: set[str] = set()
         self.link = self.serve()
         self.link.wait_for("ready at", 120)
         self.members = {name: self.join(name) for name in self.place.members()}
         for child in self.members.values():
             child.wait_for("is online", 120)
-        self.coordinator = self.coordinate()
+        self.coordinator = self.coordinate() if coordinated else self.link
 
     def serve(self) -> Child:
         return self._nursery.start(["federation", "serve", self.place.path], self.place.server / "superlink.log")
@@ -88,26 +99,27 @@ class Siege:
         """Kill a member; it is started again after a while."""
 
         def again() -> None:
-            if not self.members[name].alive():
-                self.members[name] = self.join(name)
+            self.members[name] = self.join(name)
+            self.struck.discard(name)
 
-        if self.members[name].alive():
+        if name not in self.struck:
             self.members[name].kill()
+            self.struck.add(name)
             self.kills["member"] += 1
             self.later(back, again)
 
-    def decapitate(self, with_link: bool) -> None:
-        """Kill the coordinator, and the SuperLink with it or not; both are started again."""
-        if self.done() or not self.coordinator.alive():
-            return self.later(0.5, lambda: self.decapitate(with_link)) if not self.done() else None
-        self.coordinator.kill()
-        self.kills["server"] += 1
-        if with_link:
+    def decapitate(self, which: str) -> None:
+        """Kill the coordinator, the SuperLink, or both; they are started again at once."""
+        if self.done():
+            return
+        if "link" in which:
             self.link.kill()
-            self.kills["link"] += 1
             self.link = self.serve()
-        self.coordinator = self.coordinate("--resume")
-        return None
+        if "coordinator" in which:
+            self.coordinator.kill()
+            self.coordinator = self.coordinate("--resume")
+        self.kills["server"] += 1
+        self.kills[which] += 1
 
     def done(self) -> bool:
         return (self.out / "result.json").exists()
@@ -132,10 +144,12 @@ def besiege(siege: Siege, server_kills: int, share: float, seconds: float) -> No
                 for chosen in drawn.permutation(len(names))[:per_round]:
                     siege.later(pace * float(drawn.random()), lambda n=names[int(chosen)]: siege.strike(n, 0.3))  # type: ignore[misc]
                 if number in at:
-                    link = at.index(number) % 4 == 1
-                    siege.later(pace * float(drawn.random()), lambda link=link: siege.decapitate(link))  # type: ignore[misc]
+                    which = WHICH[at.index(number) % len(WHICH)]
+                    siege.later(pace * float(drawn.random()), lambda which=which: siege.decapitate(which))  # type: ignore[misc]
             seen = now
         siege.befall()
+        for name, child in siege.members.items():
+            assert name in siege.struck or child.alive(), child.said()
         if not siege.coordinator.alive() and not siege.done():
             # It gave up by itself, as it does when the SuperLink has forgotten its run.
             assert "Traceback" not in siege.coordinator.said(), siege.coordinator.said()
@@ -181,9 +195,9 @@ def check_books(place: Place, out: Path, members: int, rounds: int) -> dict[str,
     [(4, 5, 2, 120.0), pytest.param(20, 50, 20, 2400.0, marks=pytest.mark.soak)],
 )
 def test_members_and_servers_are_killed_and_the_books_agree(
-    tmp_path: Path, members: int, rounds: int, server_kills: int, seconds: float
+    tmp_path: Path, parent: Nursery, members: int, rounds: int, server_kills: int, seconds: float
 ) -> None:
-    with nursery() as held:
+    with parent.tidy() as held:
         siege = Siege(tmp_path, held, members, rounds)
         began = time.monotonic()
         besiege(siege, server_kills, 0.3, seconds)
@@ -193,3 +207,21 @@ def test_members_and_servers_are_killed_and_the_books_agree(
     assert siege.kills["server"] == server_kills
     assert siege.kills["member"] >= 0.2 * members * figures["rounds"]
     assert figures["rounds"] >= rounds - 2
+
+
+def test_a_superlink_that_dies_for_good_is_named_and_nothing_is_lost(tmp_path: Path, parent: Nursery) -> None:
+    """The error says how to go on; what was charged is not charged again."""
+    with parent.tidy() as held:
+        siege = Siege(tmp_path, held, 2, 3, coordinated=False)
+        hub = Hub(siege.place.settings.address, siege.place.ca(), siege.place.secret(), patience=1.0)
+        first = local.coordinator(siege.place, CLASSES, hub)
+        with pytest.raises(HushError, match=r"cannot be reached.*go on with the same command and --resume"):
+            first.run(siege.config, siege.out, progress=lambda record, left: siege.link.kill())
+        assert siege.written() == 1
+        siege.link = siege.serve()
+        result = local.coordinator(siege.place, CLASSES).run(siege.config, siege.out, resume=True)
+    assert result.rounds == 3
+    for name, card in zip(siege.place.members(), result.guarantees, strict=True):
+        told = describe(siege.place.path / "kits" / name / "ledger.db")
+        assert (told["charges"]["SENT"], sum(told["charges"].values())) == (3, 3)
+        assert told["spent"] == pytest.approx(card.epsilon_spent, rel=1e-9)

@@ -59,6 +59,7 @@ class Coordinator:
         self._public = {name: keys.load_public(pem, name) for name, pem in place.members().items()}
         self._post = Post(hub, place.members(), place.settings)
         self._heads = place.heads()
+        self._under_way = False
 
     def run(
         self, config: Config, out: Path, *, resume: bool = False, command: str = "", progress: Progress | None = None
@@ -70,6 +71,10 @@ class Coordinator:
             result = self._run(config, out, resume, command, progress)
             status = "completed"
             return result
+        except HushError as error:
+            if not self._under_way:
+                raise
+            raise HushError(f"{error}; the run is kept in {out}: go on with the same command and --resume") from None
         finally:
             self.hub.close(status)
 
@@ -79,6 +84,7 @@ class Coordinator:
         agreement = self._kept(out, config) if kept else self._enrolment(config)
         federation = assemble(agreement.config, agreement.facts, self.test)
         directory = self._directory(federation, agreement, out, resume, kept, command)
+        self._under_way = True
         state, records = start(federation.terms, federation.starts()), list[RoundRecord]()
         if kept and (held := directory.restore()) is not None:
             state, records = held

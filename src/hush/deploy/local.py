@@ -12,6 +12,7 @@ from hush.data.datasets import from_arrays
 from hush.deploy import place as places
 from hush.deploy.coordinator import Coordinator, Progress
 from hush.deploy.place import Place
+from hush.deploy.post import Hub
 from hush.deploy.processes import Program, free_port, stopping
 from hush.deploy.template import template
 from hush.engines.federation import Federation, prepare
@@ -67,13 +68,14 @@ def join(place: Place, name: str, programs: list[Program]) -> Program:
     return programs[-1]
 
 
-def coordinator(place: Place, classes: int) -> Coordinator:
+def coordinator(place: Place, classes: int, hub: Hub | None = None) -> Coordinator:
     """The coordinator of such a federation, with its public test set."""
-    from hush.engines.flower import Hub
+    from hush.engines import flower
 
+    hub = hub or flower.Hub(place.settings.address, place.ca(), place.secret())
     with np.load(place.path / "test.npz", allow_pickle=False) as held:
         test = from_arrays(held["x"], held["y"], "public test set", classes)
-    return Coordinator(place, Hub(place.settings.address, place.ca(), place.secret()), test)
+    return Coordinator(place, hub, test)
 
 
 def run(

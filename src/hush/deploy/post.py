@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from hush.deploy.place import Settings
+from hush.engines.patience import ForgottenError
 from hush.types import HushError
 
 _POLL = 0.04
 _LOOK = 1.0
+_ANEW = 4
 
 
 class Hub(Protocol):
@@ -49,9 +51,19 @@ class Post:
     ) -> dict[str, bytes | HushError]:
         """Send each its letter, and give back the replies that came before the round closed.
 
-        A letter is sent when its member is online, and again when the member was restarted. `gather` waits for members
-        that are not there yet for as long as the settings say; else who goes offline is not waited for.
+        A letter is sent when its member is online, and again when the member or the SuperLink was restarted. `gather`
+        waits for members that are not there yet for as long as the settings say; else, once there is a quorum, nobody
+        waits for who is offline.
         """
+        for _ in range(_ANEW):
+            try:
+                return self._ask(letters, cap, quorum, gather)
+            except ForgottenError:
+                # It lost what was on its way. Members still have it, and send the same bytes.
+                self._hub.open()
+        return self._ask(letters, cap, quorum, gather)
+
+    def _ask(self, letters: Mapping[str, bytes], cap: int, quorum: int, gather: bool) -> dict[str, bytes | HushError]:
         began = time.monotonic()
         closes = began + (self._settings.gather if gather else self._settings.deadline)
         sent: dict[str, str] = {}
@@ -69,8 +81,9 @@ class Post:
                 posted = self._hub.send({peer.node: letters[n] for n, peer in due.items()}, max(1.0, closes - looked))
                 sent |= {n: posted[peer.node] for n, peer in due.items() if peer.node in posted}
                 seen |= {n: peer.since for n, peer in due.items()}
-                # Whoever is gone may come back while others are waited for, but nobody waits for it alone.
-                if not gather and not missing & set(online) and now - began > 2 * _LOOK:
+                # Whoever is gone may come back while a quorum is waited for; beyond that nobody waits for it.
+                enough = len(replies) >= min(quorum, len(letters))
+                if not gather and enough and not missing & set(online) and now - began > 2 * _LOOK:
                     break
             waiting = {sent[name]: name for name in missing if name in sent}
             for message, reply in self._hub.collect(list(waiting), cap) if waiting else ():

@@ -16,6 +16,6 @@ os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
 from hush.engines.flower.hub import Hub
 from hush.engines.flower.line import Line
 from hush.engines.flower.superlink import superlink
-from hush.engines.patience import RefusedError
+from hush.engines.patience import ForgottenError, RefusedError
 
-__all__ = ["Hub", "Line", "RefusedError", "superlink"]
+__all__ = ["ForgottenError", "Hub", "Line", "RefusedError", "superlink"]

@@ -27,7 +27,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from hush.engines.arrival import Arrival, Peer
 from hush.engines.flower.packing import arrival, packed, push, record
 from hush.engines.gate import SECRET_HEADER
-from hush.engines.patience import called, trusting
+from hush.engines.patience import ForgottenError, RefusedError, called, trusting
 from hush.types import HushError
 
 _HEARTBEAT = 10.0
@@ -86,7 +86,10 @@ class Hub:
         return _peers(found)
 
     def open(self) -> None:
-        """Begin a run: from now on messages can be sent."""
+        """Begin a run: from now on messages can be sent. Again, if the SuperLink has forgotten it."""
+        self._stop.set()
+        self._finish("failed", "begun anew")
+        self._arriving = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of a library that Flower uses
             fab, _ = build_fab_from_files({"pyproject.toml": _FEDERATION_APP, "app.py": b"none = None\n"})
@@ -187,7 +190,10 @@ class Hub:
         return RuntimeHttpClient.from_server_address(self._where, False, self._ca, interceptors)
 
     def _call(self, call: Callable[[], Any]) -> Any:
-        return called(call, self._where, self._patience)
+        try:
+            return called(call, self._where, self._patience)
+        except RefusedError:
+            raise ForgottenError(f"{self._where}: the SuperLink was started anew, and has forgotten this run") from None
 
     def _beat(self, stop: threading.Event) -> None:
         client = self._runtime

@@ -25,7 +25,7 @@ from hush.engines.flower.packing import arrival, packed, push, record
 from hush.engines.patience import RefusedError, called, trusting
 
 _HEARTBEAT = 10.0
-_PATIENCE = 10.0
+_PATIENCE = 15.0
 
 
 class Line:
@@ -50,7 +50,7 @@ class Line:
             # Flower takes a node that died for one that is online, until its heartbeat is missed.
             with contextlib.suppress(httpx.HTTPError):
                 self._client.DeactivateNode(fleet_pb2.DeactivateNodeRequest(node_id=before))
-        self._activate()
+        self._return()
         threading.Thread(target=self._beat, daemon=True).start()
         return int(self._node.node_id)
 
@@ -59,7 +59,8 @@ class Line:
         self._node = Node(node_id=self._call(lambda: self._client.ActivateNode(request)).node_id)
 
     def _return(self) -> None:
-        deadline = time.monotonic() + _PATIENCE
+        """Report for duty; a SuperLink that was started anew knows no keys for a moment."""
+        deadline = time.monotonic() + min(_PATIENCE, self._patience)
         while True:
             try:
                 return self._activate()
@@ -71,11 +72,14 @@ class Line:
     def poll(self, cap: int) -> Parcel | None:
         """The next message, if there is one."""
         try:
-            answer = self._call(lambda: self._client.PullMessages(fleet_pb2.PullMessagesRequest(node=self._node)))
+            return self._polled(cap)
         except RefusedError:
             # A SuperLink that was started anew has forgotten this node, and will soon know its key again.
             self._return()
             return None
+
+    def _polled(self, cap: int) -> Parcel | None:
+        answer = self._call(lambda: self._client.PullMessages(fleet_pb2.PullMessagesRequest(node=self._node)))
         if not answer.messages_list:
             return None
         proto, tree = answer.messages_list[0], answer.message_object_trees[0]
