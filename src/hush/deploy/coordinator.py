@@ -178,10 +178,9 @@ class Coordinator:
         asked = {agreement.names[task.client]: task for task in tasks if task.client not in left}
         letters = {}
         for name, task in asked.items():
-            says = {"run": agreement.run, "round": task.round}
-            tensors = {"models": task.models, **{f"notes.{note}": value for note, value in task.notes.items()}}
-            letters[name] = wire.encode(Letter("task", {**says, "head": self._heads.get(name, "")}, tensors))
-            self.trail.note("task", **says, member=name, digest=wire.digest(Letter("task", says, tensors)))
+            letter = _letter(agreement.run, task)
+            letters[name] = wire.encode(replace(letter, says={**letter.says, "head": self._heads.get(name, "")}))
+            self.trail.note("task", **letter.says, member=name, digest=wire.digest(letter))
         cap = wire.ROOM + int(1.1 * 4 * max((task.answer.size for task in tasks), default=0))
         replies = self._post.ask(letters, cap, federation.terms.quorum)
         for name, reply in replies.items():
@@ -198,13 +197,15 @@ class Coordinator:
             self.trail.note("refusal", run=agreement.run, round=task.round, member=name, reason=reason, final=final)
             return Decline(task.client, task.round, reason, final)
         try:
-            run, number, client, serial, head, _, notes = wire.want(
+            run, number, client, serial, head, asked, notes = wire.want(
                 letter, "run", "round", "client", "serial", "head", "asked", "notes"
             )
             wanted = {"choice"} if "choice" in notes else set()
             wanted |= {"below"} if "clip" in task.notes else set()
             if (run, client) != (agreement.run, name) or set(notes) != wanted:
                 raise HushError("it answers another run or member, or says what it was not asked")
+            if number == task.round and asked != _digest(run, task):
+                raise HushError("it answers another task of this round")
             receipt = stated(task.client, int(number), int(serial), str(run), str(head))
             facts = {key: float(value) for key, value in notes.items()}
         except (HushError, TypeError, ValueError) as error:
@@ -287,6 +288,15 @@ def _recharge(federation: Enrolled, ledgers: Sequence[Ledger], record: RoundReco
             ledgers[client].reserve_costs(federation.stage(client, record.round).costs(), "", record.round)
         except BudgetSpentError:
             continue
+
+
+def _letter(run: str, task: Task) -> Letter:
+    notes = {f"notes.{note}": value for note, value in task.notes.items()}
+    return Letter("task", {"run": run, "round": task.round}, {"models": task.models, **notes})
+
+
+def _digest(run: str, task: Task) -> str:
+    return wire.digest(_letter(run, task))
 
 
 def _last(trail: Trail, run: str) -> list[dict[str, Any]]:

@@ -22,6 +22,10 @@ class Hub(Protocol):
         """Begin a run."""
         ...
 
+    def limit(self, cap: int) -> None:
+        """Let no node send more than an answer of this size, until the next call."""
+        ...
+
     def online(self) -> list[Any]:
         """The nodes that could be asked now."""
         ...
@@ -64,6 +68,7 @@ class Post:
         return self._ask(letters, cap, quorum, gather)
 
     def _ask(self, letters: Mapping[str, bytes], cap: int, quorum: int, gather: bool) -> dict[str, bytes | HushError]:
+        self._hub.limit(cap)
         began = time.monotonic()
         closes = began + (self._settings.gather if gather else self._settings.deadline)
         sent: dict[str, str] = {}

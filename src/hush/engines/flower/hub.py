@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 import threading
 import time
 import warnings
@@ -26,7 +27,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 
 from hush.engines.arrival import Arrival, Peer
 from hush.engines.flower.packing import arrival, packed, push, record
-from hush.engines.gate import SECRET_HEADER
+from hush.engines.gate import LIMIT_HEADER, LIMIT_PATH, SECRET_HEADER
 from hush.engines.patience import ForgottenError, RefusedError, called, trusting
 from hush.types import HushError
 
@@ -64,6 +65,7 @@ class Hub:
             self._control = ControlHttpClient.from_server_address(
                 address, False, ca, [RuntimeVersionHttpInterceptor(component_name="flwr"), _Secret(secret)]
             )
+            self._plain = httpx.Client(verify=ssl.create_default_context(cadata=ca.decode()))
         self._runtime: Any = None
         self._node = Node(node_id=1)
         self._run = 0
@@ -114,6 +116,12 @@ class Hub:
         self._run = self._call(lambda: self._runtime.PullTaskInput(runtime_pb2.PullTaskInputRequest())).run.run_id
         self._stop = threading.Event()
         threading.Thread(target=self._beat, args=(self._stop,), daemon=True).start()
+
+    def limit(self, cap: int) -> None:
+        """Have the gate let no node send more than an answer of this size, or a few of them, until the next call."""
+        headers = {SECRET_HEADER: self._secret, LIMIT_HEADER: str(cap)}
+        asked = f"https://{self._where}{LIMIT_PATH}"
+        self._call(lambda: self._plain.post(asked, headers=headers).raise_for_status())
 
     def online(self) -> list[Peer]:
         """The nodes that could be asked now."""
@@ -177,6 +185,7 @@ class Hub:
         self._workers.shutdown()
         self._finish(status, details)
         self._control.close()
+        self._plain.close()
 
     def _finish(self, status: str, details: str) -> None:
         if self._runtime is not None:

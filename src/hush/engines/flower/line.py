@@ -25,7 +25,7 @@ from hush.engines.flower.packing import arrival, packed, push, record
 from hush.engines.patience import RefusedError, called, trusting
 
 _HEARTBEAT = 10.0
-_PATIENCE = 15.0
+_PATIENCE = 2.5 * _HEARTBEAT  # Flower takes a node for online until it has missed two
 
 
 class Line:
@@ -43,9 +43,14 @@ class Line:
             self._client = FleetHttpClient.from_server_address(address, False, ca, auth)
             self._pulse = FleetHttpClient.from_server_address(address, False, ca, auth)
         self._node: Any = None
+        self._keep: Callable[[int], object] = lambda number: None
 
-    def open(self, before: int = 0) -> int:
-        """Report for duty. Returns the node's number; `before` is the one that it had in an earlier life, if any."""
+    def open(self, before: int = 0, keep: Callable[[int], object] = lambda number: None) -> int:
+        """Report for duty. Returns the node's number; `before` is the one that it had in an earlier life, if any.
+
+        `keep` is told the number, and any that a SuperLink which is started anew gives in its place.
+        """
+        self._keep = keep
         if before:
             # Flower takes a node that died for one that is online, until its heartbeat is missed.
             with contextlib.suppress(httpx.HTTPError):
@@ -57,9 +62,10 @@ class Line:
     def _activate(self) -> None:
         request = fleet_pb2.ActivateNodeRequest(public_key=self._key, heartbeat_interval=_HEARTBEAT)
         self._node = Node(node_id=self._call(lambda: self._client.ActivateNode(request)).node_id)
+        self._keep(int(self._node.node_id))
 
     def _return(self) -> None:
-        """Report for duty; a SuperLink that was started anew knows no keys for a moment."""
+        """Report for duty. Refused are also, for a while, the keys of a node that died, and all after a new start."""
         deadline = time.monotonic() + min(_PATIENCE, self._patience)
         while True:
             try:
