@@ -39,6 +39,7 @@ name = "digits"
 clients = {members}
 [model]
 name = "{model}"
+hidden = 4000
 [privacy]
 budgets = 4.0
 noise = "secure"
@@ -155,9 +156,9 @@ def _numbers(good: Letter, drawn: np.random.Generator) -> bytes:
     bad = vector.clone()
     bad[int(drawn.integers(len(bad)))] = [torch.nan, torch.inf, -torch.inf, 1e30][int(drawn.integers(4))]
     choices: list[dict[str, torch.Tensor]] = [
-        {"vector": bad}, {"vector": vector[:-1]}, {"vector": torch.cat([vector, vector[:1]])}, {"other": vector},
+        {"vector": bad}, {"vector": vector[:-1].clone()}, {"vector": torch.cat([vector, bad])}, {"other": vector},
         {"vector": vector.double()}, {"vector": vector.half()}, {"vector": vector.long()}, {"vector": vector[None]},
-        {"vector": vector, "more": vector[:1]}, {"vector": vector + 1e4}, {},
+        {"vector": vector, "more": vector[:1].clone()}, {"vector": vector + 1e4}, {},
     ]  # fmt: skip
     return wire.encode(Letter(good.kind, good.says, choices[int(drawn.integers(len(choices)))]))
 

@@ -21,13 +21,16 @@ from hush.types import HushError, RunResult
 RUN = "run"
 
 
-def make(path: Path, config: Config, *, times: dict[str, float] | None = None, data: str | None = None) -> Place:
+def make(
+    path: Path, config: Config, *, times: dict[str, float] | None = None, data: str | None = None,
+    host: str = "127.0.0.1",
+) -> Place:  # fmt: skip
     """The folders of a federation whose members hold the clients' data of a simulation."""
     federation = prepare(config, root=data)
     if any(federation.data.phase(number) != federation.data.phase(1) for number in range(2, config.rounds + 1)):
         raise HushError("data.partition: rows that change from round to round cannot be handed to members")
     names = [f"m{client:03d}" for client in range(len(federation.members))]
-    made = places.create(path, names, f"127.0.0.1:{free_port()}", times=times)
+    made = places.create(path, names, f"{host}:{free_port(host)}", times=times)
     accountant = federation.courses[0].plan.accountant
     for member, name in zip(federation.members, names, strict=True):
         words = template(
