@@ -23,7 +23,7 @@ from federation_town import CLASSES
 
 from hush.config import parse
 from hush.deploy import keys, local, wire
-from hush.deploy.enrolled import Fact
+from hush.deploy.facts import Fact
 from hush.deploy.place import Place, open_kit
 from hush.deploy.wire import Letter
 from hush.engines.flower import Line

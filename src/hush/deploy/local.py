@@ -16,6 +16,7 @@ from hush.deploy.post import Hub
 from hush.deploy.processes import Program, free_port, stopping
 from hush.deploy.template import template
 from hush.engines.federation import Federation, prepare
+from hush.recipes.clusters import Oracle
 from hush.types import HushError, RunResult
 
 RUN = "run"
@@ -36,6 +37,7 @@ def make(
         words = template(
             member.policy.epsilon, member.policy.delta, member.policy.relation, [federation.recipe_name],
             accountant=accountant, replayable=config.privacy.noise != "secure", uncovered=True,
+            group=member.group if isinstance(federation.recipe.assign, Oracle) else None,
         )  # fmt: skip
         (path / "kits" / name / "policy.toml").write_text(words)
     _hand_out(path, federation, names)
