@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -140,6 +141,8 @@ def _tend() -> None:
                 status = 0
             except SystemExit as end:
                 status = end.code if isinstance(end.code, int) else 1
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(status)
         sys.stdout.write(f"{pid}\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ pytest.importorskip("flwr", reason="needs the deploy extra")
 
 import federation_kit as kit
 import torch
-from federation_nursery import Nursery, nursery
+from federation_nursery import Nursery
 from safetensors.torch import load_file
 
 from hush.api import simulate
@@ -140,12 +139,6 @@ def test_who_has_too_few_rows_stays_out_alone() -> None:
     facts = [Fact(name, 1.0, 1e-4, "add-remove", rows) for name, rows in (("a", 100), ("b", 3), ("c", 100))]
     kept, out = fitting(kit.config(), facts)
     assert ([fact.name for fact in kept], list(out)) == (["a", "c"], ["b"])
-
-
-@pytest.fixture(scope="module")
-def parent() -> Iterator[Nursery]:
-    with nursery() as held:
-        yield held
 
 
 def between_processes(path: Path, held: Nursery, run: Config, policies: dict[str, str]) -> tuple[Path, RunResult]:

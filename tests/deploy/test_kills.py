@@ -8,7 +8,7 @@ import math
 import time
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the deploy extra")
 
-from federation_nursery import Child, Nursery, nursery
+from federation_nursery import Child, Nursery
 from federation_town import CLASSES
 from safetensors.torch import load_file
 
@@ -45,12 +45,6 @@ lr = 0.5
 [recipe]
 name = "dp-fedavg"
 """
-
-
-@pytest.fixture(scope="module")
-def parent() -> Iterator[Nursery]:
-    with nursery() as held:
-        yield held
 
 
 WHICH = ("coordinator", "link", "coordinator", "link and coordinator", "coordinator")

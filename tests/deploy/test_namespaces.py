@@ -19,7 +19,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the deploy extra")
 
-from federation_nursery import Nursery, nursery
+from federation_nursery import Nursery
 from federation_town import CLASSES, config, until
 
 from hush.deploy import audit, local
@@ -89,12 +89,6 @@ def link() -> Iterator[Wire]:
         run("ip", "netns", "del", made.namespace)
 
 
-@pytest.fixture(scope="module")
-def parent() -> Iterator[Nursery]:
-    with nursery() as held:
-        yield held
-
-
 def started(path: Path, held: Nursery, wire: Wire, run_: Any, patience: float = 3.0) -> Place:
     """A SuperLink and two members here, and a third at the other end of the wire."""
     place = local.make(path / "fed", run_, times={**TIMES, "patience": patience}, host=wire.host)
@@ -152,6 +146,7 @@ def test_a_wire_that_is_cut_in_a_round_and_mended(tmp_path: Path, parent: Nurser
     assert told["spent"] <= told["policy"]["epsilon"] + 1e-9
 
 
+@pytest.mark.soak
 def test_a_slow_wire_that_loses_packets(tmp_path: Path, parent: Nursery, link: Wire) -> None:
     with parent.tidy() as held:
         place = started(tmp_path, held, link, run_ := config(3, 3), 60.0)

@@ -7,7 +7,6 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
@@ -29,12 +28,6 @@ from hush.engines import patience
 from hush.engines.flower import Hub, Line, RefusedError
 from hush.server.rundir import RunDir
 from hush.types import HushError
-
-
-@pytest.fixture(scope="module")
-def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
-    with Town(tmp_path_factory.mktemp("town") / "fed").up() as up:
-        yield up
 
 
 def model(path: Path) -> dict[str, torch.Tensor]:
@@ -75,6 +68,7 @@ def test_bad_answers_cost_their_sender_the_round_and_nothing_else(town: Town) ->
         "answers round": says(round=77),
         "says what it was not asked": says(notes={"choice": 0.0, "loss": 1.0}),
         "expected run": says(extra="x"),
+        "words are not of the kind": says(notes=[]),
     }  # fmt: skip
     number = iter(bad.values())
     with town.members(m002=lambda task, payload: next(number)(task, payload)):

@@ -189,7 +189,7 @@ class Coordinator:
             return Decline(task.client, task.round, reason, final)
         try:
             update = update_of(letter, agreement.run, name, task)
-        except HushError as error:
+        except Exception as error:  # whatever a stranger wrote costs the stranger the round, and nobody else
             self.trail.note("refused", run=agreement.run, round=task.round, member=name, reason=str(error))
             return Decline(task.client, task.round, f"refused: {error}")
         receipt = update.receipt
@@ -203,7 +203,7 @@ class Coordinator:
         """A member's letter; a fault reads as a refusal."""
         try:
             return opened(self._public[name], reply, expected)
-        except HushError as error:
+        except Exception as error:  # the same
             self.trail.note("refused", member=name, reason=str(error))
             return Letter("no", {"run": "", "reason": f"refused: {error}", "final": False})
 

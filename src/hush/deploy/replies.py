@@ -35,15 +35,18 @@ def update_of(letter: Letter, run: str, name: str, task: Task) -> Update:
     told_run, number, client, serial, head, asked, notes = wire.want(
         letter, "run", "round", "client", "serial", "head", "asked", "notes"
     )
-    try:
-        wanted = {"choice"} if "choice" in notes else set()
-        wanted |= {"below"} if "clip" in task.notes else set()
-        if (told_run, client) != (run, name) or set(notes) != wanted or type(number) is not int:
-            raise HushError("it answers another run or member, or says what it was not asked")
-        if number == task.round and asked != wire.digest(letter_of(run, task)):
-            raise HushError("it answers another task of this round")
-        receipt = stated(task.client, number, int(serial), run, str(head)[:200])
-        facts = {key: float(value) for key, value in notes.items()}
-    except (TypeError, ValueError, OverflowError) as error:
-        raise HushError(str(error)) from None
+    if type(number) is not int or type(serial) is not int or not isinstance(head, str) or not _numbers(notes):
+        raise HushError("its words are not of the kind that was asked for")
+    wanted = {"choice"} if "choice" in notes else set()
+    wanted |= {"below"} if "clip" in task.notes else set()
+    if (told_run, client) != (run, name) or set(notes) != wanted:
+        raise HushError("it answers another run or member, or says what it was not asked")
+    if number == task.round and asked != wire.digest(letter_of(run, task)):
+        raise HushError("it answers another task of this round")
+    receipt = stated(task.client, number, serial, run, head[:200])
+    facts = {key: float(value) for key, value in notes.items()}
     return Update(task.client, number, letter.tensors["vector"], task.answer, receipt, facts)
+
+
+def _numbers(notes: object) -> bool:
+    return isinstance(notes, dict) and all(type(value) in (int, float) and abs(value) < 1e9 for value in notes.values())
