@@ -50,14 +50,17 @@ class Child:
             assert time.monotonic() < deadline, self.said()[-2000:]
             time.sleep(0.02)
 
+    def ended(self, seconds: float) -> None:
+        """Wait until it is gone by itself."""
+        deadline = time.monotonic() + seconds
+        while self.alive():
+            assert time.monotonic() < deadline, self.said()[-2000:]
+            time.sleep(0.02)
+
     def memory(self, what: str = "VmRSS") -> int:
         """Bytes held now, or at most so far (`VmHWM`)."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{what}:"))
-
-    def forget_peak(self) -> None:
-        """From now on `VmHWM` counts anew."""
-        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
 
 class Nursery:
