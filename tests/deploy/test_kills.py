@@ -53,8 +53,10 @@ WHICH = ("coordinator", "link", "coordinator", "link and coordinator", "coordina
 class Siege:
     """A federation of processes, and what befalls them."""
 
-    def __init__(self, path: Path, held: Nursery, members: int, rounds: int, coordinated: bool = True) -> None:
-        text = TOML.format(members=members, rounds=rounds)
+    def __init__(
+        self, path: Path, held: Nursery, members: int, rounds: int, coordinated: bool = True, text: str = TOML
+    ) -> None:
+        text = text.replace("{members}", str(members)).replace("{rounds}", str(rounds))
         (path / "run.toml").write_text(text)
         self.config = parse(tomllib.loads(text))
         times = {"deadline": 60.0, "patience": 4.0, "gather": 90.0}
@@ -219,3 +221,29 @@ def test_a_superlink_that_dies_for_good_is_named_and_nothing_is_lost(tmp_path: P
         told = describe(siege.place.path / "kits" / name / "ledger.db")
         assert (told["charges"]["SENT"], sum(told["charges"].values())) == (3, 3)
         assert told["spent"] == pytest.approx(card.epsilon_spent, rel=1e-9)
+
+
+def test_a_budget_that_ends_in_the_middle(tmp_path: Path, parent: Nursery) -> None:
+    """Equal noise for all: who has a small budget leaves, the run goes on, and a restart does not let it back in."""
+    rule = '[recipe]\nname = "robust-hdp"\nprotect = { rule = "dp-sgd", spread = "equal-noise" }'
+    with parent.tidy() as held:
+        text = TOML.replace('[recipe]\nname = "dp-fedavg"', rule).replace("budgets = 4.0", "budgets = [3.6, 4.0, 4.0]")
+        siege = Siege(tmp_path, held, 3, 6, coordinated=False, text=text)
+        gone: list[int] = []
+
+        def watch(record: Any, left: Any) -> None:
+            if 0 in record.refused and not gone:
+                gone.append(record.round)
+                siege.strike("m000", 0.0)
+                siege.befall()
+                siege.members["m000"].wait_for("is online", 60)
+
+        result = local.coordinator(siege.place, CLASSES).run(siege.config, siege.out, progress=watch)
+    lines = [json.loads(line) for line in (siege.out / "rounds.jsonl").read_text().splitlines()]
+    assert result.rounds == 6
+    assert 1 < gone[0] < 6
+    assert all(("0" in line["weights"]) == (line["round"] < gone[0]) for line in lines)
+    told = describe(siege.place.path / "kits" / "m000" / "ledger.db")
+    assert sum(told["charges"].values()) == sum(0 in line["charged"] for line in lines) == gone[0] - 1
+    assert told["spent"] == pytest.approx(result.guarantees[0].epsilon_spent, rel=1e-6)
+    assert "exceed" in lines[gone[0] - 1]["refused"]["0"]
