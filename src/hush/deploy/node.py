@@ -40,6 +40,7 @@ from hush.server.rundir import write_atomically
 from hush.types import HushError, Receipt, Task
 
 TASK_CAP = 1 << 30
+_MANY = 1 << 40
 DECLARED = (COUNT, BUDGET, IMPACT)
 
 
@@ -106,7 +107,9 @@ class Node:
         noisy = 0.0
         if recipe.outline(config.rounds).of[ENROLMENT] >= 0:
             # The recipe itself asks for a noisy count: with the noise that this member's course has for it.
-            own = enrolled.own(config, [fact] * config.data.clients, number, self.data, one, classes)
+            others = replace(fact, samples=_MANY)
+            facts = [fact if other == number else others for other in range(config.data.clients)]
+            own = enrolled.own(config, facts, number, self.data, one, classes)
             noisy = own.course.stages[own.outline.of[ENROLMENT]].noise_of(COUNT)
         replayed = noisy > 0 and config.privacy.noise != "secure"
         source = noise.replayable(config.seed, number, ENROLMENT) if replayed else noise.secure()
