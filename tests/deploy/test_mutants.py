@@ -198,7 +198,7 @@ def besieged(path: Path, held: Nursery, liars: int, rounds: int, model: str) -> 
 
 @pytest.mark.parametrize(
     ("liars", "mutants", "model"),
-    [(6, 40, "logreg"), pytest.param(30, 3_000, "logreg", marks=pytest.mark.soak),
+    [(6, 30, "logreg"), pytest.param(30, 3_000, "logreg", marks=pytest.mark.soak),
      pytest.param(4, 150, "mlp", marks=pytest.mark.soak)],
 )  # fmt: skip
 def test_mutants_from_members_cost_their_round_and_nothing_else(

@@ -140,7 +140,7 @@ def test_replayed_and_repeated_answers_change_nothing(town: Town) -> None:
 def test_members_that_go_silent_are_not_waited_for_beyond_the_deadline(town: Town) -> None:
     with town.members() as members:
         coordinator = town.coordinator()
-        coordinator._post._settings = replace(town.place.settings, deadline=30.0, patience=6.0)
+        coordinator._post._settings = replace(town.place.settings, deadline=30.0, patience=3.0)
         out = town.out()
 
         def silence(record: Any, left: Any) -> None:

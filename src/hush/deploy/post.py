@@ -11,6 +11,7 @@ from hush.engines.patience import ForgottenError
 from hush.types import HushError
 
 _POLL = 0.04
+_EACH = 0.01
 _LOOK = 1.0
 _ANEW = 4
 
@@ -90,6 +91,7 @@ class Post:
                 enough = len(replies) >= min(quorum, len(letters))
                 if not gather and enough and not missing & set(online) and now - began > 2 * _LOOK:
                     break
+            asked = time.monotonic()
             waiting = {sent[name]: name for name in missing if name in sent}
             for message, reply in self._hub.collect(list(waiting), cap) if waiting else ():
                 if message in waiting:
@@ -99,5 +101,6 @@ class Post:
                 reached = time.monotonic()
                 closes = min(closes, reached + self._settings.patience)
             if missing:
-                time.sleep(_POLL)
+                # A SuperLink has one core, and answers in some milliseconds: most of them belong to the members.
+                time.sleep(max(_POLL, _EACH * len(letters), time.monotonic() - asked))
         return replies
