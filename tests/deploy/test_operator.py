@@ -1,4 +1,4 @@
-"""The commands of docs/deploy.md, one after the other: keys made at the members, tables as data, a report at the end."""
+"""The commands of docs/deploy.md, keys made at the members, tables as data, a report to end with."""
 
 from __future__ import annotations
 
