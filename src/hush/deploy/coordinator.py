@@ -32,7 +32,8 @@ from hush.privacy.course import ENROLMENT
 from hush.privacy.ledger import BudgetSpentError, Ledger
 from hush.server.loop import Answer, ServerState, serve, short_of_quorum, start
 from hush.server.rundir import MANIFEST, ROUNDS, RunDir
-from hush.types import Decline, HushError, RoundRecord, RunResult, Task
+from hush.server.validate import validate
+from hush.types import Decline, HushError, RoundRecord, RunResult, Task, Update
 
 _WORDS_CAP = 1 << 20
 
@@ -174,10 +175,14 @@ class Coordinator:
             letters[name] = wire.encode(replace(letter, says={**letter.says, "head": self._heads.get(name, "")}))
             self.trail.note("task", **letter.says, member=name, digest=wire.digest(letter))
         cap = wire.ROOM + int(1.1 * 4 * max((task.answer.size for task in tasks), default=0))
-        replies = self._post.ask(letters, cap, federation.terms.quorum)
-        for name, reply in replies.items():
-            answers.append(self._admitted(agreement, name, asked[name], reply))
-        return answers
+        read: dict[str, Answer] = {}
+
+        def counts(name: str, reply: bytes | HushError) -> bool:
+            answer = read[name] = self._admitted(agreement, name, asked[name], reply)
+            return isinstance(answer, Update) and bool(validate([asked[name]], [answer], "choice" in answer.notes)[0])
+
+        replies = self._post.ask(letters, cap, federation.terms.quorum, counts=counts)
+        return [*answers, *(read[name] for name in replies)]
 
     def _admitted(self, agreement: Agreement, name: str, task: Task, reply: bytes | HushError) -> Answer:
         """A reply as an answer; whatever is wrong with it costs its sender the round."""

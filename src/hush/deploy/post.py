@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from hush.deploy.place import Settings
 from hush.engines.patience import ForgottenError
 from hush.types import HushError
 
+Counts = Callable[[str, bytes | HushError], bool]
 _POLL = 0.04
 _EACH = 0.01
 _LOOK = 1.0
@@ -44,6 +45,10 @@ class Hub(Protocol):
         ...
 
 
+def _any(name: str, reply: bytes | HushError) -> bool:
+    return True
+
+
 class Post:
     """Letters to members by name, and what comes back."""
 
@@ -52,9 +57,11 @@ class Post:
         self._names = {key: name for name, key in members.items()}
 
     def ask(
-        self, letters: Mapping[str, bytes], cap: int, quorum: int, *, gather: bool = False
+        self, letters: Mapping[str, bytes], cap: int, quorum: int, *, gather: bool = False, counts: Counts = _any
     ) -> dict[str, bytes | HushError]:
         """Send each its letter, and give back the replies that came before the round closed.
+
+        Toward the quorum goes what `counts` says, so that nobody closes a round on others with an answer that is none.
 
         A letter is sent when its member is online, and again when the member or the SuperLink was restarted. `gather`
         waits for members that are not there yet for as long as the settings say; else, once there is a quorum, nobody
@@ -62,20 +69,22 @@ class Post:
         """
         for _ in range(_ANEW):
             try:
-                return self._ask(letters, cap, quorum, gather)
+                return self._ask(letters, cap, quorum, gather, counts)
             except ForgottenError:
                 # It lost what was on its way. Members still have it, and send the same bytes.
                 self._hub.open()
-        return self._ask(letters, cap, quorum, gather)
+        return self._ask(letters, cap, quorum, gather, counts)
 
-    def _ask(self, letters: Mapping[str, bytes], cap: int, quorum: int, gather: bool) -> dict[str, bytes | HushError]:
+    def _ask(
+        self, letters: Mapping[str, bytes], cap: int, quorum: int, gather: bool, counts: Counts
+    ) -> dict[str, bytes | HushError]:
         self._hub.limit(cap)
         began = time.monotonic()
         closes = began + (self._settings.gather if gather else self._settings.deadline)
         sent: dict[str, str] = {}
         seen: dict[str, str] = {}
         replies: dict[str, bytes | HushError] = {}
-        looked, reached = 0.0, 0.0
+        looked, reached, good = 0.0, 0.0, 0
         missing = set(letters)
         while missing and time.monotonic() < closes:
             now = time.monotonic()
@@ -88,7 +97,7 @@ class Post:
                 sent |= {n: posted[peer.node] for n, peer in due.items() if peer.node in posted}
                 seen |= {n: peer.since for n, peer in due.items()}
                 # Whoever is gone may come back while a quorum is waited for; beyond that nobody waits for it.
-                enough = len(replies) >= min(quorum, len(letters))
+                enough = good >= min(quorum, len(letters))
                 if not gather and enough and not missing & set(online) and now - began > 2 * _LOOK:
                     break
             asked = time.monotonic()
@@ -96,8 +105,9 @@ class Post:
             for message, reply in self._hub.collect(list(waiting), cap) if waiting else ():
                 if message in waiting:
                     replies[waiting[message]] = reply
+                    good += counts(waiting[message], reply)
                     missing.discard(waiting[message])
-            if len(replies) >= quorum and not reached:
+            if good >= quorum and not reached:
                 reached = time.monotonic()
                 closes = min(closes, reached + self._settings.patience)
             if missing:
