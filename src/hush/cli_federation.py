@@ -137,12 +137,18 @@ def join(
 def run(
     directory: Folder,
     file: File,
-    test: Annotated[Path, typer.Option(help="The coordinator's public test set, which also says what rows are like.")],
+    test: Annotated[
+        Path | None,
+        typer.Option(
+            help="The public test set, which also says what rows are like; by default DIR/test.* or data.name."
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The run directory; by default DIR/runs/NAME.")] = None,
     label: Annotated[str, typer.Option(help="The column with the labels, in CSV and Parquet.")] = "label",
     classes: Annotated[int | None, typer.Option(help="How many; by default the largest label plus one.")] = None,
     sets: Sets = None,
     resume: Resume = False,
+    data: Data = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a config with the members that are online."""
@@ -151,11 +157,11 @@ def run(
     from hush.config import load
     from hush.deploy.coordinator import Coordinator
     from hush.deploy.place import Place
-    from hush.deploy.rows import load as load_rows
+    from hush.deploy.rows import public_test
     from hush.engines.flower import Hub
 
     place, config = Place(directory), load(file, sets or ())
-    rows = load_rows(test, label=label, classes=classes)
+    rows = public_test(test, place.path, config, label=label, classes=classes, root=data)
     hub = Hub(place.settings.address, place.ca(), place.secret())
     path = out or place.runs / file.stem
     command = shlex.join(["hush", *sys.argv[1:]])

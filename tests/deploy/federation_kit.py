@@ -11,6 +11,7 @@ import torch
 from hush.config import Config, parse
 from hush.data.datasets import Dataset, from_arrays
 from hush.deploy import enrolled, keys, wire
+from hush.deploy.facts import Fact
 from hush.deploy.member import prepare
 from hush.deploy.node import Node
 from hush.deploy.place import Kit
@@ -25,7 +26,7 @@ RUN = "0123456789abcdef"
 def config(**changes: Any) -> Config:
     raw: dict[str, Any] = {
         "seed": 1, "rounds": 4, "data": {"name": "digits", "clients": 2}, "model": {"name": "logreg"},
-        "privacy": {"noise": "replayable", "delta": 1e-4, "accountant": "rdp"},
+        "privacy": {"noise": "replayable", "delta": 1e-4},
         "local": {"batch_size": 30, "lr": 0.5}, "recipe": {"name": "robust-hdp"},
     }  # fmt: skip
     for key, value in changes.items():
@@ -45,7 +46,7 @@ def member(path: Path, name: str = "a", *, epsilon: float = 1.0, more: str = "",
     path.mkdir(exist_ok=True)
     held = data()
     np.savez(path / "data.npz", x=held.x, y=held.y)
-    words = {"accountant": "rdp", "replayable": True, **words}
+    words = {"replayable": True, **words}
     text = template(epsilon, 1e-4, "add-remove", words.pop("recipes", ["robust-hdp"]), **words)
     for line in more.splitlines():
         key = line.split("=")[0].strip()
@@ -71,14 +72,15 @@ class Coordinator:
     def enrol(self, offer: Config, *, code: str | None = None, shape: Any = SHAPE, classes: int = CLASSES) -> Letter:
         schema = {"shape": list(shape), "classes": classes}
         return self.ask(
-            "enrol", run=self.run, config=offer.model_dump(), code=code or code_hash(), schema=schema, head=""
-        )
+            "enrol", run=self.run, config=offer.model_dump(), code=code or code_hash(), schema=schema, number=0,
+            head="",
+        )  # fmt: skip
 
     def begin(self, offer: Config, *, code: str | None = None, **facts: Any) -> Letter:
         one = self.node.policy.one_run
         mine = {"name": self.node.name, "epsilon": one.epsilon, "delta": one.delta, "relation": one.relation,
-                "samples": ROWS, **facts}  # fmt: skip
-        other = {**mine, "name": "b"}
+                "samples": ROWS, "factor": None, "group": None, "noised": {}, **facts}  # fmt: skip
+        other = {**mine, "name": "b", "noised": {}}
         schema = {"shape": list(SHAPE), "classes": CLASSES}
         return self.ask(
             "begin", run=self.run, config=offer.model_dump(), code=code or code_hash(), schema=schema, client=0,
@@ -94,5 +96,5 @@ class Coordinator:
 def planned(offer: Config, node: Node) -> float:
     """The noise that the member's own course has."""
     one = node.policy.one_run
-    facts = [enrolled.Fact(name, one.epsilon, one.delta, one.relation, ROWS) for name in ("a", "b")]
+    facts = [Fact(name, one.epsilon, one.delta, one.relation, ROWS) for name in ("a", "b")]
     return enrolled.own(offer, facts, 0, node.data, one, CLASSES).course.plan.noise_multiplier

@@ -25,7 +25,7 @@ def config(members: int = 3, rounds: int = 3, **more: Any) -> Config:
     return parse(
         {
             "seed": 5, "rounds": rounds, "data": {"name": "digits", "clients": members},
-            "privacy": {"budgets": 2.0, "delta": 1e-4, "accountant": "rdp"},
+            "privacy": {"budgets": 2.0, "delta": 1e-4},
             "local": {"batch_size": 64, "lr": 0.5}, "recipe": {"name": "robust-hdp"}, **more,
         }
     )  # fmt: skip

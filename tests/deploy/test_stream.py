@@ -12,7 +12,8 @@ pytest.importorskip("cryptography", reason="needs the deploy extra")
 import federation_kit as kit
 import torch
 
-from hush.deploy.enrolled import Enrolled, Fact, assemble
+from hush.deploy.enrolled import Enrolled, assemble
+from hush.deploy.facts import Fact
 from hush.privacy.ledger.ledger import stated
 from hush.seeds import rng
 from hush.server.loop import serve, start

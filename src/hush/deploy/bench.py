@@ -30,7 +30,7 @@ def _measured(members: int, rounds: int) -> dict[str, float]:
     config = parse(
         {
             "rounds": rounds, "data": {"name": "digits", "clients": members},
-            "privacy": {"budgets": 4.0, "accountant": "rdp", "noise": "secure"},
+            "privacy": {"budgets": 4.0, "noise": "secure"},
             "local": {"batch_size": 16, "lr": 0.5}, "recipe": {"name": "robust-hdp"},
         }
     )  # fmt: skip

@@ -2,52 +2,42 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hush.config import Config, config_hash
+from hush.config import Config
 from hush.data.datasets import Dataset
 from hush.deploy import keys, wire
+from hush.deploy.agreement import AGREEMENT, Agreement, agreed, check, kept
 from hush.deploy.audit import Trail
-from hush.deploy.enrolled import Enrolled, Fact, assemble, shaped
+from hush.deploy.enrolled import Enrolled, assemble, shaped
+from hush.deploy.facts import Fact
+from hush.deploy.gathering import facts_of, fitting
 from hush.deploy.place import Place
 from hush.deploy.post import Hub, Post
+from hush.deploy.replies import letter_of, opened, update_of
 from hush.deploy.template import code_hash
 from hush.deploy.wire import Letter
 from hush.engines.cohort import named
 from hush.engines.evaluate import evaluate
 from hush.engines.outcome import manifest, outcome
+from hush.privacy.course import ENROLMENT
 from hush.privacy.ledger import BudgetSpentError, Ledger
-from hush.privacy.ledger.ledger import stated
 from hush.server.loop import Answer, ServerState, serve, short_of_quorum, start
-from hush.server.rundir import MANIFEST, ROUNDS, RunDir, read_json, to_json, write_atomically
+from hush.server.rundir import MANIFEST, ROUNDS, RunDir
+from hush.server.validate import validate
 from hush.types import Decline, HushError, RoundRecord, RunResult, Task, Update
 
-AGREEMENT = "federation.json"
 _WORDS_CAP = 1 << 20
 
 Progress = Callable[[RoundRecord, Mapping[str, str]], None]
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """What a run was begun with, kept so that it can be taken up again: its name, its members, who left at once."""
-
-    run: str
-    facts: tuple[Fact, ...]
-    config: Config
-
-    @property
-    def names(self) -> list[str]:
-        """The members, by number."""
-        return [fact.name for fact in self.facts]
 
 
 class Coordinator:
@@ -59,6 +49,7 @@ class Coordinator:
         self._public = {name: keys.load_public(pem, name) for name, pem in place.members().items()}
         self._post = Post(hub, place.members(), place.settings)
         self._heads = place.heads()
+        self._under_way = False
 
     def run(
         self, config: Config, out: Path, *, resume: bool = False, command: str = "", progress: Progress | None = None
@@ -70,20 +61,26 @@ class Coordinator:
             result = self._run(config, out, resume, command, progress)
             status = "completed"
             return result
+        except HushError as error:
+            if not self._under_way:
+                raise
+            raise HushError(f"{error}; the run is kept in {out}: go on with the same command and --resume") from None
         finally:
             self.hub.close(status)
 
     def _run(self, config: Config, out: Path, resume: bool, command: str, progress: Progress | None) -> RunResult:
         began = time.perf_counter()
-        kept = resume and (out / AGREEMENT).exists()
-        agreement = self._kept(out, config) if kept else self._enrolment(config)
+        check(config)
+        held = resume and (out / AGREEMENT).exists()
+        agreement = kept(out, config) if held else self._enrolment(config)
         federation = assemble(agreement.config, agreement.facts, self.test)
-        directory = self._directory(federation, agreement, out, resume, kept, command)
+        directory = self._directory(federation, agreement, out, resume, held, command)
+        self._under_way = True
         state, records = start(federation.terms, federation.starts()), list[RoundRecord]()
-        if kept and (held := directory.restore()) is not None:
-            state, records = held
+        if held and (saved := directory.restore()) is not None:
+            state, records = saved
             began -= records[-1].seconds
-        ledgers = _recharged(federation, records)
+        ledgers = _recharged(federation, agreement, records)
         left = self._begin(agreement)
 
         def keep(new: ServerState, record: RoundRecord) -> None:
@@ -115,42 +112,45 @@ class Coordinator:
     def _enrolment(self, config: Config) -> Agreement:
         """Ask every member that comes within the time whether it takes part, and with what."""
         run = uuid.uuid4().hex
-        says = {
-            "run": run, "config": config.model_dump(), "code": code_hash(),
-            "schema": {"shape": list(self.test.x.shape[1:]), "classes": self.test.classes},
-        }  # fmt: skip
-        letters = {name: self._words("enrol", says, name) for name in self._public}
-        facts: list[Fact] = []
+        offer = agreed(run, [Fact(name, 0.0, 0.0, "add-remove", 0) for name in self._public], config).config
+        says = {"run": run, "config": offer.model_dump(), "code": code_hash(), "schema": self._schema()}
+        letters = {
+            name: self._words("enrol", {**says, "number": number}, name) for number, name in enumerate(self._public)
+        }
+        declared, out = dict[str, Fact](), dict[str, str]()
         for name, reply in self._post.ask(letters, _WORDS_CAP, len(letters), gather=True).items():
             letter = self._opened(name, reply, {})
-            if letter.kind == "facts":
-                run_, epsilon, delta, relation, samples, _, head = wire.want(
-                    letter, "run", "epsilon", "delta", "relation", "samples", "name", "head"
-                )
-                facts.append(Fact(name, float(epsilon), float(delta), relation, int(samples)))
-                self._heads[name] = str(head)
-                self.trail.note("enrolled", run=run_, member=name, declared=asdict(facts[-1]))
-            else:
-                self.trail.note("not enrolled", run=run, member=name, reason=letter.says.get("reason"))
-        facts.sort(key=lambda fact: list(self._public).index(fact.name))
+            try:
+                if letter.kind != "facts":
+                    raise HushError(str(letter.says.get("reason", f"an answer of kind {letter.kind}"))[:500])
+                declared[name], self._heads[name] = facts_of(letter, name, run)
+            except HushError as error:
+                out[name] = str(error)
+        facts, short = fitting(config, [declared[name] for name in self._public if name in declared])
+        for fact in facts:
+            self.trail.note("enrolled", run=run, member=fact.name, declared=asdict(fact))
+        out |= short
+        for name, reason in out.items():
+            self.trail.note("not enrolled", run=run, member=name, reason=reason)
         wanted = max(config.quorum, 1)
         if len(facts) < wanted:
-            reasons = "; ".join(str(line["reason"]) for line in _last(self.trail, run))[:600]
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in out.items())[:600] or "nobody else came"
             raise HushError(
                 f"enrolment: {len(facts)} of {len(self._public)} members take part, quorum {wanted}; {reasons}"
             )
-        agreed = config.model_copy(update={"data": config.data.model_copy(update={"clients": len(facts)})})
-        return Agreement(run, tuple(facts), agreed)
+        return agreed(run, facts, config)
+
+    def _schema(self) -> dict[str, Any]:
+        return {"shape": list(self.test.x.shape[1:]), "classes": self.test.classes}
 
     def _begin(self, agreement: Agreement) -> dict[int, str]:
         """Have every member agree to the whole run. Returns who does not, and why."""
         roster = [asdict(fact) for fact in agreement.facts]
-        schema = {"shape": list(self.test.x.shape[1:]), "classes": self.test.classes}
         letters = {}
         for client, name in enumerate(agreement.names):
             says = {
-                "run": agreement.run, "config": agreement.config.model_dump(), "code": code_hash(), "schema": schema,
-                "client": client, "roster": roster,
+                "run": agreement.run, "config": agreement.config.model_dump(), "code": code_hash(),
+                "schema": self._schema(), "client": client, "roster": roster,
             }  # fmt: skip
             letters[name] = self._words("begin", says, name)
         replies = self._post.ask(letters, _WORDS_CAP, agreement.config.quorum)
@@ -172,56 +172,44 @@ class Coordinator:
         asked = {agreement.names[task.client]: task for task in tasks if task.client not in left}
         letters = {}
         for name, task in asked.items():
-            says = {"run": agreement.run, "round": task.round}
-            tensors = {"models": task.models, **{f"notes.{note}": value for note, value in task.notes.items()}}
-            letters[name] = wire.encode(Letter("task", {**says, "head": self._heads.get(name, "")}, tensors))
-            self.trail.note("task", **says, member=name, digest=wire.digest(Letter("task", says, tensors)))
+            letter = letter_of(agreement.run, task)
+            letters[name] = wire.encode(replace(letter, says={**letter.says, "head": self._heads.get(name, "")}))
+            self.trail.note("task", **letter.says, member=name, digest=wire.digest(letter))
         cap = wire.ROOM + int(1.1 * 4 * max((task.answer.size for task in tasks), default=0))
-        replies = self._post.ask(letters, cap, federation.terms.quorum)
-        for name, reply in replies.items():
-            answers.append(self._admitted(agreement, name, asked[name], reply))
-        return answers
+        read: dict[str, Answer] = {}
+
+        def counts(name: str, reply: bytes | HushError) -> bool:
+            answer = read[name] = self._admitted(agreement, name, asked[name], reply)
+            return isinstance(answer, Update) and bool(validate([asked[name]], [answer], "choice" in answer.notes)[0])
+
+        replies = self._post.ask(letters, cap, federation.terms.quorum, counts=counts)
+        return [*answers, *(read[name] for name in replies)]
 
     def _admitted(self, agreement: Agreement, name: str, task: Task, reply: bytes | HushError) -> Answer:
         """A reply as an answer; whatever is wrong with it costs its sender the round."""
-        expected = {"vector": ("F32", (task.answer.size,))}
-        letter = self._opened(name, reply, expected)
+        letter = self._opened(name, reply, {"vector": ("F32", (task.answer.size,))})
         if letter.kind == "no":
             final = letter.says.get("final") is True
             reason = str(letter.says.get("reason"))[:500]
             self.trail.note("refusal", run=agreement.run, round=task.round, member=name, reason=reason, final=final)
             return Decline(task.client, task.round, reason, final)
         try:
-            run, number, client, serial, head, _, notes = wire.want(
-                letter, "run", "round", "client", "serial", "head", "asked", "notes"
-            )
-            wanted = {"choice"} if "choice" in notes else set()
-            wanted |= {"below"} if "clip" in task.notes else set()
-            if (run, client) != (agreement.run, name) or set(notes) != wanted:
-                raise HushError("it answers another run or member, or says what it was not asked")
-            receipt = stated(task.client, int(number), int(serial), str(run), str(head))
-            facts = {key: float(value) for key, value in notes.items()}
-        except (HushError, TypeError, ValueError) as error:
+            update = update_of(letter, agreement.run, name, task)
+        except Exception as error:  # whatever a stranger wrote costs the stranger the round, and nobody else
             self.trail.note("refused", run=agreement.run, round=task.round, member=name, reason=str(error))
             return Decline(task.client, task.round, f"refused: {error}")
+        receipt = update.receipt
         self._heads[name] = receipt.head
-        self.trail.note("update", run=run, round=number, member=name, serial=serial, head=head)
-        return Update(task.client, int(number), letter.tensors["vector"], task.answer, receipt, facts)
+        self.trail.note(
+            "update", run=agreement.run, round=update.round, member=name, serial=receipt.serial, head=receipt.head
+        )
+        return update
 
     def _opened(self, name: str, reply: bytes | HushError, expected: wire.Spec) -> Letter:
-        """A member's letter, its signature and header checked; a fault reads as a refusal."""
+        """A member's letter; a fault reads as a refusal."""
         try:
-            if isinstance(reply, HushError):
-                raise reply
-            content = keys.opened(self._public[name], reply)
-            spec = expected if wire.kind_of(content) == "update" else {}
-            letter = wire.decode(content, len(content), spec)
-            if letter.kind not in ("update", "facts", "ready", "no") or (letter.kind == "update") != bool(
-                letter.tensors
-            ):
-                raise HushError(f"an answer of kind {letter.kind[:20]!r}")
-            return letter
-        except HushError as error:
+            return opened(self._public[name], reply, expected)
+        except Exception as error:  # the same
             self.trail.note("refused", member=name, reason=str(error))
             return Letter("no", {"run": "", "reason": f"refused: {error}", "final": False})
 
@@ -229,27 +217,17 @@ class Coordinator:
         return wire.encode(Letter(kind, {**says, "head": self._heads.get(name, "")}))
 
     def _directory(
-        self, federation: Enrolled, agreement: Agreement, out: Path, resume: bool, kept: bool, command: str
+        self, federation: Enrolled, agreement: Agreement, out: Path, resume: bool, held: bool, command: str
     ) -> RunDir:
         content = manifest(federation, command)
-        if kept:
+        if held:
             return RunDir.reopen(out, content["config_hash"])
         if resume and not (out / ROUNDS).exists():
             # A run that died before its members were written down has not begun.
             (out / MANIFEST).unlink(missing_ok=True)
         directory = RunDir.create(out, content)
-        made = {"run": agreement.run, "facts": [asdict(fact) for fact in agreement.facts]}
-        write_atomically(out / AGREEMENT, to_json({**made, "config": agreement.config.model_dump()}))
+        agreement.write(out)
         return directory
-
-    def _kept(self, out: Path, config: Config) -> Agreement:
-        raw = read_json(out / AGREEMENT)
-        facts = tuple(Fact(**fact) for fact in raw["facts"])
-        agreed = config.model_copy(update={"data": config.data.model_copy(update={"clients": len(facts)})})
-        held = read_json(out / MANIFEST).get("config_hash")
-        if held != config_hash(agreed):
-            raise HushError(f"{out}: holds a run of another config; resume with the file it was started with")
-        return Agreement(str(raw["run"]), facts, agreed)
 
     def _evaluated(self, federation: Enrolled, state: ServerState) -> tuple[tuple[float, ...], float]:
         """Accuracy of each member's model on the public test set, and the mean loss."""
@@ -267,8 +245,12 @@ class Coordinator:
         return {name: f"{ledger.left():.3g}" for name, ledger in zip(agreement.names, ledgers, strict=True)}
 
 
-def _recharged(federation: Enrolled, records: Sequence[RoundRecord]) -> list[Ledger]:
+def _recharged(federation: Enrolled, agreement: Agreement, records: Sequence[RoundRecord]) -> list[Ledger]:
     ledgers = federation.ledgers()
+    for ledger, fact in zip(ledgers, agreement.facts, strict=True):
+        if fact.noised:
+            with contextlib.suppress(BudgetSpentError):
+                ledger.reserve_costs(fact.costs(), "", ENROLMENT)
     for record in records:
         _recharge(federation, ledgers, record)
     return ledgers
@@ -281,14 +263,3 @@ def _recharge(federation: Enrolled, ledgers: Sequence[Ledger], record: RoundReco
             ledgers[client].reserve_costs(federation.stage(client, record.round).costs(), "", record.round)
         except BudgetSpentError:
             continue
-
-
-def _last(trail: Trail, run: str) -> list[dict[str, Any]]:
-    from hush.deploy.audit import read
-
-    return [line for line in read(trail.path) if line.get("run") == run and line["event"] == "not enrolled"]
-
-
-def agreement_of(path: Path) -> dict[str, Any]:
-    """What is kept of a run's agreement, for `hush federation status`."""
-    return dict(json.loads((path / AGREEMENT).read_bytes())) if (path / AGREEMENT).exists() else {}

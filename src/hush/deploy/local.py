@@ -12,26 +12,32 @@ from hush.data.datasets import from_arrays
 from hush.deploy import place as places
 from hush.deploy.coordinator import Coordinator, Progress
 from hush.deploy.place import Place
+from hush.deploy.post import Hub
 from hush.deploy.processes import Program, free_port, stopping
 from hush.deploy.template import template
 from hush.engines.federation import Federation, prepare
+from hush.recipes.clusters import Oracle
 from hush.types import HushError, RunResult
 
 RUN = "run"
 
 
-def make(path: Path, config: Config, *, times: dict[str, float] | None = None, data: str | None = None) -> Place:
+def make(
+    path: Path, config: Config, *, times: dict[str, float] | None = None, data: str | None = None,
+    host: str = "127.0.0.1",
+) -> Place:  # fmt: skip
     """The folders of a federation whose members hold the clients' data of a simulation."""
     federation = prepare(config, root=data)
     if any(federation.data.phase(number) != federation.data.phase(1) for number in range(2, config.rounds + 1)):
         raise HushError("data.partition: rows that change from round to round cannot be handed to members")
     names = [f"m{client:03d}" for client in range(len(federation.members))]
-    made = places.create(path, names, f"127.0.0.1:{free_port()}", times=times)
+    made = places.create(path, names, f"{host}:{free_port(host)}", times=times)
     accountant = federation.courses[0].plan.accountant
     for member, name in zip(federation.members, names, strict=True):
         words = template(
             member.policy.epsilon, member.policy.delta, member.policy.relation, [federation.recipe_name],
             accountant=accountant, replayable=config.privacy.noise != "secure", uncovered=True,
+            group=member.group if isinstance(federation.recipe.assign, Oracle) else None,
         )  # fmt: skip
         (path / "kits" / name / "policy.toml").write_text(words)
     _hand_out(path, federation, names)
@@ -67,13 +73,14 @@ def join(place: Place, name: str, programs: list[Program]) -> Program:
     return programs[-1]
 
 
-def coordinator(place: Place, classes: int) -> Coordinator:
+def coordinator(place: Place, classes: int, hub: Hub | None = None) -> Coordinator:
     """The coordinator of such a federation, with its public test set."""
-    from hush.engines.flower import Hub
+    from hush.engines import flower
 
+    hub = hub or flower.Hub(place.settings.address, place.ca(), place.secret())
     with np.load(place.path / "test.npz", allow_pickle=False) as held:
         test = from_arrays(held["x"], held["y"], "public test set", classes)
-    return Coordinator(place, Hub(place.settings.address, place.ca(), place.secret()), test)
+    return Coordinator(place, hub, test)
 
 
 def run(

@@ -58,9 +58,7 @@ def report(kit: Kit, line: Any) -> int:
     """Report for duty, under the number that is kept from the last time."""
     file = kit.path / "node"
     before = file.read_text() if file.exists() else ""
-    number = int(line.open(int(before) if before.isdigit() else 0))
-    file.write_text(str(number))
-    return number
+    return int(line.open(int(before) if before.isdigit() else 0, lambda number: file.write_text(str(number))))
 
 
 def serve(node: Node, line: Any, going: Callable[[], bool] = lambda: True) -> None:

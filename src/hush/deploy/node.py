@@ -17,11 +17,13 @@ from typing import Any
 import torch
 
 from hush import recipes
-from hush.config import parse
+from hush.config import Config, parse
 from hush.data.datasets import Dataset
 from hush.deploy import enrolled, keys, rows, wire
 from hush.deploy.audit import Trail
-from hush.deploy.enrolled import Fact, Own
+from hush.deploy.declare import declare, group, numbers
+from hush.deploy.enrolled import Own
+from hush.deploy.facts import BUDGET, IMPACT, Fact
 from hush.deploy.policy import MemberPolicy, check_imports, check_offer, check_plans
 from hush.deploy.wire import Letter, want
 from hush.engines import answer
@@ -32,11 +34,14 @@ from hush.privacy.course import ENROLMENT, Stage
 from hush.privacy.ledger import BudgetSpentError, Ledger, balance
 from hush.privacy.ledger.book import RESERVED
 from hush.privacy.ledger.ledger import inspect
+from hush.recipes import Recipe
+from hush.recipes.weigh import COUNT
 from hush.server.rundir import write_atomically
 from hush.types import HushError, Receipt, Task
 
 TASK_CAP = 1 << 30
-SAMPLES = "number of training samples"
+_MANY = 1 << 40
+DECLARED = (COUNT, BUDGET, IMPACT)
 
 
 class Node:
@@ -84,36 +89,34 @@ class Node:
 
     def _enrol(self, letter: Letter) -> bytes:
         """Whether this member would take part, and what it declares."""
-        run, raw, code, schema, head = want(letter, "run", "config", "code", "schema", "head")
+        run, raw, code, schema, number, head = want(letter, "run", "config", "code", "schema", "number", "head")
         config = parse(raw)
         check_imports(self.policy, config)
         name, recipe = recipes.parse(config.recipe, config.mode)
         check_offer(self.policy, config, name, recipe, code)
         rows.check_schema(self.data, schema["shape"], schema["classes"])
         self.ledger.check_head(head)
-        fact = Fact(self.name, **asdict(self.policy.one_run), samples=self._count(run))
+        fact = self._declared(run, config, recipe, int(number), int(schema["classes"]))
         self.trail.note("enrolled", run=run, recipe=name, declared=asdict(fact), **self.balance())
         return self._signed(Letter("facts", {"run": run, **asdict(fact), "head": self.ledger.head}))
 
-    def _count(self, run: str) -> int:
-        """The number of rows: as it is, or noised, charged, and the same whenever it is asked in a run."""
-        exact = len(self.data.y)
-        if self.policy.enrol.samples == "public":
-            return exact
-        if (kept := self.ledger.sealed(run, ENROLMENT)) is not None:
-            return int(kept[1])
-        attempt = self.ledger.next_attempt(run, ENROLMENT)
-        if attempt == 0:
-            raise HushError("enrolment: a noised count of this run was sent before and is not kept")
-        # Under replace-one a count tells nothing; one row more or less moves it by one.
-        cost = Cost(SAMPLES, "gaussian", self.policy.enrol.noise, 1)
-        self._affordable(run, (cost,))
-        receipt = self.ledger.reserve_costs((cost,), run, ENROLMENT, attempt)
-        noised = exact + self.policy.enrol.noise * float(noise.secure().normal(1, torch.float64))
-        count = max(1, round(noised))
-        self.ledger.seal(receipt, str(count).encode())
-        self.ledger.sent(receipt)
-        return count
+    def _declared(self, run: str, config: Config, recipe: Recipe, number: int, classes: int) -> Fact:
+        """What this member says of itself for a run: the same however often it is asked."""
+        one = self.policy.one_run
+        fact = Fact(self.name, **asdict(one), samples=len(self.data.y), group=group(self.policy, recipe))
+        noisy = 0.0
+        if recipe.outline(config.rounds).of[ENROLMENT] >= 0:
+            # The recipe itself asks for a noisy count: with the noise that this member's course has for it.
+            others = replace(fact, samples=_MANY)
+            facts = [fact if other == number else others for other in range(config.data.clients)]
+            own = enrolled.own(config, facts, number, self.data, one, classes)
+            noisy = own.course.stages[own.outline.of[ENROLMENT]].noise_of(COUNT)
+        replayed = noisy > 0 and config.privacy.noise != "secure"
+        source = noise.replayable(config.seed, number, ENROLMENT) if replayed else noise.secure()
+        return declare(
+            fact, numbers(self.policy, len(self.data.y), recipe, noisy), self.ledger, run,
+            lambda: float(source.normal(1, torch.float64)), lambda costs: self._affordable(run, costs),
+        )  # fmt: skip
 
     def _begin(self, letter: Letter) -> bytes:
         """Agree to a run as a whole. From now on its config is fixed."""
@@ -121,10 +124,12 @@ class Node:
         own, facts = self._computed(letter.says)
         if type(client) is not int or facts[client].name != self.name:
             raise HushError(f"begin: the roster does not have {self.name} as number {client}")
-        declared = facts[client]
-        one = self.policy.one_run
-        if (declared.epsilon, declared.delta, declared.relation) != (one.epsilon, one.delta, one.relation):
+        declared, one = facts[client], self.policy.one_run
+        budget = one.epsilon if BUDGET not in declared.noised else declared.epsilon
+        if (declared.epsilon, declared.delta, declared.relation) != (budget, one.delta, one.relation):
             raise HushError("begin: the roster has another budget for this member than it declared")
+        if set(declared.costs()) != {cost for cost in self._charged(run) if cost.what in DECLARED}:
+            raise HushError("begin: the roster has other noise for this member than it was charged for")
         check_plans(self.policy, own.course)
         agreed = json.dumps(dict(letter.says, head=""), sort_keys=True)
         path = self._state(run)
@@ -256,7 +261,7 @@ class Node:
         """Raise `BudgetSpentError` if this run would spend more than the policy gives to one run."""
         policy = self.policy.one_run
         wanted = balance.plus({}, (*self._charged(run), *costs))
-        if own is not None and run in self._fitting and balance.within(wanted, balance.plus({}, own.course.costs())):
+        if own is not None and run in self._fitting and balance.within(wanted, balance.plus({}, own.costs())):
             return
         spent = balance.epsilon(wanted, policy, self.policy.budget.accountant)
         if not balance.fits(spent, policy):
@@ -266,7 +271,7 @@ class Node:
 
     def _approve(self, run: str, own: Own) -> None:
         """Compute once what all of the run costs: if that fits, no single round needs to be computed again."""
-        policy, whole = self.policy.one_run, balance.plus({}, own.course.costs())
+        policy, whole = self.policy.one_run, balance.plus({}, own.costs())
         if balance.fits(balance.epsilon(whole, policy, self.policy.budget.accountant), policy):
             self._fitting.add(run)
         charged = balance.plus({}, self._charged(run))

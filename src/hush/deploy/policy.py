@@ -56,10 +56,27 @@ class Accept(_Strict):
 
 
 class Enrol(_Strict):
-    """`[enrol]`: what the member says about itself. `noised` costs budget, with noise of that deviation."""
+    """`[enrol]`: what the member says about itself, each public by its choice, or noised and charged.
+
+    Attributes:
+        samples: Its number of rows.
+        budget: Its epsilon.
+        impact: Its impact factor.
+        factor: The impact factor itself, for recipes that weigh by it.
+        group: Its true cluster, for recipes that take it as known; public if it is told at all.
+        noise: The deviation of what is noised, in units of what one row can change in it.
+        budget_row: What one row can change in the budget; by default all of it.
+        factor_row: What one row can change in the factor.
+    """
 
     samples: Literal["public", "noised"] = "public"
+    budget: Literal["public", "noised"] = "public"
+    impact: Literal["public", "noised"] = "public"
+    factor: Annotated[float, Field(ge=0, le=1)] | None = None
+    group: Annotated[int, Field(ge=0)] | None = None
     noise: Positive = 10.0
+    budget_row: Positive | None = None
+    factor_row: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
 class Data(_Strict):
@@ -159,6 +176,7 @@ def check_offer(policy: MemberPolicy, config: Config, name: str, recipe: Recipe,
     if config.privacy.relation != policy.budget.relation:
         raise HushError(f"relation {config.privacy.relation}: not accepted; accepted: {policy.budget.relation}")
     declared = {"number of training samples", "privacy budget", "privacy plan", "impact factor"}
+    declared |= {"true cluster"} if policy.enrol.group is not None else set()
     gaps = [release.what for release in recipe.releases() if not release.covered and release.what not in declared]
     if gaps and not accept.uncovered:
         raise HushError(f"recipe {name} releases what no epsilon covers ({'; '.join(gaps)}): not accepted here")

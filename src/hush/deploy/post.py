@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from hush.deploy.place import Settings
+from hush.engines.patience import ForgottenError
 from hush.types import HushError
 
+Counts = Callable[[str, bytes | HushError], bool]
 _POLL = 0.04
+_EACH = 0.01
 _LOOK = 1.0
+_ANEW = 4
 
 
 class Hub(Protocol):
@@ -18,6 +22,10 @@ class Hub(Protocol):
 
     def open(self) -> None:
         """Begin a run."""
+        ...
+
+    def limit(self, cap: int) -> None:
+        """Let no node send more than an answer of this size, until the next call."""
         ...
 
     def online(self) -> list[Any]:
@@ -37,6 +45,10 @@ class Hub(Protocol):
         ...
 
 
+def _any(name: str, reply: bytes | HushError) -> bool:
+    return True
+
+
 class Post:
     """Letters to members by name, and what comes back."""
 
@@ -45,19 +57,34 @@ class Post:
         self._names = {key: name for name, key in members.items()}
 
     def ask(
-        self, letters: Mapping[str, bytes], cap: int, quorum: int, *, gather: bool = False
+        self, letters: Mapping[str, bytes], cap: int, quorum: int, *, gather: bool = False, counts: Counts = _any
     ) -> dict[str, bytes | HushError]:
         """Send each its letter, and give back the replies that came before the round closed.
 
-        A letter is sent when its member is online, and again when the member was restarted. `gather` waits for members
-        that are not there yet for as long as the settings say; else who goes offline is not waited for.
+        Toward the quorum goes what `counts` says, so that nobody closes a round on others with an answer that is none.
+
+        A letter is sent when its member is online, and again when the member or the SuperLink was restarted. `gather`
+        waits for members that are not there yet for as long as the settings say; else, once there is a quorum, nobody
+        waits for who is offline.
         """
+        for _ in range(_ANEW):
+            try:
+                return self._ask(letters, cap, quorum, gather, counts)
+            except ForgottenError:
+                # It lost what was on its way. Members still have it, and send the same bytes.
+                self._hub.open()
+        return self._ask(letters, cap, quorum, gather, counts)
+
+    def _ask(
+        self, letters: Mapping[str, bytes], cap: int, quorum: int, gather: bool, counts: Counts
+    ) -> dict[str, bytes | HushError]:
+        self._hub.limit(cap)
         began = time.monotonic()
         closes = began + (self._settings.gather if gather else self._settings.deadline)
         sent: dict[str, str] = {}
         seen: dict[str, str] = {}
         replies: dict[str, bytes | HushError] = {}
-        looked, reached = 0.0, 0.0
+        looked, reached, good = 0.0, 0.0, 0
         missing = set(letters)
         while missing and time.monotonic() < closes:
             now = time.monotonic()
@@ -69,17 +96,21 @@ class Post:
                 posted = self._hub.send({peer.node: letters[n] for n, peer in due.items()}, max(1.0, closes - looked))
                 sent |= {n: posted[peer.node] for n, peer in due.items() if peer.node in posted}
                 seen |= {n: peer.since for n, peer in due.items()}
-                # Whoever is gone may come back while others are waited for, but nobody waits for it alone.
-                if not gather and not missing & set(online) and now - began > 2 * _LOOK:
+                # Whoever is gone may come back while a quorum is waited for; beyond that nobody waits for it.
+                enough = good >= min(quorum, len(letters))
+                if not gather and enough and not missing & set(online) and now - began > 2 * _LOOK:
                     break
+            asked = time.monotonic()
             waiting = {sent[name]: name for name in missing if name in sent}
             for message, reply in self._hub.collect(list(waiting), cap) if waiting else ():
                 if message in waiting:
                     replies[waiting[message]] = reply
+                    good += counts(waiting[message], reply)
                     missing.discard(waiting[message])
-            if len(replies) >= quorum and not reached:
+            if good >= quorum and not reached:
                 reached = time.monotonic()
                 closes = min(closes, reached + self._settings.patience)
             if missing:
-                time.sleep(_POLL)
+                # A SuperLink has one core, and answers in some milliseconds: most of them belong to the members.
+                time.sleep(max(_POLL, _EACH * len(letters), time.monotonic() - asked))
         return replies

@@ -96,10 +96,10 @@ def follow_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def free_port() -> int:
+def free_port(host: str = "127.0.0.1") -> int:
     """A port of this machine that nobody listens on."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 

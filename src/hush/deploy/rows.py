@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from hush.config import Config
 from hush.data.datasets import Dataset, from_arrays
 from hush.data.files import gunzip, read_bytes
 from hush.data.idx import parse_idx
+from hush.engines.federation import load as load_named
 from hush.types import HushError
 
 KINDS = ".npz (x, y), .csv, .parquet, a folder with IDX files (*images*, *labels*), or data.loader in the policy"
@@ -30,6 +32,17 @@ def load(path: Path, *, label: str = "label", loader: str | None = None, classes
         return from_arrays(x, y, path.name, classes)
     except HushError as error:
         raise HushError(f"{path}: {error}") from None
+
+
+def public_test(
+    path: Path | None, folder: Path, config: Config, *, label: str = "label", classes: int | None = None,
+    root: str | None = None,
+) -> Dataset:  # fmt: skip
+    """The coordinator's public test set: a file that is named, `test.*` in its folder, or the config's own dataset."""
+    beside = sorted(found for kind in (".npz", ".csv", ".parquet") for found in folder.glob(f"test{kind}"))
+    if path is None and not beside:
+        return load_named(config, root)
+    return load(path or beside[0], label=label, classes=classes)
 
 
 def check_schema(data: Dataset, shape: Sequence[int], classes: int) -> None:

@@ -22,9 +22,10 @@ def code_hash() -> str:
 
 def template(
     epsilon: float, delta: float, relation: str, recipes: Sequence[str], *, accountant: str = "pld",
-    replayable: bool = False, uncovered: bool = False, samples: str = "public",
+    replayable: bool = False, uncovered: bool = False, samples: str = "public", group: int | None = None,
 ) -> str:  # fmt: skip
     """A policy to start from."""
+    cluster = "# group = 0" if group is None else f"group = {group}"
     names = ", ".join(f'"{name}"' for name in recipes)
     return f"""# The law at this member. Every key is optional unless it says otherwise; an unknown key is an error.
 [budget]
@@ -49,8 +50,14 @@ replayable = {str(replayable).lower()}               # true: noise that a seed g
 uncovered = {str(uncovered).lower()}                # true: recipes that release what no epsilon covers
 
 [enrol]
-samples = "{samples}"            # or "noised", which costs budget
-noise = 10.0
+samples = "{samples}"            # the number of rows; or "noised", which costs budget
+budget = "public"                # the epsilon above; or "noised"
+impact = "public"                # the impact factor; or "noised"
+# factor = 0.5                   # for recipes that weigh by it, 0 to 1
+{cluster:32} # the true cluster, for recipes that take it as known
+noise = 10.0                     # of what is noised, in units of what one row can change in it
+# budget_row = {epsilon!r}       # what one row can change in the budget, and in the factor
+# factor_row = 1.0
 
 [data]
 label = "label"                  # the column with the labels, in CSV and Parquet

@@ -107,7 +107,7 @@ def _check(header: Mapping[str, Any], size: int, expected: Spec | None) -> None:
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
             raise HushError("its header is not that of safetensors")
         shape, offsets = entry["shape"], entry["data_offsets"]
-        if not _whole(shape) or not _whole(offsets) or len(offsets) != 2 or entry["dtype"] not in _DTYPES:
+        if not _whole(shape) or not _whole(offsets) or len(offsets) != 2 or str(entry["dtype"]) not in _DTYPES:
             raise HushError("its header has numbers that are none, or a type that is not accepted")
         if expected is not None and (entry["dtype"], tuple(shape)) != expected[name]:
             dtype, wanted = expected[name]

@@ -59,9 +59,13 @@ class Arrival:
                     raise HushError("a message whose pieces never came")
                 return None
             self._contents[self._missing.pop(0)] = found.object_content
+            self._deadline = time.monotonic() + _PATIENCE
             if sum(map(len, self._contents.values())) > self._cap + _OVERHEAD:
                 raise HushError(f"a message of more than {self._cap} bytes")
         try:
-            return self._unpack(self._contents)
+            payload = self._unpack(self._contents)
         except Exception as error:  # anything may be wrong with what a stranger packed
             raise HushError(f"a message that cannot be unpacked: {error!r}"[:300]) from None
+        if len(payload) > self._cap:
+            raise HushError(f"a message of more than {self._cap} bytes")
+        return payload

@@ -19,6 +19,10 @@ class RefusedError(HushError):
     """The SuperLink does not accept this key."""
 
 
+class ForgottenError(HushError):
+    """The SuperLink does not know this run, as after a new start."""
+
+
 def called(call: Callable[[], T], where: str, patience: float = 0.0) -> T:
     """The answer to a request, tried again while the SuperLink is away, for as long as patience lasts."""
     deadline, wait = time.monotonic() + patience, 0.1

@@ -1,0 +1,72 @@
+"""Enrolment on the coordinator's side: what members declare, checked. A bad declaration keeps its sender out alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from hush.config import Config
+from hush.data import budgets
+from hush.deploy import wire
+from hush.deploy.facts import BUDGET, IMPACT, Fact
+from hush.deploy.wire import Letter
+from hush.recipes.weigh import COUNT
+from hush.types import HushError, Relation
+
+_FIELDS = ("epsilon", "delta", "relation", "samples", "factor", "group", "noised")
+_MOST_ROWS = 1 << 40
+_MOST_GROUPS = 1 << 16
+
+
+def facts_of(letter: Letter, name: str, run: str) -> tuple[Fact, str]:
+    """What a member declared, and the head of its ledger; or a `HushError`."""
+    told_run, told_name, head, *rest = wire.want(letter, "run", "name", "head", *_FIELDS)
+    if (told_run, told_name) != (run, name) or not isinstance(head, str) or len(head) > 200:
+        raise HushError("facts: of another run or member")
+    found = dict(zip(_FIELDS, rest, strict=True))
+    for key, good in {
+        "epsilon": _number(found["epsilon"], 0, math.inf), "delta": _number(found["delta"], 0, 1),
+        "relation": found["relation"] in get_args(Relation), "samples": _whole(found["samples"], 1, _MOST_ROWS),
+        "factor": found["factor"] is None or found["factor"] == 0 or _number(found["factor"], 0, 1, closed=True),
+        "group": found["group"] is None or _whole(found["group"], 0, _MOST_GROUPS), "noised": _noised(found["noised"]),
+    }.items():  # fmt: skip
+        if not good:
+            raise HushError(f"facts: {key} is {found[key]!r:.60}, which is impossible")
+    return Fact(name, **found), head
+
+
+def fitting(config: Config, facts: Sequence[Fact]) -> tuple[list[Fact], dict[str, str]]:
+    """The members whose rows suffice for their batches, and why the others' do not."""
+    kept, out = list(facts), dict[str, str]()
+    while kept:
+        batches = budgets.batch_sizes(config.local.batch_size, len(kept), config.seed)
+        short = {
+            fact.name: f"a batch of {batch} rows is more than this member can take"
+            for fact, batch in zip(kept, batches, strict=True)
+            if batch > fact.samples and COUNT not in fact.noised
+        }
+        if not short:
+            break
+        out |= short
+        kept = [fact for fact in kept if fact.name not in short]
+    return kept, out
+
+
+def _number(value: Any, low: float, high: float, closed: bool = False) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return False
+    return low < value < high or (closed and value == high)
+
+
+def _whole(value: Any, low: int, high: int) -> bool:
+    return type(value) is int and low <= value <= high
+
+
+def _noised(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and set(value) <= {COUNT, BUDGET, IMPACT}
+        and all(isinstance(pair, list) and len(pair) == 2 for pair in value.values())
+        and all(_number(each, 0, math.inf) for pair in value.values() for each in pair)
+    )

@@ -1,0 +1,35 @@
+"""The SuperLink as a process of its own, behind the gate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from hush.engines.gate import Gate
+
+_IN_MEMORY = ":flwr-in-memory:"
+
+
+def superlink(host: str, port: int, certificate: Mapping[str, Path], secret: str) -> None:
+    """Run a SuperLink until the process is stopped. `certificate` has the files of `ca`, `certificate` and `key`.
+
+    It keeps nothing: members have their ledgers, the coordinator its run directory, and both ask again.
+    """
+    import uvicorn
+    from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
+    from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
+    from flwr.superlink.main import create_app
+
+    files = [str(certificate[name]) for name in ("ca", "certificate", "key")]
+    ca, server, key = (Path(file).read_bytes() for file in files)
+    config = SuperLinkLifespanConfig(
+        control_address="", health_server_address=None, host=host, port=port, insecure=False,
+        certificates=(ca, server, key), superexec_auth_secret=None, authn_plugin=load_control_authn_plugin(),
+        event_log_plugin=None, fleet_event_log_plugin=None, enable_event_log=False, artifact_provider=None,
+        enable_supernode_auth=True, fleet_api_type="grpc-rere", fleet_api_address=None, simulation=False,
+        ssl_ca_certfile=files[0], ssl_certfile=files[1], ssl_keyfile=files[2], database=_IN_MEMORY,
+        isolation="process", runtime_dependency_install=False,
+    )  # fmt: skip
+    app = Gate(create_app(config, SuperLinkLifespan), secret)
+    uvicorn.run(app, host=host, port=port, ssl_certfile=files[1], ssl_keyfile=files[2], access_log=False,
+                log_level="warning", workers=1, timeout_graceful_shutdown=2)  # fmt: skip

@@ -1,0 +1,189 @@
+"""Coordinators and members that are up to no good, over a real SuperLink: refusals that cost nothing, capped pulls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="needs the deploy extra")
+
+import torch
+from federation_town import CLASSES, Town, config, resigned
+from safetensors.torch import load_file
+
+from hush.config import Config
+from hush.deploy import audit, keys, local, wire
+from hush.deploy.enrolled import assemble
+from hush.deploy.facts import Fact
+from hush.deploy.post import Post
+from hush.deploy.standing import standing
+from hush.deploy.template import code_hash
+from hush.deploy.wire import Letter
+from hush.engines.flower import Hub
+from hush.privacy.ledger.statement import export
+
+SHAPE, SIZE = [1, 8, 8], 650
+
+
+def rounds(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+
+
+class Tyrant:
+    """A coordinator that says what it likes to one member, over the wire."""
+
+    def __init__(self, town: Town, hub: Hub, name: str = "m000") -> None:
+        self.name, self.place = name, town.place
+        self._post = Post(hub, {name: town.place.members()[name]}, town.place.settings)
+        self._public = keys.load_public(town.place.members()[name], name)
+        self.path = town.place.path / "kits" / name
+
+    def ask(self, kind: str, tensors: dict[str, torch.Tensor] | None = None, **says: Any) -> Letter:
+        letter = wire.encode(Letter(kind, {**says, "head": ""}, tensors or {}))
+        (reply,) = self._post.ask({self.name: letter}, 1 << 20, 1).values()
+        assert isinstance(reply, bytes), reply
+        return wire.decode(keys.opened(self._public, reply), len(reply))
+
+    def begin(self, offer: Config, run: str, code: str | None = None) -> Letter:
+        with np.load(self.path / "data.npz") as held:
+            rows = len(held["y"])
+        facts = [asdict(Fact(name, 2.0, 1e-4, "add-remove", rows)) for name in ("m000", "m001", "m002")]
+        words = {"run": run, "config": offer.model_dump(), "code": code or code_hash(), "client": 0, "roster": facts}
+        return self.ask("begin", schema={"shape": SHAPE, "classes": CLASSES}, **words)
+
+    def task(self, run: str, number: int, models: torch.Tensor) -> Letter:
+        return self.ask("task", {"models": models}, run=run, round=number)
+
+    def ledger(self) -> list[str]:
+        return [row["hash"] for row in export(self.path / "ledger.db")]
+
+
+@contextmanager
+def tyranny(town: Town) -> Iterator[Tyrant]:
+    place = town.place
+    hub = Hub(place.settings.address, place.ca(), place.secret())
+    hub.open()
+    try:
+        yield Tyrant(town, hub)
+    finally:
+        hub.close()
+
+
+def limited(town: Town, text: str) -> Callable[[], None]:
+    """Tighten the policy of the first member; what is returned undoes it."""
+    policy = town.place.path / "kits" / "m000" / "policy.toml"
+    before = policy.read_text()
+    policy.write_text(before.replace("max_rate = 1.0", text))
+    return lambda: policy.write_text(before) and None
+
+
+def test_a_malicious_coordinator_gets_refusals_and_the_ledger_does_not_move(town: Town) -> None:
+    undo = limited(town, "max_rate = 0.5")
+    try:
+        with town.members(), tyranny(town) as tyrant:
+            honest = config(rounds=4)
+            begun = tyrant.begin(honest, "fair")
+            assert begun.kind == "ready", begun.says
+            assert tyrant.task("fair", 1, torch.zeros(1, SIZE)).kind == "update"
+            before = tyrant.ledger()
+            less = {"name": "robust-hdp", "protect": {"rule": "dp-sgd", "spread": "equal-noise", "noise": 0.01}}
+            work = {"batch_size": 64, "lr": 0.5}
+            refused = {
+                "other weights": tyrant.task("fair", 1, torch.ones(1, SIZE)),
+                "a round that is none": tyrant.task("fair", 9, torch.zeros(1, SIZE)),
+                "another code": tyrant.begin(honest, "evil1", code="0" * 64),
+                "a higher rate": tyrant.begin(config(rounds=4, local={**work, "batch_size": 400}), "evil2"),
+                "less noise": tyrant.begin(config(rounds=4, recipe=less), "evil3"),
+                "more steps": tyrant.begin(config(rounds=4, local={**work, "steps": 20_000}), "evil4"),
+                "no noise": tyrant.begin(config(rounds=4, recipe={"name": "fedavg"}), "evil5"),
+                "more rounds of the same run": tyrant.begin(config(rounds=5), "fair"),
+                "a run that nobody agreed to": tyrant.task("evil2", 1, torch.zeros(1, SIZE)),
+            }
+            reasons = {what: (letter.kind, letter.says["reason"]) for what, letter in refused.items()}
+            assert all(kind == "no" and reason for kind, reason in reasons.values()), reasons
+            assert tyrant.ledger() == before
+            again = tyrant.task("fair", 1, torch.zeros(1, SIZE))
+            assert again.kind == "update"
+            assert tyrant.ledger() == before
+            notes = audit.read(tyrant.path / "audit.jsonl")
+        assert sum(note["event"] == "refused" for note in notes) >= len(refused)
+    finally:
+        undo()
+
+
+def test_a_member_whose_rows_do_not_fit_stays_out_and_the_run_goes_on(town: Town) -> None:
+    data = town.place.path / "kits" / "m002" / "data.npz"
+    whole = data.read_bytes()
+    np.savez(data, x=np.zeros((40, 7)), y=np.arange(40) % 10)
+    try:
+        with town.members():
+            seen = standing(town.place)
+            assert (seen["up"], set(seen["members"].values())) == (True, {"online"})
+            out = town.out()
+            coordinator = town.coordinator()
+            result = coordinator.run(config(rounds=1), out)
+        (note,) = [
+            line
+            for line in audit.read(coordinator.trail.path)
+            if line["event"] == "not enrolled" and line["run"] == _run(out)
+        ]
+        assert (note["member"], "schema: rows of shape (7,)" in note["reason"]) == ("m002", True)
+        assert "40" not in note["reason"]
+        assert (result.rounds, len(result.guarantees)) == (1, 2)
+    finally:
+        data.write_bytes(whole)
+
+
+def _run(out: Path) -> str:
+    return str(json.loads((out / "federation.json").read_text())["run"])
+
+
+def test_a_round_without_a_quorum_ends_at_its_deadline_and_moves_nothing(town: Town) -> None:
+    with town.members() as members:
+        coordinator = town.coordinator()
+        out = town.out()
+
+        def silence(record: Any, left: Any) -> None:
+            if record.round == 1:
+                members["m001"].leave()
+                coordinator._post._settings = replace(town.place.settings, deadline=4.0)
+
+        coordinator.run(config(rounds=2, quorum=3), out, progress=silence)
+    lines = rounds(out)
+    assert [sorted(line["weights"]) for line in lines] == [["0", "1", "2"], []]
+    assert lines[1]["refused"]["1"] == "no update"
+
+
+@pytest.mark.parametrize("scale", [1.0, pytest.param(1e3, marks=pytest.mark.soak)])
+def test_a_poisoned_update_is_capped_by_its_senders_plan(town: Town, scale: float) -> None:
+    """Row 16 over the wire: a sign-flipped update pulls no further than its bound times its weight."""
+
+    def flip(letter: Letter) -> Letter:
+        return replace(letter, tensors={"vector": -scale * letter.tensors["vector"]})
+
+    def twist(_: bytes, payload: bytes) -> bytes:
+        return resigned(town.place, "m002", payload, flip)
+
+    run = config(rounds=1, recipe={"name": "dp-fedavg"})
+    models = []
+    for twists in ({}, {"m002": twist}):
+        with town.members(**twists):
+            out = town.out()
+            town.coordinator().run(run, out)
+        models.append(torch.cat([value.flatten() for value in load_file(out / "model.safetensors").values()]))
+    (line,) = rounds(out)
+    facts = [Fact(**fact) for fact in json.loads((out / "federation.json").read_text())["facts"]]
+    bound = assemble(run, facts, local.coordinator(town.place, CLASSES).test).terms.bounds[0][2]
+    moved = float((models[1] - models[0]).norm())
+    if scale == 1.0:
+        assert 0 < moved <= 2 * line["weights"]["2"] * bound
+    else:
+        assert "norm is beyond" in line["refused"]["2"]
+        assert moved <= 2 * bound / 3 + 1e-3
