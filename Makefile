@@ -5,7 +5,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint const
 # One arithmetic thread a test worker: two workers on two cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
-.PHONY: demo check test bench soak clean
+.PHONY: demo check test bench results soak clean
 
 demo: .venv/base
 	$(BIN)/hush demo
@@ -21,6 +21,9 @@ test: check
 
 bench: .venv/dev
 	$(BIN)/hush bench
+
+results: .venv/base
+	$(BIN)/python scripts/results.py
 
 soak: .venv/dev
 	$(PYTEST) -m soak
