@@ -21,7 +21,7 @@ This page is written by `make results` from `results/reproduce/*.json`; a test c
 made by the command under its table. The printed numbers are the papers'.
 
 Learning rates are the papers' where they print them; where they do not, the choice is noted with the table. As in the
-papers, what choosing them costs in privacy is not counted. `hush` chooses none: its rate follows from the noise to come.
+papers, what choosing them costs in privacy is not counted. `hush` chooses none: its rate follows from the noise.
 """
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hush.config import DataConfig
 from hush.data import Share, counts, from_arrays, holdout, split, transforms
+from hush.data.clients import divide
 from hush.seeds import rng
 from hush.types import HushError
 
@@ -165,7 +169,7 @@ def test_owner() -> None:
         ({"name": "dirichlet", "alpha": float("inf")}, "data.partition.alpha", "found inf"),
         ({"name": "dirichlet", "alpha": True}, "data.partition.alpha", "found True"),
         ({"name": "dirichlet", "alpha": 1, "gamma": 2}, "data.partition.gamma", "unknown"),
-        ({"name": "iid", "alpha": 1}, "data.partition.alpha", "accepted: none"),
+        ({"name": "iid", "alpha": 1}, "data.partition.alpha", "accepted: overlap"),
         ({"name": "shards", "classes": 0}, "data.partition.classes", "at least 1"),
         ({"name": "shards", "classes": 2.0}, "data.partition.classes", "whole number"),
         ({"name": "similarity", "gamma": 1.1}, "data.partition.gamma", "at most 1"),
@@ -346,3 +350,35 @@ def test_rows_at_unit_norm() -> None:
     made = from_arrays(np.array([[3.0, 4.0], [0.0, 0.0], [1e-20, 0.0]], np.float32), np.array([0, 1, 0]), classes=2)
     found = transforms.unit_rows(made)
     np.testing.assert_allclose(found.x, [[0.6, 0.8], [0.0, 0.0], [1.0, 0.0]], rtol=1e-6)
+
+
+def test_overlapping_clients_share_rows_but_never_train_on_a_test_row() -> None:
+    labels = labels_of((100,) * 10)
+    data = from_arrays(np.arange(1000.0)[:, None], labels)
+    config = DataConfig(
+        clients=21,
+        sizes=600,
+        partition={"name": "rotation", "clusters": [3, 6, 6, 6], "base": {"name": "iid", "overlap": True}},
+    )
+    held = divide(data, config, 5)
+    assert held.train_counts == [480] * 21 and held.test_counts == [120] * 21
+    assert [share.group for share in held.shares] == [0] * 3 + [1] * 6 + [2] * 6 + [3] * 6
+    assert not set(np.concatenate(held.train)) & set(np.concatenate(held.test))
+    assert all(len(set(rows)) == 480 for rows in held.train)
+    # Two clients have 480 of 800 rows each, so about 288 in common.
+    common = [len(set(a) & set(b)) for a, b in pairwise(held.train)]
+    assert min(common) > 250 and max(common) < 330
+
+
+def test_overlap_must_be_asked_for_and_has_its_limits() -> None:
+    labels = labels_of((10,) * 10)
+    with pytest.raises(HushError, match=r"data\.sizes: 120 rows in all"):
+        counts(60, 2, 100, 0)
+    with pytest.raises(HushError, match=r"data\.sizes: 101 rows for a client"):
+        counts(101, 2, 100, 0, overlap=True)
+    with pytest.raises(HushError, match=r"data\.sizes: 120 rows for 2 clients"):
+        split("iid", labels, [60, 60], 0, 10)
+    with pytest.raises(HushError, match=r"data\.partition\.overlap: found 1; accepted: true or false"):
+        split({"name": "iid", "overlap": 1}, labels, [50, 50], 0, 10)
+    with pytest.raises(HushError, match=r'data\.partition\.overlap: unknown option of "shards"'):
+        split({"name": "shards", "classes": 2, "overlap": True}, labels, [50, 50], 0, 10)

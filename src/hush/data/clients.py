@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,10 @@ import numpy as np
 from hush.config import DataConfig
 from hush.data import partition, transforms
 from hush.data.datasets import Dataset
+from hush.data.sizes import held_out
 from hush.types import HushError
+
+EVERYONE = -1
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,12 @@ class Clients:
 
 def divide(dataset: Dataset, config: DataConfig, seed: int) -> Clients:
     """Partition a dataset over clients, and hold out each client's test rows."""
-    sizes = partition.counts(config.sizes, config.clients, len(dataset.y), seed)
     natural = "iid" if dataset.owner is None else "owner"
     spec = natural if config.partition == "auto" else config.partition
+    overlap = partition.overlaps(spec)
+    sizes = partition.counts(config.sizes, config.clients, len(dataset.y), seed, overlap)
+    if overlap:
+        return _overlapping(dataset, config, spec, sizes, seed)
     shares = partition.split(spec, dataset.y, sizes, seed, dataset.classes, dataset.owner)
     if len(shares) != config.clients:
         raise HushError(
@@ -70,3 +77,21 @@ def divide(dataset: Dataset, config: DataConfig, seed: int) -> Clients:
         )
     pairs = [partition.holdout(share.rows, config.test_fraction, seed, c) for c, share in enumerate(shares)]
     return Clients(dataset, tuple(shares), tuple(a for a, _ in pairs), tuple(b for _, b in pairs), seed)
+
+
+def _overlapping(
+    dataset: Dataset, config: DataConfig, spec: partition.Spec, sizes: Sequence[int], seed: int
+) -> Clients:
+    """The same where clients may have rows in common: no row is for training at one and for test at another."""
+    pools = partition.holdout(np.arange(len(dataset.y)), config.test_fraction, seed, EVERYONE)
+    tests = [held_out(size, config.test_fraction) for size in sizes]
+    wanted = ([size - test for size, test in zip(sizes, tests, strict=True)], tests)
+    train, test = (
+        [
+            replace(share, rows=pool[share.rows])
+            for share in partition.split(spec, dataset.y[pool], counts, seed, dataset.classes)
+        ]
+        for pool, counts in zip(pools, wanted, strict=True)
+    )
+    shares = [replace(a, rows=np.concatenate([a.rows, b.rows])) for a, b in zip(train, test, strict=True)]
+    return Clients(dataset, tuple(shares), tuple(a.rows for a in train), tuple(b.rows for b in test), seed)

@@ -1,4 +1,7 @@
-"""The ways to divide rows among clients. Each returns one array of row numbers a client, without repeats."""
+"""The ways to divide rows among clients.
+
+Each returns one array of row numbers a client, without repeats; between clients rows repeat in `shared` alone.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,11 @@ Rows = npt.NDArray[np.int64]
 def iid(total: int, counts: Sequence[int], gen: np.random.Generator) -> list[Rows]:
     """Rows at random."""
     return _cut(gen.permutation(total), counts)
+
+
+def shared(total: int, counts: Sequence[int], gen: np.random.Generator) -> list[Rows]:
+    """Rows at random for each client by itself: clients may have some in common."""
+    return [gen.permutation(total)[:count] for count in counts]
 
 
 def dirichlet(labels: Rows, counts: Sequence[int], gen: np.random.Generator, classes: int, alpha: float) -> list[Rows]:

@@ -15,7 +15,7 @@ from hush.data.sizes import counts, holdout
 from hush.seeds import rng
 from hush.types import unknown
 
-__all__ = ["NAMES", "Share", "counts", "holdout", "split"]
+__all__ = ["NAMES", "Share", "counts", "holdout", "overlaps", "split"]
 
 KEY = "data.partition"
 DIVISIONS = ("iid", "dirichlet", "shards", "similarity", "owner")
@@ -31,7 +31,7 @@ class Share:
     """One client's part: its rows, and what happens to them on the way to the client.
 
     Attributes:
-        rows: Row numbers, without repeats within or between clients.
+        rows: Row numbers, without repeats within a client, nor between clients unless the division says `overlap`.
         group: The cluster or quality group of the client, for reports and oracles.
         rotate: Quarter turns of every image.
         flip: Labels become (y + flip) mod classes.
@@ -51,8 +51,9 @@ def split(
     """Divide rows among clients, from `data.partition`.
 
     Args:
-        spec: A name or a table with a name: "iid", "owner", dirichlet (alpha), shards (classes), similarity (gamma),
-            rotation (clusters), label-flip (clusters), quality (groups, density, and change_at with density_after).
+        spec: A name or a table with a name: "iid" (with overlap = true, clients may have rows in common), "owner",
+            dirichlet (alpha), shards (classes), similarity (gamma), rotation (clusters), label-flip (clusters),
+            quality (groups, density, and change_at with density_after).
             The last three take a `base`, one of the others, for the division of rows.
         labels: The label of every row.
         counts: The rows of each client.
@@ -62,8 +63,9 @@ def split(
     """
     y = np.asarray(labels, np.int64)
     sizes = integers("data.sizes", list(counts), low=1)
-    if not sizes or sum(sizes) > len(y):
-        raise wrong("data.sizes", f"{sum(sizes)} rows for {len(sizes)} clients, of {len(y)}; accepted: at most that")
+    needed = max(sizes, default=0) if overlaps(spec) else sum(sizes)
+    if not sizes or needed > len(y):
+        raise wrong("data.sizes", f"{needed} rows for {len(sizes)} clients, of {len(y)}; accepted: at most that")
     name, options = named(KEY, spec)
     if name in DIVISIONS:
         return [Share(rows) for rows in _divide(KEY, name, options, y, sizes, seed, classes, owner)]
@@ -77,6 +79,14 @@ def split(
     return [replace(twist, rows=rows) for twist, rows in zip(twists, divided, strict=True)]
 
 
+def overlaps(spec: Spec) -> bool:
+    """Whether clients may have rows in common."""
+    name, options = named(KEY, spec)
+    if name in TWISTS:
+        name, options = named(f"{KEY}.base", options.get("base", "iid"))
+    return name == "iid" and options.get("overlap") is True
+
+
 def _divide(
     key: str,
     name: str,
@@ -88,7 +98,9 @@ def _divide(
     owner: Rows | None,
 ) -> list[Rows]:
     required = {"dirichlet": ("alpha",), "shards": ("classes",), "similarity": ("gamma",)}.get(name, ())
-    check_keys(key, name, options, required)
+    check_keys(key, name, options, required, ("overlap",) if name == "iid" else ())
+    if not isinstance(overlap := options.get("overlap", False), bool):
+        raise wrong(f"{key}.overlap", f"found {overlap!r}; accepted: true or false")
     gen = rng(seed, "partition", name)
     if name == "dirichlet":
         alpha = number(f"{key}.alpha", options["alpha"], low=0.0, above=True)
@@ -100,7 +112,7 @@ def _divide(
         return division.similarity(labels, sizes, gen, number(f"{key}.gamma", options["gamma"], low=0.0, high=1.0))
     if name == "owner":
         return division.by_owner(owner, sizes, gen)
-    return division.iid(len(labels), sizes, gen)
+    return (division.shared if overlap else division.iid)(len(labels), sizes, gen)
 
 
 def _clusters(name: str, options: Mapping[str, Any], clients: int, classes: int) -> list[Share]:

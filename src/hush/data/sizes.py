@@ -19,7 +19,9 @@ LEAST = 2
 Rows = npt.NDArray[np.int64]
 
 
-def counts(spec: str | int | Sequence[int] | Mapping[str, object], clients: int, total: int, seed: int) -> list[int]:
+def counts(
+    spec: str | int | Sequence[int] | Mapping[str, object], clients: int, total: int, seed: int, overlap: bool = False
+) -> list[int]:
     """The rows of each client, from `data.sizes`.
 
     Args:
@@ -28,6 +30,7 @@ def counts(spec: str | int | Sequence[int] | Mapping[str, object], clients: int,
         clients: The number of clients.
         total: The number of rows there are.
         seed: Of the draw, for the last two.
+        overlap: Whether clients may have rows in common: then each of them may have as many as there are.
     """
     integer("data.clients", clients, low=1)
     if clients > total:
@@ -43,7 +46,9 @@ def counts(spec: str | int | Sequence[int] | Mapping[str, object], clients: int,
         found = integers(KEY, spec, low=1)
         if len(found) != clients:
             raise wrong(KEY, f"{len(found)} numbers for {clients} clients; accepted: one number a client")
-    if sum(found) > total:
+    if overlap and max(found) > total:
+        raise wrong(KEY, f"{max(found)} rows for a client, but there are {total}; accepted: at most {total}")
+    if not overlap and sum(found) > total:
         raise wrong(KEY, f"{sum(found)} rows in all, but there are {total}; accepted: a sum of at most {total}")
     return found
 
@@ -57,8 +62,13 @@ def holdout(rows: Rows, fraction: float, seed: int, client: int) -> tuple[Rows, 
     if len(rows) < LEAST:
         raise wrong("data.test_fraction", f"client {client} has {len(rows)} rows; accepted: at least {LEAST} a client")
     shuffled = rng(seed, "holdout", client).permutation(rows)
-    test = min(max(round(fraction * len(rows)), 1), len(rows) - 1)
+    test = held_out(len(rows), fraction)
     return shuffled[test:], shuffled[:test]
+
+
+def held_out(rows: int, fraction: float) -> int:
+    """How many of a client's rows are for its test: at least one, and not all."""
+    return min(max(round(fraction * rows), 1), rows - 1)
 
 
 def _by_name(name: str, options: Mapping[str, object], clients: int, total: int, seed: int) -> list[int]:

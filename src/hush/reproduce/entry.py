@@ -2,25 +2,24 @@
 
 A file has a `title`, the `metric`, the `printed` table, a base `config`, `columns` and `algorithms`, each with the keys
 of the config that it sets. `rates` names the table with the paper's learning rates. `extends` takes everything from
-another file first. `ours` are algorithms that the paper does not have.
+another file first. `ours` are algorithms that the paper does not have. What an algorithm sets in faithful mode alone
+stands under its `faithful`. A `tradeoff` takes the place of columns and algorithms. `orders` are what the paper says
+about its results in words.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
-from importlib.resources.abc import Traversable
 from typing import Any
 
 from hush.config import Config, overridden, parse
+from hush.reproduce import files, tradeoff
 from hush.types import HushError, unknown
 
 Settings = Mapping[str, Any]
+_MARKS = ("as", "row", "faithful")
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,8 @@ class Cell:
         settings: The keys of the config that the two set.
         printed: What the paper prints, by measure.
         own: Whether the paper does not have this algorithm.
+        faithful: The keys that are set in faithful mode alone.
+        facts: What is known without a run, by measure.
     """
 
     algorithm: str
@@ -48,6 +49,8 @@ class Cell:
     settings: Settings
     printed: Mapping[str, Printed]
     own: bool = False
+    faithful: Settings = field(default_factory=dict)
+    facts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -73,8 +76,10 @@ class Entry:
 
     def configured(self, cell: Cell, mode: str, changes: Sequence[str] = ()) -> Config:
         """The whole config of a cell. Algorithms of our own are always sound."""
-        raw = dict(self.config) | {"mode": "sound" if cell.own else mode}
-        return parse(overridden(_set(raw, cell.settings), changes))
+        how = "sound" if cell.own else mode
+        settings = {**cell.settings, **(cell.faithful if how == "faithful" else {})}
+        raw = files.with_keys({**self.config, "mode": how}, settings)
+        return parse(overridden(raw, changes))
 
     def chosen(self, names: Sequence[str]) -> tuple[Cell, ...]:
         """The cells of these names; all of them if there are none. `algorithm:` and `:column` stand for several."""
@@ -95,41 +100,52 @@ class Entry:
 
 def entries() -> list[str]:
     """The names of all of them, in order."""
-    return sorted(
-        _files(), key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
-    )
+    return files.names()
 
 
 def entry(name: str) -> Entry:
     """One of them by name, such as robust-hdp/table-12."""
-    files = _files()
-    if name not in files:
+    if name not in entries():
         raise unknown("reproduce", "entry", name, entries())
-    raw = _read(name)
-    table = _printed().get(raw.get("printed", ""), {"rows": []})
-    rates = {
-        (row["algorithm"], row["column"]): row["value"]
-        for row in _printed().get(raw.get("rates", ""), {"rows": []})["rows"]
-    }
-    cells = [
-        Cell(
-            slug(values.get("as", algorithm)), slug(column),
-            {
-                **({"local.lr": rates[algorithm, column]} if (algorithm, column) in rates else {}),
-                **{key: value for key, value in settings.items() if key != "as"},
-                **{key: value for key, value in values.items() if key != "as"},
-            },
-            _cell(table["rows"], values.get("row", algorithm), column), own,
-        )
-        for own, listed in ((False, raw["algorithms"]), (True, raw.get("ours", {})))
-        for algorithm, values in listed.items()
-        for column, settings in raw["columns"].items()
-    ]  # fmt: skip
+    raw = files.read(name)
+    table = files.printed(raw.get("printed", ""))
+    cells = _traded(raw["tradeoff"], table["rows"]) if "tradeoff" in raw else _crossed(raw, table["rows"])
     return Entry(
         name, raw["title"], raw["metric"], raw.get("seeds", 3), raw["config"], tuple(cells),
         tuple(raw.get("modes", ("faithful", "sound"))), tuple(raw.get("notes", ())), tuple(raw.get("orders", ())),
         table.get("doubt", ""), raw.get("options", {}),
     )  # fmt: skip
+
+
+def _crossed(raw: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Cell]:
+    """Every algorithm in every column."""
+    listed = files.printed(raw.get("rates", ""))["rows"]
+    rates = {(row["algorithm"], row["column"]): row["value"] for row in listed}
+    return [
+        Cell(
+            slug(values.get("as", algorithm)), slug(column),
+            {
+                **({"local.lr": rates[algorithm, column]} if (algorithm, column) in rates else {}),
+                **{key: value for key, value in settings.items() if key not in _MARKS},
+                **{key: value for key, value in values.items() if key not in _MARKS},
+            },
+            _cell(rows, values.get("row", algorithm), column), own, values.get("faithful", {}),
+        )
+        for own, algorithms in ((False, raw["algorithms"]), (True, raw.get("ours", {})))
+        for algorithm, values in algorithms.items()
+        for column, settings in raw["columns"].items()
+    ]  # fmt: skip
+
+
+def _traded(table: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Cell]:
+    """A row for each noise, a column for each number of local steps."""
+    found = []
+    for row, column, printed, settings, rounds in tradeoff.cells(table):
+        values = _cell(rows, table["row"], printed)
+        known = [Printed(float(each["T"])) for each in rows if each["column"] == printed]
+        values |= {tradeoff.ROUNDS: known[0]} if known else {}
+        found.append(Cell(slug(row), slug(column), settings, values, facts={tradeoff.ROUNDS: float(rounds)}))
+    return found
 
 
 def slug(name: str) -> str:
@@ -143,49 +159,6 @@ def _cell(rows: Sequence[Mapping[str, Any]], algorithm: str, column: str) -> dic
         for row in rows
         if row["algorithm"] == algorithm and row["column"] == column
     }
-
-
-def _set(raw: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """A nested mapping with dotted keys set in it."""
-    out = json.loads(json.dumps(raw))
-    for key, value in settings.items():
-        *tables, last = key.split(".")
-        place = out
-        for table in tables:
-            place = place.setdefault(table, {})
-        place[last] = value
-    found: dict[str, Any] = out
-    return found
-
-
-def _read(name: str) -> dict[str, Any]:
-    raw = tomllib.loads(_files()[name].read_text(encoding="utf-8"))
-    if "extends" not in raw:
-        return raw
-    base = _read(raw["extends"])
-    merged = {**base, **raw, "config": _set(base["config"], raw.get("config", {}))}
-    if "rates" in raw and not raw["rates"]:
-        del merged["rates"]
-    return merged
-
-
-@cache
-def _files() -> dict[str, Traversable]:
-    root = resources.files("hush.reproduce").joinpath("tables")
-    return {
-        f"{paper.name}/{file.name.removesuffix('.toml')}": file
-        for paper in root.iterdir()
-        if paper.is_dir()
-        for file in paper.iterdir()
-        if file.name.endswith(".toml")
-    }
-
-
-@cache
-def _printed() -> dict[str, Any]:
-    text = resources.files("hush.reproduce").joinpath("printed.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
 
 
 def check_seeds(seeds: int | None) -> None:

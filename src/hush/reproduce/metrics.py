@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from hush.config import Config
 from hush.recipes.weigh import Balanced, EstimatedNoise
 from hush.server.loop import enrolled
+from hush.server.rundir import RunDir
 from hush.types import HushError, RoundRecord, RunResult, unknown
 
 if TYPE_CHECKING:
@@ -67,20 +68,46 @@ def groups(done: Done) -> Numbers:
 
 def fairness(done: Done) -> Numbers:
     """RC-DPFL's four: how unevenly privacy costs, the worst client, and the gap between the best and the worst."""
-    from hush.engines.measures import measure_run
+    from hush.reproduce.central import costs
 
-    found = measure_run(done.path, done.data)
+    lost, gained = costs(done.config, done.path, done.data)
+    each = done.result.accuracy_per_client
     return {
-        "F_acc": 100 * found["F_acc"],
-        "F_loss": found["F_loss"],
-        "worst client accuracy": 100 * found["worst"],
-        "max accuracy gap": 100 * found["disparity"],
+        "F_acc": 100 * (max(lost) - min(lost)),
+        "F_loss": max(gained) - min(gained),
+        "worst client accuracy": 100 * min(each),
+        "max accuracy gap": 100 * (max(each) - min(each)),
     }
 
 
 def loss(done: Done) -> Numbers:
     """The mean test loss after the last round, and after each tenth of them."""
     return {"": done.result.loss, **{f"round {r.round}": r.loss for r in _tenths(done.rounds)}}
+
+
+def clean_loss(done: Done) -> Numbers:
+    """The final models' loss on rows that no client trained on, as they are in the dataset: without its noise."""
+    import numpy as np
+    import torch
+    from torch.nn import functional
+
+    from hush import models
+    from hush.data.clients import divide
+    from hush.engines.federation import load
+
+    kept = RunDir(done.path).restore()
+    if kept is None:
+        raise HushError(f"{done.path}: no round is finished yet; nothing to measure")
+    config, dataset = done.config, load(done.config, done.data)
+    held = divide(dataset, config.data, config.seed)
+    fresh = np.setdiff1d(np.arange(len(dataset.y)), np.concatenate(held.train))
+    x, y = torch.from_numpy(dataset.x[fresh]), torch.from_numpy(dataset.y[fresh])
+    model = models.build(config.model, tuple(dataset.x.shape[1:]), dataset.classes, config.seed)
+    logits = torch.cat([model.logits(kept[0].released[0], part) for part in x.split(4096)])
+    return {
+        "": float(functional.cross_entropy(logits, y)),
+        "accuracy (%)": 100 * float((logits.argmax(1) == y).double().mean()),
+    }
 
 
 def accuracies(done: Done) -> Numbers:
@@ -91,13 +118,34 @@ def accuracies(done: Done) -> Numbers:
 
 def loss_gap(done: Done) -> Numbers:
     """DP-SCAFFOLD's figures: the logarithm of how far the training loss is above the least there is."""
-    from hush.engines.measures import measure_run
+    import torch
 
-    found = measure_run(done.path, done.data)
+    from hush.engines.federation import prepare
+    from hush.engines.measures import Rows, optimum, rows_of
+    from hush.reproduce.kept import beside, remembered
+
+    kept = RunDir(done.path).restore()
+    if kept is None:
+        raise HushError(f"{done.path}: no round is finished yet; nothing to measure")
+    federation, decay = prepare(done.config, root=done.data), done.config.local.weight_decay
+    rows = rows_of(federation, done.config.rounds)
+
+    def objective(vector: torch.Tensor) -> float:
+        logits = [federation.model.logits(vector.double(), each.x) for each in rows]
+        losses = [torch.nn.functional.cross_entropy(out, each.y) for out, each in zip(logits, rows, strict=True)]
+        return float(torch.stack(losses).mean() + 0.5 * decay * vector.double().square().sum())
+
+    def least() -> float:
+        # Where all have as many rows, the mean over clients is the mean over rows: one batch in place of a hundred.
+        alike = len({len(each.y) for each in rows}) == 1
+        parts = zip(*((r.x, r.y, r.test_x, r.test_y) for r in rows), strict=True)
+        return objective(optimum(federation.model, [Rows(*map(torch.cat, parts))] if alike else rows, decay))
+
+    best = remembered(beside(done.path, "least-loss.json"), done.config, compute=least)
+    gap = objective(kept[0].released[0]) - best
     return {
-        "": found["log10_train_loss_gap"],
+        "": math.log10(gap) if gap > 0 else -math.inf,
         "test accuracy": 100 * done.result.accuracy["mean"],
-        "gradient dissimilarity": found["gradient_log_dissimilarity"],
     }
 
 
@@ -119,6 +167,7 @@ METRICS: Mapping[str, Callable[[Done], Numbers]] = {
     "groups": groups,
     "fairness": fairness,
     "loss": loss,
+    "clean-loss": clean_loss,
     "accuracy-curve": accuracies,
     "loss-gap": loss_gap,
     "bytes": bytes_up,

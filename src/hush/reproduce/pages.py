@@ -48,6 +48,7 @@ def markdown(content: Mapping[str, Any], level: int = 1) -> str:
         if name != "value":
             parts.append(f"{head}# {name}")
         parts.append(grid(heads, lines))
+    parts += [grid(_ORDER_HEADS, orders)] if (orders := _orders(content)) else []
     parts += [f"- {note}" for note in content["notes"]]
     parts.append(f"Made by `{content['command']}`.")
     return "\n\n".join(parts) + "\n"
@@ -65,15 +66,32 @@ def html(content: Mapping[str, Any]) -> str:
     for name, (heads, lines) in tables(content).items():
         if name != "value":
             parts.append(f"<h2>{escape(name)}</h2>")
-        top = "".join(f"<th>{escape(head)}</th>" for head in heads)
-        rows = "".join(
-            "<tr>" + f"<th>{escape(line[0])}</th>" + "".join(f"<td>{escape(text)}</td>" for text in line[1:]) + "</tr>"
-            for line in lines
-        )
-        parts.append(f"<div class='wide'><table><thead><tr>{top}</tr></thead><tbody>{rows}</tbody></table></div>")
+        parts.append(_table(heads, lines))
+    parts += [_table(_ORDER_HEADS, orders)] if (orders := _orders(content)) else []
     parts.append("<ul>" + "".join(f"<li>{escape(note)}</li>" for note in content["notes"]) + "</ul>")
     parts.append(f"<p>Made by <code>{escape(content['command'])}</code>.</p>")
     return _PAGE.format(title=escape(content["entry"]), body="\n".join(parts))
+
+
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    top = "".join(f"<th>{escape(head)}</th>" for head in heads)
+    rows = "".join(
+        "<tr>" + f"<th>{escape(line[0])}</th>" + "".join(f"<td>{escape(text)}</td>" for text in line[1:]) + "</tr>"
+        for line in lines
+    )
+    return f"<div class='wide'><table><thead><tr>{top}</tr></thead><tbody>{rows}</tbody></table></div>"
+
+
+_ORDER_HEADS = ("What the paper says", "holds here", "by")
+
+
+def _orders(content: Mapping[str, Any]) -> list[list[str]]:
+    """A line for each order; empty where its cells were not run."""
+    said = {True: "yes", False: "no", None: "not run"}
+    return [
+        [one["order"], said[one["holds"]], "" if one["by"] is None else f"{one['by']:+.3g}"]
+        for one in content.get("orders", [])
+    ]
 
 
 def _lead(content: Mapping[str, Any]) -> str:

@@ -13,8 +13,9 @@ from typing import Any
 from hush.comparison import executed, path_of
 from hush.config import Config, config_hash
 from hush.engines.outcome import versions
-from hush.reproduce.entry import Cell, Entry, check_seeds, entry
+from hush.reproduce.entry import Cell, Entry, Printed, check_seeds, entry
 from hush.reproduce.metrics import FIRST, Done, Numbers, first_round_noise, metric
+from hush.reproduce.orders import checked
 from hush.reproduce.pages import html, markdown
 from hush.server.rundir import RunDir, to_json, write_atomically
 from hush.types import HushError, RoundRecord, RunResult
@@ -82,6 +83,7 @@ def reproduce(
     else:
         results = executed(what.configs, seeds, out, True, data, command, progress)
         found = _measured(what, results, out, data)
+    cells = [_row(cell, what.configs[cell.name], found[cell.name], results.get(cell.name, [])) for cell in what.cells]
     content = {
         "entry": what.entry.name,
         "title": what.entry.title,
@@ -92,10 +94,8 @@ def reproduce(
         "config": dict(what.entry.config),
         "versions": versions(),
         "notes": [*what.entry.notes, *([f"In print: {what.entry.doubt}"] if what.entry.doubt else [])],
-        "orders": list(what.entry.orders),
-        "cells": [
-            _row(cell, what.configs[cell.name], found[cell.name], results.get(cell.name, [])) for cell in what.cells
-        ],
+        "orders": checked(what.entry.orders, cells),
+        "cells": cells,
     }
     write_atomically(out / RESULT, to_json(content))
     write_atomically(out / "reproduction.md", markdown(content).encode())
@@ -110,7 +110,8 @@ def _measured(
 
     def done(name: str, result: RunResult) -> Done:
         path = out / path_of(name, result.seed)
-        return Done(what.configs[name], result, RunDir(path).records(), path, data)
+        config = what.configs[name].model_copy(update={"seed": result.seed})
+        return Done(config, result, RunDir(path).records(), path, data)
 
     return {name: [measure(done(name, result)) for result in runs] for name, runs in results.items()}
 
@@ -129,19 +130,10 @@ def _first_rounds(what: Asked, seeds: Sequence[int], out: Path, data: str | None
 
 
 def _row(cell: Cell, config: Config, values: Sequence[Numbers], results: Sequence[RunResult]) -> dict[str, Any]:
-    measures = {}
-    for name in values[0]:
-        each = [numbers[name] for numbers in values]
-        printed = cell.printed.get(name)
-        mean = statistics.fmean(each)
-        measures[name or "value"] = {
-            "ours": mean,
-            "std": statistics.stdev(each) if len(each) > 1 else None,
-            "runs": each,
-            "printed": printed.value if printed else None,
-            "printed_std": printed.std if printed else None,
-            "difference": mean - printed.value if printed and printed.value is not None else None,
-        }
+    measures = {
+        name or "value": _beside([numbers[name] for numbers in values], cell.printed.get(name)) for name in values[0]
+    }
+    measures |= {name: _beside([fact], cell.printed.get(name)) for name, fact in cell.facts.items()}
     spent = [card.epsilon_spent for result in results for card in result.guarantees if card.epsilon_spent is not None]
     return {
         "algorithm": cell.algorithm,
@@ -154,4 +146,17 @@ def _row(cell: Cell, config: Config, values: Sequence[Numbers], results: Sequenc
         "seconds": sum(result.seconds for result in results),
         "not_covered": list(results[0].not_covered) if results else [],
         "measures": measures,
+    }
+
+
+def _beside(each: Sequence[float], printed: Printed | None) -> dict[str, Any]:
+    """Ours, over seeds, and what the paper prints."""
+    mean = statistics.fmean(each)
+    return {
+        "ours": mean,
+        "std": statistics.stdev(each) if len(each) > 1 else None,
+        "runs": list(each),
+        "printed": printed.value if printed else None,
+        "printed_std": printed.std if printed else None,
+        "difference": mean - printed.value if printed and printed.value is not None else None,
     }

@@ -1,0 +1,37 @@
+"""Networks of the papers that are not among the models by name; a config names them as `hush.reproduce.nets:...`."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from hush.seeds import rng
+
+
+def pfa_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """PFA's network for MNIST: 26,010 parameters for 28 x 28 x 1."""
+    channels, height, width = shape
+    module = nn.Sequential(
+        nn.Conv2d(channels, 16, 8, stride=2, padding=3), nn.ReLU(), nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, stride=2), nn.ReLU(), nn.MaxPool2d(2, 1),
+        nn.Flatten(), nn.Linear(32 * _side(height) * _side(width), 32), nn.ReLU(), nn.Linear(32, classes),
+    )  # fmt: skip
+    return _begun(module)
+
+
+def _side(size: int) -> int:
+    """What two convolutions and two poolings leave of a side."""
+    return (size // 2 - 1 - 4) // 2
+
+
+def _begun(module: nn.Module) -> nn.Module:
+    """The same start in every run: PyTorch's own distribution, by a stream of ours."""
+    with torch.no_grad():
+        for path, part in module.named_modules():
+            if isinstance(part, nn.Linear | nn.Conv2d):
+                bound = 1.0 / math.sqrt(math.prod(part.weight.shape[1:]))
+                for key, value in part.named_parameters(recurse=False):
+                    value.copy_(torch.from_numpy(rng(0, "start", path, key).uniform(-bound, bound, tuple(value.shape))))
+    return module
