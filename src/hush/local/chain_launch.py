@@ -1,0 +1,182 @@
+"""The kernels of `hush.local.chain_kernels`, called one after the other: clipped sums over a chain.
+
+Guarantees:
+    - Those of `hush.local.per_example`.
+
+Edge cases:
+    - More examples than the workspace has room for are taken in pieces.
+    - A client without examples has a sum of zero.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hush.local import chain_kernels as kernels
+from hush.local.chain import Block, Chain
+
+_BP, _BK = 32, 64  # positions and weights that the gradient of each example takes at a time
+_MARGIN = 1.0 - 4.0 * torch.finfo(torch.float32).eps  # as in hush.local.clip
+
+
+class Batch(NamedTuple):
+    """The examples of a step, client by client.
+
+    Attributes:
+        rows: Which rows of the data they are.
+        owner: Whose they are.
+        ends: Where each client's begin, and after the last client where they end: clients + 1 numbers.
+    """
+
+    rows: Tensor
+    owner: Tensor
+    ends: Tensor
+
+
+class Workspace:
+    """Room for what a chain computes on its way, for so many examples at a time."""
+
+    def __init__(self, chain: Chain, examples: int, device: torch.device) -> None:
+        self.chain, self.examples = chain, examples
+
+        def room(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(examples, size, dtype=dtype, device=device)
+
+        self.inputs = [room(block.input_room) for block in chain.blocks]
+        self.gradients = [room(block.gradient_room) for block in chain.blocks]
+        self.chosen = [room(block.outputs * math.prod(block.pooled), torch.uint8) for block in chain.blocks]
+        self.features, self.errors = room(chain.features), room(chain.classes)
+        self.each, self.factors = room(chain.first), room(1)
+        self.parts = [_parts(block.inputs * block.taps, _BK) for block in chain.blocks]
+        self.squares = room(sum(self.parts) + 1, torch.float64)
+
+
+def sums(
+    space: Workspace, vectors: Tensor, x: Tensor, y: Tensor, batch: Batch, clips: Tensor, how: str, out: Tensor
+) -> None:
+    """Write the clipped gradient sum of each client, clients x p.
+
+    Args:
+        space: Where to work.
+        vectors: Parameters, clients x p.
+        x: The data.
+        y: Its labels.
+        batch: Which rows, whose.
+        clips: Norm bound of each client, in float64.
+        how: How convolutions multiply.
+        out: Where the sums go.
+    """
+    for start in range(0, max(1, len(batch.rows)), space.examples):
+        part = slice(start, start + space.examples)
+        piece = batch
+        if start or len(batch.rows) > space.examples:
+            ends = (batch.ends - start).clamp(0, space.examples).to(batch.ends.dtype)
+            piece = Batch(batch.rows[part], batch.owner[part], ends)
+        _piece(space, vectors, x, y, piece, clips, how, out, start > 0)
+
+
+def _piece(
+    s: Workspace, vectors: Tensor, x: Tensor, y: Tensor, batch: Batch, clips: Tensor, how: str, out: Tensor, add: bool
+) -> None:
+    number, clients, chain = len(batch.rows), len(vectors), s.chain
+    rows, owner, ends = batch
+    stride = vectors.stride(0)
+    if number:
+        _fetch(s, x, batch, clients)
+        for at, block in enumerate(chain.blocks):
+            _forward(s, at, block, vectors, batch, how)
+        last = chain.blocks[-1]
+        kernels.HEAD[number,](
+            s.features, vectors, y, rows, owner, ends, s.chosen[-1], s.errors, s.gradients[-1], s.squares, clients,
+            stride, FIRST=chain.first, F=chain.features, CLASSES=chain.classes, PP=math.prod(last.pooled),
+            PW=last.pooled[1], **_gradient(last), PARTS=s.squares.shape[1], PART=s.squares.shape[1] - 1,
+            BC=_block(chain.classes), BF=256, num_warps=4,
+        )  # fmt: skip
+        for at in range(len(chain.blocks) - 1, -1, -1):
+            _each(s, at, chain.blocks[at], batch, clients, how)
+            if at:
+                _back(s, at, chain.blocks[at], chain.blocks[at - 1], vectors, batch, how)
+        kernels.FACTORS[_parts(number, 64),](
+            s.squares, clips, owner, ends, s.factors, clients, _MARGIN,
+            PARTS=s.squares.shape[1], BQ=_block(s.squares.shape[1]), B=64, num_warps=2,
+        )  # fmt: skip
+    kernels.GATHER[clients, _parts(chain.first, 256)](
+        s.each, s.factors, ends, out, out.stride(0), SIZE=chain.first, ADD=add, BN=16, B=256, num_warps=4
+    )
+    kernels.OUTER[clients, _parts(chain.features, 128)](
+        s.errors, s.features, s.factors, ends, out, out.stride(0), FIRST=chain.first, F=chain.features,
+        CLASSES=chain.classes, ADD=add, BC=_block(chain.classes), BN=16, B=128, num_warps=4,
+    )  # fmt: skip
+
+
+def _fetch(s: Workspace, x: Tensor, batch: Batch, clients: int) -> None:
+    block = s.chain.blocks[0]
+    size = block.inputs * block.height * block.width
+    kernels.FETCH[len(batch.rows), _parts(size, 1024)](
+        x, batch.rows, batch.ends, s.inputs[0], clients, SIZE=size, W=block.width, HW=block.height * block.width,
+        ROOM=block.input_room, PLANE=block.plane, PITCH=block.pitch, BEGIN=_inside(block), B=1024, num_warps=4,
+    )  # fmt: skip
+
+
+def _forward(s: Workspace, at: int, block: Block, vectors: Tensor, batch: Batch, how: str) -> None:
+    high, wide = block.pooled
+    if at + 1 < len(s.chain.blocks):
+        after = s.chain.blocks[at + 1]
+        out, to = s.inputs[at + 1], (after.input_room, after.plane, after.pitch, _inside(after))
+    else:
+        out, to = s.features, (s.chain.features, high * wide, wide, 0)
+    named = dict(zip(("TO_ROOM", "TO_PLANE", "TO_PITCH", "TO_BEGIN"), to, strict=True))
+    kernels.FORWARD[len(batch.rows), _parts(high * wide, 64)](
+        s.inputs[at], vectors, batch.owner, batch.ends, out, s.chosen[at], len(vectors), vectors.stride(0),
+        **_layer(block), ROOM=block.input_room, PLANE=block.plane, PITCH=block.pitch, PH=high, PW=wide, **named,
+        HOW=how, BO=_block(block.outputs), BP=64, BK=32, num_warps=4, num_stages=1,
+    )  # fmt: skip
+
+
+def _back(s: Workspace, at: int, block: Block, before: Block, vectors: Tensor, batch: Batch, how: str) -> None:
+    begin = block.gradient_first + block.padding[0] * block.pitch + block.padding[1]
+    kernels.BACK[len(batch.rows), _parts(block.height * block.pitch, 128)](
+        s.gradients[at], vectors, batch.owner, batch.ends, s.chosen[at - 1], s.gradients[at - 1], len(vectors),
+        vectors.stride(0), **_layer(block), ROOM=block.gradient_room, PLANE=block.gradient_plane, PITCH=block.pitch,
+        BEGIN=begin, H=block.height, W=block.width, **_gradient(before),
+        HOW=how, BI=_block(block.inputs), BP=128, BK=32, num_warps=4, num_stages=1,
+    )  # fmt: skip
+
+
+def _each(s: Workspace, at: int, block: Block, batch: Batch, clients: int, how: str) -> None:
+    layer = _layer(block)
+    kernels.EACH[len(batch.rows), s.parts[at]](
+        s.inputs[at], s.gradients[at], batch.ends, s.each, s.squares, clients, **layer, ROOM=block.input_room,
+        PLANE=block.plane, PITCH=block.pitch, D_ROOM=block.gradient_room, D_PLANE=block.gradient_plane,
+        D_BEGIN=block.gradient_first, OH=block.size[0], SIZE=s.chain.first, PARTS=s.squares.shape[1],
+        PART=sum(s.parts[:at]), HOW=how, BO=_block(block.outputs), BP=_BP, BK=_BK, num_warps=4, num_stages=3,
+    )  # fmt: skip
+
+
+def _layer(block: Block) -> dict[str, int]:
+    high, wide = block.kernel
+    return {"FIRST": block.first, "IN": block.inputs, "OUT": block.outputs, "KH": high, "KW": wide}
+
+
+def _gradient(block: Block) -> dict[str, int]:
+    """Where the gradient for a block's output goes."""
+    places = (block.gradient_room, block.gradient_plane, block.pitch, block.gradient_first)
+    return dict(zip(("TO_ROOM", "TO_PLANE", "TO_PITCH", "TO_BEGIN"), places, strict=True))
+
+
+def _inside(block: Block) -> int:
+    """Where the first number of a padded input is."""
+    return block.padding[0] * block.pitch + block.padding[1]
+
+
+def _block(size: int) -> int:
+    """A power of two that covers the size, from the 16 that a product needs."""
+    return max(16, 1 << math.ceil(math.log2(max(size, 1))))
+
+
+def _parts(size: int, block: int) -> int:
+    return -(-size // block)
