@@ -1,4 +1,4 @@
-"""A step over a chain of pooled convolutions, as kernels for an accelerator: one program for an example or a part of it.
+"""A step over a chain of pooled convolutions, as kernels for an accelerator: a program for an example or a part of it.
 
 Examples lie client by client; `owner` says whose each is and `ends` (clients + 1 numbers) where each client's begin.
 Buffers are those of `hush.local.chain`: what lies between the numbers is zero and is never written.
@@ -285,12 +285,16 @@ def _outer(
         n = start + tl.arange(0, BN)
         factor = tl.load(factors + n, mask=n < end, other=0.0)
         wanted = factor > 0
-        error = tl.load(errors + n[None, :] * CLASSES + c[:, None], mask=wanted[None, :] & (c < CLASSES)[:, None], other=0.0)
+        error = tl.load(
+            errors + n[None, :] * CLASSES + c[:, None], mask=wanted[None, :] & (c < CLASSES)[:, None], other=0.0
+        )
         scaled = error * factor[None, :]
         # Below the smallest normal number rounding is no longer relative, and a huge input would make it large again.
         scaled = tl.where(tl.abs(scaled) < 1.1754943508222875e-38, 0.0, scaled)
         shifts += scaled
-        value = tl.load(features + n.to(tl.int64)[:, None] * F + i[None, :], mask=wanted[:, None] & (i < F)[None, :], other=0.0)
+        value = tl.load(
+            features + n.to(tl.int64)[:, None] * F + i[None, :], mask=wanted[:, None] & (i < F)[None, :], other=0.0
+        )
         acc = tl.dot(scaled, value, acc, input_precision="ieee")
     own = total + client.to(tl.int64) * stride + FIRST
     known = (c < CLASSES)[:, None] & (i < F)[None, :]

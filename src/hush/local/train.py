@@ -29,11 +29,13 @@ import torch
 from torch import Tensor
 
 from hush.local import device, fallback, memory
+from hush.local.chain import chain_of
+from hush.local.chain_train import groups_of, train_chain
 from hush.local.exact import integer_sums
 from hush.local.job import Job as Job
 from hush.local.linear import Closed, closed, lengths, linear_sums
 from hush.local.per_example import piece, recorder_for
-from hush.local.precision import Precision
+from hush.local.precision import Precision, accelerated
 from hush.local.record import Recorder
 from hush.local.sums import even_sums, ragged_sums
 from hush.models import Model
@@ -72,6 +74,12 @@ def _train(
     model: Model, x: Tensor, y: Tensor, jobs: Sequence[Job], size: int, precision: Precision, strict: bool
 ) -> list[Tensor]:
     exact = any(job.plan.discrete for job in jobs)
+    chain = chain_of(model, x) if accelerated(x.device) is not None and x.dtype == torch.float32 else None
+    if chain is not None and device.suits(jobs):
+        groups = groups_of(jobs)
+        return _updates(
+            jobs, groups, [train_chain(model, chain, x, y, [jobs[i] for i in g], size, precision) for g in groups]
+        )
     fast = not exact and recorder_for(model, x[:1], y[:1], strict) is not None
     spread = fast and not x.is_cuda
     # bf16 would have to round what the closed form never forms.
