@@ -12,8 +12,11 @@ from nets import batch, double, random, reference
 from torch import Tensor
 
 from hush.bench.workloads import plan_of
+from hush.local.chain import chain_of
 from hush.local.job import Job
-from hush.local.per_example import clipped_sums
+from hush.local.per_example import chain_sums, clipped_sums
+from hush.local.record import Recorder
+from hush.local.sums import even_sums
 from hush.local.train import train
 from hush.models import Model
 from hush.models.build import _BUILDERS
@@ -135,3 +138,35 @@ def test_a_full_batch_is_taken_in_pieces() -> None:
     again = replace(whole, source=Hosted(1))
     a, b = (train(model, *data("cuda"), [job], size)[0] for job, size in ((whole, 4096), (again, 7)))
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_a_chain_and_the_recorded_network_agree() -> None:
+    model = on_cuda(made("cnn", (2, 13, 10)))
+    chain = chain_of(model, torch.zeros(1, 2, 13, 10))
+    assert chain is not None
+    vectors, x, y, mask = batch(made("cnn", (2, 13, 10)), (2, 13, 10), 5, clients=4, examples=7)
+    mask[2] = False
+    clips = torch.tensor([0.05, 0.5, 1.0, 1e6], dtype=torch.float64)
+    x[0, 0, 0, 0, 0], x[3, 1, 1, 2, 2], mask[0, 0], mask[3, 1] = math.nan, math.inf, True, True
+    device = [t.cuda() for t in (vectors.float(), x.float(), y, mask, clips)]
+    ours = chain_sums(chain, *device, 6, "float32")
+    xs, ys, masks = (t.transpose(0, 1).flatten(0, 1) for t in device[1:4])
+    other = even_sums(Recorder(model), device[0], xs, ys, masks, device[4], 4096)
+    assert ours.isfinite().all()
+    assert not ours[2].any()
+    assert float((ours - other).norm() / other.norm()) < 1e-5
+    mask[0, 0] = mask[3, 1] = False
+    torch.testing.assert_close(chain_sums(chain, *device[:3], mask.cuda(), device[4], 6, "float32"), ours)
+
+
+def test_a_chain_trains_many_batch_sizes_at_once_as_each_alone() -> None:
+    model = on_cuda(made("cnn"))
+    x, y = data("cuda")
+    plans = [plan_of(SAMPLES, size, math.ceil(SAMPLES / size), 0.5) for size in (2, 5, 30, 60)]
+
+    def job(i: int) -> Job:
+        return Job(model.start, SAMPLES * i, plans[i], 0.1, noise.replayable(5, i, 1))
+
+    together = train(model, x, y, [job(i) for i in range(4)])
+    for i in range(4):
+        torch.testing.assert_close(together[i], train(model, x, y, [job(i)])[0], rtol=1e-4, atol=1e-6)

@@ -37,6 +37,15 @@ def _product(left: at, right: at, total: at, HOW: constexpr) -> at:
     return out
 
 
+def _turned(left: at, right: at, total: at, HOW: constexpr, TURN: constexpr) -> at:
+    """The product, or its transpose: which is faster depends on the sizes."""
+    return _product(tl.trans(right), tl.trans(left), total, HOW) if TURN else _product(left, right, total, HOW)
+
+
+def _upright(total: at, TURN: constexpr) -> at:
+    return tl.trans(total) if TURN else total
+
+
 def _fetch(
     x: at, rows: at, ends: at, out: at, clients: at,
     SIZE: constexpr, W: constexpr, HW: constexpr, ROOM: constexpr, PLANE: constexpr, PITCH: constexpr,
@@ -57,7 +66,7 @@ def _forward(
     FIRST: constexpr, IN: constexpr, OUT: constexpr, KH: constexpr, KW: constexpr,
     ROOM: constexpr, PLANE: constexpr, PITCH: constexpr, PH: constexpr, PW: constexpr,
     TO_ROOM: constexpr, TO_PLANE: constexpr, TO_PITCH: constexpr, TO_BEGIN: constexpr,
-    HOW: constexpr, BO: constexpr, BP: constexpr, BK: constexpr,
+    HOW: constexpr, TURN: constexpr, BO: constexpr, BP: constexpr, BK: constexpr,
 ) -> None:  # fmt: skip
     """A convolution at the four positions of each window, of which the largest stays if it is positive."""
     n = tl.program_id(0)
@@ -69,10 +78,10 @@ def _forward(
         inside = p < PH * PW
         window = tl.where(inside, p // PW * (2 * PITCH) + p % PW * 2, 0)
         source = x + n.to(tl.int64) * ROOM
-        first = tl.zeros((BO, BP), dtype=tl.float32)
-        second = tl.zeros((BO, BP), dtype=tl.float32)
-        third = tl.zeros((BO, BP), dtype=tl.float32)
-        fourth = tl.zeros((BO, BP), dtype=tl.float32)
+        first = tl.zeros((BP, BO) if TURN else (BO, BP), dtype=tl.float32)
+        second = tl.zeros((BP, BO) if TURN else (BO, BP), dtype=tl.float32)
+        third = tl.zeros((BP, BO) if TURN else (BO, BP), dtype=tl.float32)
+        fourth = tl.zeros((BP, BO) if TURN else (BO, BP), dtype=tl.float32)
         for start in range(0, IN * KH * KW, BK):
             k = start + tl.arange(0, BK)
             real = k < IN * KH * KW
@@ -80,10 +89,14 @@ def _forward(
             known = (o < OUT)[:, None] & real[None, :]
             weight = tl.load(own + o[:, None] * (IN * KH * KW) + k[None, :], mask=known, other=0.0)
             seen = source + tap[:, None] + window[None, :]
-            first = _product(weight, tl.load(seen), first, HOW)
-            second = _product(weight, tl.load(seen + 1), second, HOW)
-            third = _product(weight, tl.load(seen + PITCH), third, HOW)
-            fourth = _product(weight, tl.load(seen + PITCH + 1), fourth, HOW)
+            first = _turned(weight, tl.load(seen), first, HOW, TURN)
+            second = _turned(weight, tl.load(seen + 1), second, HOW, TURN)
+            third = _turned(weight, tl.load(seen + PITCH), third, HOW, TURN)
+            fourth = _turned(weight, tl.load(seen + PITCH + 1), fourth, HOW, TURN)
+        first = _upright(first, TURN)
+        second = _upright(second, TURN)
+        third = _upright(third, TURN)
+        fourth = _upright(fourth, TURN)
         best = first
         which = tl.zeros((BO, BP), dtype=tl.int32)
         better = (second > best) | (second != second)
@@ -155,7 +168,7 @@ def _back(
     FIRST: constexpr, IN: constexpr, OUT: constexpr, KH: constexpr, KW: constexpr,
     ROOM: constexpr, PLANE: constexpr, PITCH: constexpr, BEGIN: constexpr, H: constexpr, W: constexpr,
     TO_ROOM: constexpr, TO_PLANE: constexpr, TO_PITCH: constexpr, TO_BEGIN: constexpr,
-    HOW: constexpr, BI: constexpr, BP: constexpr, BK: constexpr,
+    HOW: constexpr, TURN: constexpr, BI: constexpr, BP: constexpr, BK: constexpr,
 ) -> None:  # fmt: skip
     """From the gradient for a convolution's output, that for the output of the convolution before it."""
     n = tl.program_id(0)
@@ -166,7 +179,7 @@ def _back(
         p = tl.program_id(1) * BP + tl.arange(0, BP)
         inside = (p < H * PITCH) & (p % PITCH < W)
         source = d + n.to(tl.int64) * ROOM + BEGIN
-        acc = tl.zeros((BI, BP), dtype=tl.float32)
+        acc = tl.zeros((BP, BI) if TURN else (BI, BP), dtype=tl.float32)
         for start in range(0, OUT * KH * KW, BK):
             k = start + tl.arange(0, BK)
             real = k < OUT * KH * KW
@@ -175,7 +188,8 @@ def _back(
             known = (c < IN)[:, None] & real[None, :]
             weight = tl.load(own + (o * (IN * KH * KW) + tap)[None, :] + c[:, None] * (KH * KW), mask=known, other=0.0)
             shift = tl.where(real, o * PLANE - tap // KW * PITCH - tap % KW, 0)
-            acc = _product(weight, tl.load(source + shift[:, None] + p[None, :]), acc, HOW)
+            acc = _turned(weight, tl.load(source + shift[:, None] + p[None, :]), acc, HOW, TURN)
+        acc = _upright(acc, TURN)
         stays = (c < IN)[:, None] & inside[None, :]
         row = p // PITCH
         column = p % PITCH
@@ -309,7 +323,7 @@ def _outer(
         tl.store(own + CLASSES * F + c, shift, mask=c < CLASSES)
 
 
-_product = triton.jit(_product)
+_product, _turned, _upright = (triton.jit(f) for f in (_product, _turned, _upright))
 FETCH, FORWARD, HEAD, BACK, EACH, FACTORS, GATHER, OUTER = (
     triton.jit(f) for f in (_fetch, _forward, _head, _back, _each, _factors, _gather, _outer)
 )

@@ -19,7 +19,19 @@ from torch import Tensor
 from hush.local import chain_kernels as kernels
 from hush.local.chain import Block, Chain
 
-_BP, _BK = 32, 64  # positions and weights that the gradient of each example takes at a time
+# How much a program takes on, kernel by kernel: what was fastest on an H200. The first layer sees few inputs.
+_Options = dict[str, int | bool]
+OPTIONS: dict[str, _Options] = {
+    "first forward": {"BP": 64, "BK": 32, "TURN": False, "num_warps": 4, "num_stages": 1},
+    "forward": {"BP": 32, "BK": 32, "TURN": False, "num_warps": 4, "num_stages": 1},
+    "back": {"BP": 128, "BK": 32, "TURN": False, "num_warps": 4, "num_stages": 1},
+    "first each": {"BP": 32, "BK": 32, "num_warps": 4, "num_stages": 3},
+    "each": {"BP": 32, "BK": 64, "num_warps": 4, "num_stages": 3},
+    "head": {"BF": 256, "num_warps": 4},
+    "gather": {"BN": 16, "B": 256, "num_warps": 4},
+    "outer": {"BN": 16, "B": 128, "num_warps": 4},
+}
+_FEW = 64  # inputs and taps together
 _MARGIN = 1.0 - 4.0 * torch.finfo(torch.float32).eps  # as in hush.local.clip
 
 
@@ -51,7 +63,7 @@ class Workspace:
         self.chosen = [room(block.outputs * math.prod(block.pooled), torch.uint8) for block in chain.blocks]
         self.features, self.errors = room(chain.features), room(chain.classes)
         self.each, self.factors = room(chain.first), room(1)
-        self.parts = [_parts(block.inputs * block.taps, _BK) for block in chain.blocks]
+        self.parts = [_parts(block.inputs * block.taps, _options("each", block)["BK"]) for block in chain.blocks]
         self.squares = room(sum(self.parts) + 1, torch.float64)
 
 
@@ -94,7 +106,7 @@ def _piece(
             s.features, vectors, y, rows, owner, ends, s.chosen[-1], s.errors, s.gradients[-1], s.squares, clients,
             stride, FIRST=chain.first, F=chain.features, CLASSES=chain.classes, PP=math.prod(last.pooled),
             PW=last.pooled[1], **_gradient(last), PARTS=s.squares.shape[1], PART=s.squares.shape[1] - 1,
-            BC=_block(chain.classes), BF=256, num_warps=4,
+            BC=_block(chain.classes), **OPTIONS["head"],
         )  # fmt: skip
         for at in range(len(chain.blocks) - 1, -1, -1):
             _each(s, at, chain.blocks[at], batch, clients, how)
@@ -104,12 +116,12 @@ def _piece(
             s.squares, clips, owner, ends, s.factors, clients, _MARGIN,
             PARTS=s.squares.shape[1], BQ=_block(s.squares.shape[1]), B=64, num_warps=2,
         )  # fmt: skip
-    kernels.GATHER[clients, _parts(chain.first, 256)](
-        s.each, s.factors, ends, out, out.stride(0), SIZE=chain.first, ADD=add, BN=16, B=256, num_warps=4
+    kernels.GATHER[clients, _parts(chain.first, OPTIONS["gather"]["B"])](
+        s.each, s.factors, ends, out, out.stride(0), SIZE=chain.first, ADD=add, **OPTIONS["gather"]
     )
-    kernels.OUTER[clients, _parts(chain.features, 128)](
+    kernels.OUTER[clients, _parts(chain.features, OPTIONS["outer"]["B"])](
         s.errors, s.features, s.factors, ends, out, out.stride(0), FIRST=chain.first, F=chain.features,
-        CLASSES=chain.classes, ADD=add, BC=_block(chain.classes), BN=16, B=128, num_warps=4,
+        CLASSES=chain.classes, ADD=add, BC=_block(chain.classes), **OPTIONS["outer"],
     )  # fmt: skip
 
 
@@ -130,20 +142,22 @@ def _forward(s: Workspace, at: int, block: Block, vectors: Tensor, batch: Batch,
     else:
         out, to = s.features, (s.chain.features, high * wide, wide, 0)
     named = dict(zip(("TO_ROOM", "TO_PLANE", "TO_PITCH", "TO_BEGIN"), to, strict=True))
-    kernels.FORWARD[len(batch.rows), _parts(high * wide, 64)](
+    options = _options("forward", block)
+    kernels.FORWARD[len(batch.rows), _parts(high * wide, options["BP"])](
         s.inputs[at], vectors, batch.owner, batch.ends, out, s.chosen[at], len(vectors), vectors.stride(0),
         **_layer(block), ROOM=block.input_room, PLANE=block.plane, PITCH=block.pitch, PH=high, PW=wide, **named,
-        HOW=how, BO=_block(block.outputs), BP=64, BK=32, num_warps=4, num_stages=1,
+        HOW=how, BO=_block(block.outputs), **options,
     )  # fmt: skip
 
 
 def _back(s: Workspace, at: int, block: Block, before: Block, vectors: Tensor, batch: Batch, how: str) -> None:
     begin = block.gradient_first + block.padding[0] * block.pitch + block.padding[1]
-    kernels.BACK[len(batch.rows), _parts(block.height * block.pitch, 128)](
+    options = OPTIONS["back"]
+    kernels.BACK[len(batch.rows), _parts(block.height * block.pitch, options["BP"])](
         s.gradients[at], vectors, batch.owner, batch.ends, s.chosen[at - 1], s.gradients[at - 1], len(vectors),
         vectors.stride(0), **_layer(block), ROOM=block.gradient_room, PLANE=block.gradient_plane, PITCH=block.pitch,
         BEGIN=begin, H=block.height, W=block.width, **_gradient(before),
-        HOW=how, BI=_block(block.inputs), BP=128, BK=32, num_warps=4, num_stages=1,
+        HOW=how, BI=_block(block.inputs), **options,
     )  # fmt: skip
 
 
@@ -153,8 +167,12 @@ def _each(s: Workspace, at: int, block: Block, batch: Batch, clients: int, how: 
         s.inputs[at], s.gradients[at], batch.ends, s.each, s.squares, clients, **layer, ROOM=block.input_room,
         PLANE=block.plane, PITCH=block.pitch, D_ROOM=block.gradient_room, D_PLANE=block.gradient_plane,
         D_BEGIN=block.gradient_first, OH=block.size[0], SIZE=s.chain.first, PARTS=s.squares.shape[1],
-        PART=sum(s.parts[:at]), HOW=how, BO=_block(block.outputs), BP=_BP, BK=_BK, num_warps=4, num_stages=3,
+        PART=sum(s.parts[:at]), HOW=how, BO=_block(block.outputs), **_options("each", block),
     )  # fmt: skip
+
+
+def _options(name: str, block: Block) -> _Options:
+    return OPTIONS[f"first {name}" if block.inputs * block.taps <= _FEW else name]
 
 
 def _layer(block: Block) -> dict[str, int]:

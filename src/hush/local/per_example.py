@@ -137,5 +137,7 @@ def chain_sums(
     batch = launch.Batch(rows.int(), (rows // mask.shape[1]).int(), ends.int())
     space = launch.Workspace(chain, max(1, min(limit, len(rows))), x.device)
     out = torch.empty_like(vectors)
-    launch.sums(space, vectors, x.flatten(0, 1), y.flatten(), batch, clips, how(precision), out)
+    launch.sums(
+        space, vectors.contiguous(), x.flatten(0, 1).contiguous(), y.flatten(), batch, clips, how(precision), out
+    )
     return out

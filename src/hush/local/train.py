@@ -74,7 +74,8 @@ def _train(
     model: Model, x: Tensor, y: Tensor, jobs: Sequence[Job], size: int, precision: Precision, strict: bool
 ) -> list[Tensor]:
     exact = any(job.plan.discrete for job in jobs)
-    chain = chain_of(model, x) if accelerated(x.device) is not None and x.dtype == torch.float32 else None
+    kernels = x.is_contiguous() and x.dtype == torch.float32 and accelerated(x.device) is not None
+    chain = chain_of(model, x) if kernels else None
     if chain is not None and device.suits(jobs):
         groups = groups_of(jobs)
         return _updates(
