@@ -17,11 +17,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 _BLOCK = 1 << 17  # entries of U in float64 at a time
 _CACHED = 1 << 18  # entries of M that go through an iteration at a time
 _COLUMNS = 1 << 19  # columns of U from which energies are known to a fifth of a per cent
 _RUN = 1024  # columns taken side by side where not all are
+_SHORT = 64  # the same where fewer are taken: still several lines of memory
 _RIDGE = 1e-13  # of the largest diagonal of the Gram matrix: identical updates leave it singular
 _FLOOR = 1e-10  # smallest estimate, of the largest
 _TINY = 1e-300
@@ -30,7 +32,7 @@ _ROUNDS = 50
 _RANKS = 8  # most factors; each takes some of what is known about the noise
 _FIRST_PENALTY = 0.5  # larger, and the pursuit never finds the noisiest clients
 _HASTE = 1.2  # growth of the penalty at first, where little is decided yet
-_HASTY = 8  # iterations of that
+_HASTY = 16  # iterations of that
 
 
 def inverse(estimates: Tensor) -> Tensor:
@@ -78,13 +80,14 @@ def rpca(
         growth: Factor of the penalty from one iteration to the next, after a few faster ones.
         tolerance: Stop when ||M - L - S|| is below this part of ||M||.
         iterations: Most iterations.
-        rows: Most rows of M used, evenly spaced; the energies are scaled up.
+        rows: Most rows of M used, about, in evenly spaced runs of 64; the energies are scaled up. Noise is alike in all
+            of them, and reading single rows far apart would cost more than the pursuit.
 
     Returns:
         (n,) in float64. A row of zeros gets the largest estimate of the others.
     """
     n, p = U.shape
-    sub = U[:, :: max(1, -(-p // rows))]
+    sub = _spaced(U, rows, _SHORT)
     M = sub.to(torch.promote_types(U.dtype, torch.float32))
     G = _gram(M)
     heard = G.diagonal() > 0
@@ -116,11 +119,10 @@ def _pursuit(M: Tensor, growth: float, tolerance: float, iterations: int) -> Ten
         for start in range(0, p, width):
             m, s, a = (t[:, start : start + width] for t in (M, S, A))
             rest = torch.addmm(s, T, a)
-            clamped = rest.clamp(-bound, bound)
             if k % 4 == 3:
-                moved += float((clamped - a).add_(m).sub_(s).square_().sum())
-            torch.sub(rest, clamped, out=s)
-            torch.sub(m, rest, out=a).add_(clamped, alpha=1 + 1 / faster)
+                moved += float((rest.clamp(-bound, bound) - a).add_(m).sub_(s).square_().sum())
+            s.copy_(functional.softshrink(rest, bound))
+            torch.add(m, rest, alpha=1 / faster, out=a).sub_(s, alpha=1 + 1 / faster)
             G.addmm_(a, a.T)
         if k % 4 == 3 and moved <= enough:
             break
@@ -137,14 +139,16 @@ def _filled(energies: Tensor, heard: Tensor) -> Tensor:
     return out
 
 
-def _spaced(U: Tensor, most: int) -> Tensor:
+def _spaced(U: Tensor, most: int, run: int = _RUN) -> Tensor:
     """Runs of columns, evenly spaced, at most about that many; all of them if there are no more."""
     p = U.shape[1]
     if p <= most:
         return U
-    whole = p // _RUN
-    step = -(-whole * _RUN // most)
-    runs: Tensor = U[:, : whole * _RUN].view(len(U), whole, _RUN)
+    whole = p // run
+    if whole < 2:
+        return U[:, :most]
+    step = -(-whole * run // most)
+    runs: Tensor = U[:, : whole * run].unflatten(1, (whole, run))
     return runs[:, ::step].flatten(1)
 
 
