@@ -25,6 +25,7 @@ from hush.models import Model
 
 _WIDE = 64  # channels that a kernel holds at a time
 _CLASSES = 128
+_COLUMNS = 5  # of taps
 _SLACK = 512  # numbers after an example that a kernel may read and never uses
 
 
@@ -168,7 +169,12 @@ def _block(conv: nn.Module, rectifier: nn.Module, pool: nn.Module, shape: tuple[
         return None
     kernel, padding = (conv.kernel_size[0], conv.kernel_size[1]), (int(conv.padding[0]), int(conv.padding[1]))
     block = Block(conv.in_channels, shape[1], shape[2], conv.out_channels, kernel, padding, first)
-    whole = min(block.halo) >= 0 and min(block.pooled) >= 1 and block.kernel[0] * block.pitch <= _SLACK // 2
+    whole = (
+        block.kernel[1] <= _COLUMNS
+        and min(block.halo) >= 0
+        and min(block.pooled) >= 1
+        and block.kernel[0] * block.pitch <= _SLACK // 2
+    )
     return block if whole else None
 
 

@@ -164,41 +164,81 @@ def _head(
 
 
 def _back(
-    d: at, vectors: at, owner: at, ends: at, chosen: at, out: at, clients: at, stride: at,
+    d: at, vectors: at, owner: at, ends: at, out: at, clients: at, stride: at,
     FIRST: constexpr, IN: constexpr, OUT: constexpr, KH: constexpr, KW: constexpr,
-    ROOM: constexpr, PLANE: constexpr, PITCH: constexpr, BEGIN: constexpr, H: constexpr, W: constexpr,
-    TO_ROOM: constexpr, TO_PLANE: constexpr, TO_PITCH: constexpr, TO_BEGIN: constexpr,
-    HOW: constexpr, TURN: constexpr, BI: constexpr, BP: constexpr, BK: constexpr,
+    ROOM: constexpr, PLANE: constexpr, PITCH: constexpr, BEGIN: constexpr, H: constexpr,
+    HOW: constexpr, BI: constexpr, BP: constexpr, BK: constexpr,
 ) -> None:  # fmt: skip
-    """From the gradient for a convolution's output, that for the output of the convolution before it."""
+    """From the gradient for a convolution's output, that for its input, each column of taps by itself.
+
+    What is read once serves all columns of taps; they are shifted against each other only when they are added.
+    """
     n = tl.program_id(0)
     if n < tl.load(ends + clients):
         client = tl.load(owner + n)
         own = vectors + client.to(tl.int64) * stride + FIRST
         c = tl.arange(0, BI)
         p = tl.program_id(1) * BP + tl.arange(0, BP)
-        inside = (p < H * PITCH) & (p % PITCH < W)
         source = d + n.to(tl.int64) * ROOM + BEGIN
-        acc = tl.zeros((BP, BI) if TURN else (BI, BP), dtype=tl.float32)
-        for start in range(0, OUT * KH * KW, BK):
+        first = tl.zeros((BI, BP), dtype=tl.float32)
+        second = tl.zeros((BI, BP), dtype=tl.float32)
+        third = tl.zeros((BI, BP), dtype=tl.float32)
+        fourth = tl.zeros((BI, BP), dtype=tl.float32)
+        fifth = tl.zeros((BI, BP), dtype=tl.float32)
+        for start in range(0, OUT * KH, BK):
             k = start + tl.arange(0, BK)
-            real = k < OUT * KH * KW
-            o = k // (KH * KW)
-            tap = k % (KH * KW)
+            real = k < OUT * KH
+            o = k // KH
+            row = k % KH
             known = (c < IN)[:, None] & real[None, :]
-            weight = tl.load(own + (o * (IN * KH * KW) + tap)[None, :] + c[:, None] * (KH * KW), mask=known, other=0.0)
-            shift = tl.where(real, o * PLANE - tap // KW * PITCH - tap % KW, 0)
-            acc = _turned(weight, tl.load(source + shift[:, None] + p[None, :]), acc, HOW, TURN)
-        acc = _upright(acc, TURN)
-        stays = (c < IN)[:, None] & inside[None, :]
-        row = p // PITCH
-        column = p % PITCH
-        number = c[:, None] * (H * W) + (row * W + column)[None, :]
-        which = tl.load(chosen + n.to(tl.int64) * (IN * H * W) + number, mask=stays, other=4).to(tl.int32)
-        place = c[:, None] * TO_PLANE + (row * (2 * TO_PITCH) + column * 2 + TO_BEGIN)[None, :]
+            weight = own + (o * (IN * KH * KW) + row * KW)[None, :] + c[:, None] * (KH * KW)
+            arrived = tl.load(source + tl.where(real, o * PLANE - row * PITCH, 0)[:, None] + p[None, :])
+            first = _product(tl.load(weight, mask=known, other=0.0), arrived, first, HOW)
+            if KW > 1:
+                second = _product(tl.load(weight + 1, mask=known, other=0.0), arrived, second, HOW)
+            if KW > 2:
+                third = _product(tl.load(weight + 2, mask=known, other=0.0), arrived, third, HOW)
+            if KW > 3:
+                fourth = _product(tl.load(weight + 3, mask=known, other=0.0), arrived, fourth, HOW)
+            if KW > 4:
+                fifth = _product(tl.load(weight + 4, mask=known, other=0.0), arrived, fifth, HOW)
+        stays = (c < IN)[:, None] & (p < H * PITCH)[None, :]
+        target = out + n.to(tl.int64) * (KW * IN * H * PITCH) + c[:, None] * (H * PITCH) + p[None, :]
+        tl.store(target, first, mask=stays)
+        if KW > 1:
+            tl.store(target + IN * H * PITCH, second, mask=stays)
+        if KW > 2:
+            tl.store(target + 2 * IN * H * PITCH, third, mask=stays)
+        if KW > 3:
+            tl.store(target + 3 * IN * H * PITCH, fourth, mask=stays)
+        if KW > 4:
+            tl.store(target + 4 * IN * H * PITCH, fifth, mask=stays)
+
+
+def _fold(
+    parts: at, ends: at, chosen: at, out: at, clients: at,
+    IN: constexpr, KW: constexpr, PITCH: constexpr, H: constexpr, W: constexpr, OW: constexpr, LEFT: constexpr,
+    TO_ROOM: constexpr, TO_PLANE: constexpr, TO_PITCH: constexpr, TO_BEGIN: constexpr, B: constexpr,
+) -> None:  # fmt: skip
+    """The sum over columns of taps, brought to the positions that the pooling chose."""
+    n = tl.program_id(0)
+    if n < tl.load(ends + clients):
+        i = tl.program_id(1) * B + tl.arange(0, B)
+        inside = i < IN * H * W
+        c = i // (H * W)
+        row = i % (H * W) // W
+        column = i % W
+        source = parts + n.to(tl.int64) * (KW * IN * H * PITCH) + (c * H + row) * PITCH
+        total = tl.zeros((B,), dtype=tl.float32)
+        for tap in tl.static_range(KW):
+            at_column = column + LEFT - tap
+            there = inside & (at_column >= 0) & (at_column < OW)
+            total += tl.load(source + tap * (IN * H * PITCH) + at_column, mask=there, other=0.0)
+        which = tl.load(chosen + n.to(tl.int64) * (IN * H * W) + i, mask=inside, other=4).to(tl.int32)
+        place = c * TO_PLANE + row * (2 * TO_PITCH) + column * 2 + TO_BEGIN
         target = out + n.to(tl.int64) * TO_ROOM + place
         for tap in tl.static_range(4):
-            tl.store(target + tap // 2 * TO_PITCH + tap % 2, tl.where(which == tap, acc, 0.0), mask=stays)
+            tl.store(target + tap // 2 * TO_PITCH + tap % 2, tl.where(which == tap, total, 0.0), mask=inside)
 
 
 def _each(
@@ -324,6 +364,6 @@ def _outer(
 
 
 _product, _turned, _upright = (triton.jit(f) for f in (_product, _turned, _upright))
-FETCH, FORWARD, HEAD, BACK, EACH, FACTORS, GATHER, OUTER = (
-    triton.jit(f) for f in (_fetch, _forward, _head, _back, _each, _factors, _gather, _outer)
+FETCH, FORWARD, HEAD, BACK, FOLD, EACH, FACTORS, GATHER, OUTER = (
+    triton.jit(f) for f in (_fetch, _forward, _head, _back, _fold, _each, _factors, _gather, _outer)
 )

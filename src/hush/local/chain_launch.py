@@ -24,7 +24,7 @@ _Options = dict[str, int | bool]
 OPTIONS: dict[str, _Options] = {
     "first forward": {"BP": 64, "BK": 32, "TURN": False, "num_warps": 4, "num_stages": 1},
     "forward": {"BP": 32, "BK": 32, "TURN": False, "num_warps": 4, "num_stages": 1},
-    "back": {"BP": 128, "BK": 32, "TURN": False, "num_warps": 4, "num_stages": 1},
+    "back": {"BP": 128, "BK": 32, "num_warps": 4, "num_stages": 1},
     "first each": {"BP": 32, "BK": 32, "num_warps": 4, "num_stages": 3},
     "each": {"BP": 32, "BK": 64, "num_warps": 4, "num_stages": 3},
     "head": {"BF": 256, "num_warps": 4},
@@ -61,6 +61,7 @@ class Workspace:
         self.inputs = [room(block.input_room) for block in chain.blocks]
         self.gradients = [room(block.gradient_room) for block in chain.blocks]
         self.chosen = [room(block.outputs * math.prod(block.pooled), torch.uint8) for block in chain.blocks]
+        self.columns = room(max(b.inputs * b.kernel[1] * b.height * b.pitch for b in chain.blocks))
         self.features, self.errors = room(chain.features), room(chain.classes)
         self.each, self.factors = room(chain.first), room(1)
         self.parts = [_parts(block.inputs * block.taps, _options("each", block)["BK"]) for block in chain.blocks]
@@ -151,13 +152,19 @@ def _forward(s: Workspace, at: int, block: Block, vectors: Tensor, batch: Batch,
 
 
 def _back(s: Workspace, at: int, block: Block, before: Block, vectors: Tensor, batch: Batch, how: str) -> None:
-    begin = block.gradient_first + block.padding[0] * block.pitch + block.padding[1]
     options = OPTIONS["back"]
-    kernels.BACK[len(batch.rows), _parts(block.height * block.pitch, options["BP"])](
-        s.gradients[at], vectors, batch.owner, batch.ends, s.chosen[at - 1], s.gradients[at - 1], len(vectors),
-        vectors.stride(0), **_layer(block), ROOM=block.gradient_room, PLANE=block.gradient_plane, PITCH=block.pitch,
-        BEGIN=begin, H=block.height, W=block.width, **_gradient(before),
+    number, clients = len(batch.rows), len(vectors)
+    kernels.BACK[number, _parts(block.height * block.pitch, options["BP"])](
+        s.gradients[at], vectors, batch.owner, batch.ends, s.columns, clients, vectors.stride(0), **_layer(block),
+        ROOM=block.gradient_room, PLANE=block.gradient_plane, PITCH=block.pitch,
+        BEGIN=block.gradient_first + block.padding[0] * block.pitch, H=block.height,
         HOW=how, BI=_block(block.inputs), **options,
+    )  # fmt: skip
+    size = block.inputs * block.height * block.width
+    kernels.FOLD[number, _parts(size, 1024)](
+        s.columns, batch.ends, s.chosen[at - 1], s.gradients[at - 1], clients, IN=block.inputs, KW=block.kernel[1],
+        PITCH=block.pitch, H=block.height, W=block.width, OW=block.size[1], LEFT=block.padding[1],
+        **_gradient(before), B=1024, num_warps=4,
     )  # fmt: skip
 
 

@@ -135,15 +135,27 @@ _KEPT: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], ChainStep]] = WeakK
 
 
 def kept(
-    model: Model, chain: Chain, x: Tensor, y: Tensor, jobs: Sequence[Job], limit: int, precision: Precision, kind: Kind
-) -> ChainStep:
-    """A step with room for these clients, made anew if the data moved or the room is too small or far too large."""
+    model: Model, chain: Chain, x: Tensor, y: Tensor, key: tuple[Kind, int], room: tuple[int, int], limit: int,
+    precision: Precision,
+) -> ChainStep:  # fmt: skip
+    """A step for one of several groups of clients, made anew if the data moved or the room is too small or too large.
+
+    Args:
+        model: What is trained.
+        chain: What it is.
+        x: The data.
+        y: Its labels.
+        key: What kind of group, and which.
+        room: Clients and examples of a step.
+        limit: Examples to work on at a time.
+        precision: How convolutions multiply.
+    """
     data = (x.data_ptr(), y.data_ptr(), tuple(x.shape), limit, precision)
-    found = {key: step for key, step in _KEPT.get(model.module, {}).items() if key[0] == data}
+    found = {name: step for name, step in _KEPT.get(model.module, {}).items() if name[0] == data}
     _KEPT[model.module] = found
-    wanted, key = slots(jobs), (data, kind)
-    old = found.get(key)
-    if old is None or not (old.clients // 2 <= len(jobs) <= old.clients and wanted <= old.slots):
-        found.pop(key, None)
-        found[key] = ChainStep(model, chain, (x, y), len(jobs), wanted, limit, how(precision), kind)
-    return found[key]
+    clients, wanted = room
+    old = found.get((data, key))
+    if old is None or not (old.clients // 2 <= clients <= old.clients and wanted <= old.slots):
+        found.pop((data, key), None)
+        found[data, key] = ChainStep(model, chain, (x, y), clients, wanted, limit, how(precision), key[0])
+    return found[data, key]

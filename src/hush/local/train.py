@@ -78,9 +78,8 @@ def _train(
     chain = chain_of(model, x) if kernels else None
     if chain is not None and device.suits(jobs):
         groups = groups_of(jobs)
-        return _updates(
-            jobs, groups, [train_chain(model, chain, x, y, [jobs[i] for i in g], size, precision) for g in groups]
-        )
+        ends = train_chain(model, chain, x, y, [[jobs[i] for i in group] for group in groups], size, precision)
+        return _updates(jobs, groups, ends)
     fast = not exact and recorder_for(model, x[:1], y[:1], strict) is not None
     spread = fast and not x.is_cuda
     # bf16 would have to round what the closed form never forms.
@@ -113,8 +112,9 @@ def _lengths(x: Tensor, jobs: Sequence[Job], form: Closed) -> Tensor | None:
 def _updates(jobs: Sequence[Job], groups: Sequence[Sequence[int]], ends: Sequence[Tensor]) -> list[Tensor]:
     updates: list[Tensor] = [torch.empty(0)] * len(jobs)
     for group, vectors in zip(groups, ends, strict=True):
-        for i, end in zip(group, vectors, strict=True):
-            updates[i] = end - jobs[i].vector
+        moved = vectors - torch.stack([jobs[i].vector for i in group])
+        for i, update in zip(group, moved.unbind(), strict=True):
+            updates[i] = update
     return updates
 
 
