@@ -42,6 +42,11 @@ def _turned(left: at, right: at, total: at, HOW: constexpr, TURN: constexpr) -> 
     return _product(tl.trans(right), tl.trans(left), total, HOW) if TURN else _product(left, right, total, HOW)
 
 
+def _nothing() -> at:
+    """A tuple to which others are added."""
+    return ()
+
+
 def _upright(total: at, TURN: constexpr) -> at:
     return tl.trans(total) if TURN else total
 
@@ -281,6 +286,58 @@ def _each(
         tl.store(squares + n * PARTS + PART + tl.program_id(1), square)
 
 
+def _each_shifted(
+    x: at, d: at, ends: at, out: at, squares: at, clients: at,
+    IN: constexpr, OUT: constexpr, KH: constexpr, KW: constexpr,
+    ROOM: constexpr, PLANE: constexpr, PITCH: constexpr,
+    D_ROOM: constexpr, D_PLANE: constexpr, D_BEGIN: constexpr, OH: constexpr,
+    SIZE: constexpr, FIRST: constexpr, PARTS: constexpr, PART: constexpr,
+    HOW: constexpr, BI: constexpr, BO: constexpr, BP: constexpr,
+) -> None:  # fmt: skip
+    """The same for many inputs: inputs shifted by rows of taps against gradients shifted by columns of taps.
+
+    So each is read once for a row or a column of taps, not once for a tap. Gradients come out tap by tap.
+    """
+    n = tl.program_id(0)
+    if n < tl.load(ends + clients):
+        o = tl.arange(0, BO)
+        c = tl.arange(0, BI)
+        p = tl.arange(0, BP)
+        seen = x + n.to(tl.int64) * ROOM + tl.where(c < IN, c, 0)[:, None] * PLANE + p[None, :]
+        arrived = d + n.to(tl.int64) * D_ROOM + D_BEGIN + o[:, None] * D_PLANE + p[None, :]
+        total = tl.zeros((BO, BP), dtype=tl.float32)
+        found = _nothing()
+        for _ in tl.static_range(KH * KW):
+            found += (tl.zeros((BI, BO), dtype=tl.float32),)
+        for start in range(0, OH * PITCH + KW - 1, BP):
+            rows = _nothing()
+            for row in tl.static_range(KH):
+                rows += (tl.load(seen + start + row * PITCH),)
+            columns = _nothing()
+            for column in tl.static_range(KW):
+                f = start + p - column
+                known = (o < OUT)[:, None] & ((f >= 0) & (f < OH * PITCH))[None, :]
+                columns += (tl.load(arrived + start - column, mask=known, other=0.0),)
+            total += columns[0]
+            more = _nothing()
+            for tap in tl.static_range(KH * KW):
+                more += (_product(rows[tap // KW], tl.trans(columns[tap % KW]), found[tap], HOW),)
+            found = more
+        own = out + n.to(tl.int64) * SIZE + FIRST
+        known = (o < OUT)[None, :] & (c < IN)[:, None]
+        exact = tl.zeros((BI, BO), dtype=tl.float64)
+        for tap in tl.static_range(KH * KW):
+            acc = tl.where(known, found[tap], 0.0)
+            place = own + tap * (OUT * IN) + o[None, :] * IN + c[:, None]
+            tl.store(place, tl.where(acc - acc == 0, acc, 0.0), mask=known)
+            exact += acc.to(tl.float64) * acc.to(tl.float64)
+        bias = tl.sum(total, axis=1)
+        tl.store(own + OUT * IN * KH * KW + o, tl.where(bias - bias == 0, bias, 0.0), mask=o < OUT)
+        exactly = bias.to(tl.float64)
+        square = tl.sum(tl.sum(exact, axis=1), axis=0) + tl.sum(exactly * exactly, axis=0)
+        tl.store(squares + n * PARTS + PART, square)
+
+
 def _factors(
     squares: at, clips: at, owner: at, ends: at, out: at, clients: at, margin: at,
     PARTS: constexpr, BQ: constexpr, B: constexpr,
@@ -301,10 +358,10 @@ def _factors(
 
 
 def _gather(
-    each: at, factors: at, ends: at, total: at, stride: at,
+    each: at, factors: at, ends: at, order: at, total: at, stride: at,
     SIZE: constexpr, ADD: constexpr, BN: constexpr, B: constexpr,
 ) -> None:  # fmt: skip
-    """Each client's sum of gradients times factors."""
+    """Each client's sum of gradients times factors, brought to the vector's order."""
     client = tl.program_id(0)
     j = tl.program_id(1) * B + tl.arange(0, B)
     begin = tl.load(ends + client)
@@ -317,7 +374,7 @@ def _gather(
         value = tl.load(each + n.to(tl.int64)[:, None] * SIZE + j[None, :], mask=wanted, other=0.0)
         acc += factor[:, None] * value
     found = tl.sum(acc, axis=0)
-    target = total + client.to(tl.int64) * stride + j
+    target = total + client.to(tl.int64) * stride + tl.load(order + j, mask=j < SIZE, other=0)
     if ADD:
         found += tl.load(target, mask=j < SIZE, other=0.0)
     tl.store(target, found, mask=j < SIZE)
@@ -363,7 +420,8 @@ def _outer(
         tl.store(own + CLASSES * F + c, shift, mask=c < CLASSES)
 
 
-_product, _turned, _upright = (triton.jit(f) for f in (_product, _turned, _upright))
-FETCH, FORWARD, HEAD, BACK, FOLD, EACH, FACTORS, GATHER, OUTER = (
-    triton.jit(f) for f in (_fetch, _forward, _head, _back, _fold, _each, _factors, _gather, _outer)
+_product, _turned, _upright, _nothing = (triton.jit(f) for f in (_product, _turned, _upright, _nothing))
+FETCH, FORWARD, HEAD, BACK, FOLD, EACH, EACH_SHIFTED = (
+    triton.jit(f) for f in (_fetch, _forward, _head, _back, _fold, _each, _each_shifted)
 )
+FACTORS, GATHER, OUTER = (triton.jit(f) for f in (_factors, _gather, _outer))

@@ -19,20 +19,30 @@ from torch import Tensor
 from hush.local import chain_kernels as kernels
 from hush.local.chain import Block, Chain
 
-# How much a program takes on, kernel by kernel: what was fastest on an H200. The first layer sees few inputs.
-_Options = dict[str, int | bool]
-OPTIONS: dict[str, _Options] = {
-    "first forward": {"BP": 64, "BK": 32, "TURN": False, "num_warps": 4, "num_stages": 1},
-    "forward": {"BP": 32, "BK": 32, "TURN": False, "num_warps": 4, "num_stages": 1},
-    "back": {"BP": 128, "BK": 32, "num_warps": 4, "num_stages": 1},
-    "first each": {"BP": 32, "BK": 32, "num_warps": 4, "num_stages": 3},
+# How much a program takes on, kernel by kernel: what was fastest on an H200, for many examples and for few. The first
+# layer sees few inputs.
+Options = dict[str, int | bool]
+LARGE: dict[str, Options] = {
+    "first forward": {"BP": 64, "BK": 32, "TURN": True, "num_warps": 2, "num_stages": 1},
+    "forward": {"BP": 64, "BK": 64, "TURN": True, "num_warps": 4, "num_stages": 1},
+    "back": {"BP": 128, "BK": 16, "num_warps": 4, "num_stages": 2},
+    "first each": {"BP": 32, "BK": 32, "num_warps": 1, "num_stages": 3},
     "each": {"BP": 32, "BK": 64, "num_warps": 4, "num_stages": 3},
-    "head": {"BF": 256, "num_warps": 4},
-    "gather": {"BN": 16, "B": 256, "num_warps": 4},
+    "shifted each": {"BP": 16, "num_warps": 4, "num_stages": 2},
+    "head": {"BF": 256, "num_warps": 8},
+    "gather": {"BN": 8, "B": 256, "num_warps": 4},
     "outer": {"BN": 16, "B": 128, "num_warps": 4},
 }
-_FEW = 64  # inputs and taps together
+SMALL: dict[str, Options] = LARGE | {
+    "back": {"BP": 64, "BK": 16, "num_warps": 4, "num_stages": 2},
+    "first each": {"BP": 64, "BK": 32, "num_warps": 4, "num_stages": 1},
+    "head": {"BF": 512, "num_warps": 4},
+}
 _MARGIN = 1.0 - 4.0 * torch.finfo(torch.float32).eps  # as in hush.local.clip
+FEW = 256  # examples up to which a step is small
+SHIFTED = True  # whether inputs and gradients are shifted against each other where there are many inputs
+_FEW_INPUTS = 64  # inputs and taps together
+_LEAST, _TAPS, _WEIGHTS = 16, 25, 512  # inputs, taps, and weights of a tap for which a program has room
 
 
 class Batch(NamedTuple):
@@ -64,7 +74,11 @@ class Workspace:
         self.columns = room(max(b.inputs * b.kernel[1] * b.height * b.pitch for b in chain.blocks))
         self.features, self.errors = room(chain.features), room(chain.classes)
         self.each, self.factors = room(chain.first), room(1)
-        self.parts = [_parts(block.inputs * block.taps, _options("each", block)["BK"]) for block in chain.blocks]
+        self.parts = [
+            1 if _shifted(block) else _parts(block.inputs * block.taps, int(_options("each", block, 0)["BK"]))
+            for block in chain.blocks
+        ]
+        self.order = torch.cat([_order(block) for block in chain.blocks]).to(device)
         self.squares = room(sum(self.parts) + 1, torch.float64)
 
 
@@ -107,7 +121,7 @@ def _piece(
             s.features, vectors, y, rows, owner, ends, s.chosen[-1], s.errors, s.gradients[-1], s.squares, clients,
             stride, FIRST=chain.first, F=chain.features, CLASSES=chain.classes, PP=math.prod(last.pooled),
             PW=last.pooled[1], **_gradient(last), PARTS=s.squares.shape[1], PART=s.squares.shape[1] - 1,
-            BC=_block(chain.classes), **OPTIONS["head"],
+            BC=_block(chain.classes), **_of("head", number),
         )  # fmt: skip
         for at in range(len(chain.blocks) - 1, -1, -1):
             _each(s, at, chain.blocks[at], batch, clients, how)
@@ -117,12 +131,13 @@ def _piece(
             s.squares, clips, owner, ends, s.factors, clients, _MARGIN,
             PARTS=s.squares.shape[1], BQ=_block(s.squares.shape[1]), B=64, num_warps=2,
         )  # fmt: skip
-    kernels.GATHER[clients, _parts(chain.first, OPTIONS["gather"]["B"])](
-        s.each, s.factors, ends, out, out.stride(0), SIZE=chain.first, ADD=add, **OPTIONS["gather"]
+    gathering, outer = _of("gather", number), _of("outer", number)
+    kernels.GATHER[clients, _parts(chain.first, int(gathering["B"]))](
+        s.each, s.factors, ends, s.order, out, out.stride(0), SIZE=chain.first, ADD=add, **gathering
     )
-    kernels.OUTER[clients, _parts(chain.features, OPTIONS["outer"]["B"])](
+    kernels.OUTER[clients, _parts(chain.features, int(outer["B"]))](
         s.errors, s.features, s.factors, ends, out, out.stride(0), FIRST=chain.first, F=chain.features,
-        CLASSES=chain.classes, ADD=add, BC=_block(chain.classes), **OPTIONS["outer"],
+        CLASSES=chain.classes, ADD=add, BC=_block(chain.classes), **outer,
     )  # fmt: skip
 
 
@@ -143,8 +158,8 @@ def _forward(s: Workspace, at: int, block: Block, vectors: Tensor, batch: Batch,
     else:
         out, to = s.features, (s.chain.features, high * wide, wide, 0)
     named = dict(zip(("TO_ROOM", "TO_PLANE", "TO_PITCH", "TO_BEGIN"), to, strict=True))
-    options = _options("forward", block)
-    kernels.FORWARD[len(batch.rows), _parts(high * wide, options["BP"])](
+    options = _options("forward", block, len(batch.rows))
+    kernels.FORWARD[len(batch.rows), _parts(high * wide, int(options["BP"]))](
         s.inputs[at], vectors, batch.owner, batch.ends, out, s.chosen[at], len(vectors), vectors.stride(0),
         **_layer(block), ROOM=block.input_room, PLANE=block.plane, PITCH=block.pitch, PH=high, PW=wide, **named,
         HOW=how, BO=_block(block.outputs), **options,
@@ -152,9 +167,9 @@ def _forward(s: Workspace, at: int, block: Block, vectors: Tensor, batch: Batch,
 
 
 def _back(s: Workspace, at: int, block: Block, before: Block, vectors: Tensor, batch: Batch, how: str) -> None:
-    options = OPTIONS["back"]
     number, clients = len(batch.rows), len(vectors)
-    kernels.BACK[number, _parts(block.height * block.pitch, options["BP"])](
+    options = _of("back", number)
+    kernels.BACK[number, _parts(block.height * block.pitch, int(options["BP"]))](
         s.gradients[at], vectors, batch.owner, batch.ends, s.columns, clients, vectors.stride(0), **_layer(block),
         ROOM=block.gradient_room, PLANE=block.gradient_plane, PITCH=block.pitch,
         BEGIN=block.gradient_first + block.padding[0] * block.pitch, H=block.height,
@@ -169,17 +184,39 @@ def _back(s: Workspace, at: int, block: Block, before: Block, vectors: Tensor, b
 
 
 def _each(s: Workspace, at: int, block: Block, batch: Batch, clients: int, how: str) -> None:
-    layer = _layer(block)
-    kernels.EACH[len(batch.rows), s.parts[at]](
-        s.inputs[at], s.gradients[at], batch.ends, s.each, s.squares, clients, **layer, ROOM=block.input_room,
-        PLANE=block.plane, PITCH=block.pitch, D_ROOM=block.gradient_room, D_PLANE=block.gradient_plane,
-        D_BEGIN=block.gradient_first, OH=block.size[0], SIZE=s.chain.first, PARTS=s.squares.shape[1],
-        PART=sum(s.parts[:at]), HOW=how, BO=_block(block.outputs), **_options("each", block),
-    )  # fmt: skip
+    number = len(batch.rows)
+    known = {
+        **_layer(block), "ROOM": block.input_room, "PLANE": block.plane, "PITCH": block.pitch, "HOW": how,
+        "D_ROOM": block.gradient_room, "D_PLANE": block.gradient_plane, "D_BEGIN": block.gradient_first,
+        "OH": block.size[0], "SIZE": s.chain.first, "PARTS": s.squares.shape[1], "PART": sum(s.parts[:at]),
+        "BO": _block(block.outputs),
+    }  # fmt: skip
+    given = (s.inputs[at], s.gradients[at], batch.ends, s.each, s.squares, clients)
+    if _shifted(block):
+        kernels.EACH_SHIFTED[number,](*given, **known, BI=_block(block.inputs), **_of("shifted each", number))
+    else:
+        kernels.EACH[number, s.parts[at]](*given, **known, **_options("each", block, number))
 
 
-def _options(name: str, block: Block) -> _Options:
-    return OPTIONS[f"first {name}" if block.inputs * block.taps <= _FEW else name]
+def _shifted(block: Block) -> bool:
+    return SHIFTED and block.inputs >= _LEAST and block.taps <= _TAPS and block.inputs * block.outputs <= _WEIGHTS
+
+
+def _order(block: Block) -> Tensor:
+    """Where in the vector each number of an example's gradient belongs."""
+    place = torch.arange(block.weights + block.outputs, dtype=torch.int32)
+    if _shifted(block):
+        weights = place[: block.weights].view(block.outputs, block.inputs, block.taps)
+        place = torch.cat([weights.permute(2, 0, 1).flatten(), place[block.weights :]])
+    return place + block.first
+
+
+def _of(name: str, number: int) -> Options:
+    return (SMALL if 0 < number <= FEW else LARGE)[name]
+
+
+def _options(name: str, block: Block, number: int) -> Options:
+    return _of(f"first {name}" if block.inputs * block.taps <= _FEW_INPUTS else name, number)
 
 
 def _layer(block: Block) -> dict[str, int]:
