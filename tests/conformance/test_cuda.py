@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hush.bench.workloads import plan_of
 from hush.local.chain import chain_of
+from hush.local.draw import draw
 from hush.local.job import Job
 from hush.local.per_example import chain_sums, clipped_sums
 from hush.local.record import Recorder
@@ -170,3 +171,33 @@ def test_a_chain_trains_many_batch_sizes_at_once_as_each_alone() -> None:
     together = train(model, x, y, [job(i) for i in range(4)])
     for i in range(4):
         torch.testing.assert_close(together[i], train(model, x, y, [job(i)])[0], rtol=1e-4, atol=1e-6)
+
+
+def test_rows_of_the_device_are_those_of_its_bits() -> None:
+    model, device = on_cuda(made("cnn")), torch.device("cuda")
+    sizes = [(700, 3), (1500, 40), (40, 40), (1025, 999)]
+    plans = [plan_of(samples, size, math.ceil(samples / size), 0.5) for samples, size in sizes]
+    mine = [Job(model.start, 10_000 * i, p, 0.1, noise.replayable(2, i, 1)) for i, p in enumerate(plans)]
+    mine.sort(key=lambda job: -job.plan.steps)
+    draws = draw(mine, [job.source.twin(device) for job in mine], device)
+    packed = draws.packed(6, max(draws.totals) + 5).cpu()
+    for step, total in enumerate(draws.totals):
+        ends, rows, owner = packed[step].split([7, max(draws.totals) + 5, max(draws.totals) + 5])
+        assert ends[-1] == total
+        for i, job in enumerate(mine):
+            found = rows[ends[i] : ends[i + 1]]
+            assert (owner[ends[i] : ends[i + 1]] == i).all()
+            if step >= job.plan.steps:
+                assert not len(found)
+                continue
+            twin, bits = job.source.twin(device), torch.empty(job.plan.steps * job.plan.samples, dtype=torch.int64)
+            assert twin is not None
+            there = bits.to(device)
+            twin.words(there)
+            high = (there.cpu().view(job.plan.steps, -1)[step] >> 11) & (2**53 - 1)
+            assert job.plan.bar is not None
+            expected = (high < job.plan.bar).nonzero()[:, 0] + job.first_row
+            assert torch.equal(found.long(), expected)
+    taken = sum(draws.totals)
+    mean = sum(job.plan.steps * job.plan.batch for job in mine)
+    assert abs(taken - mean) < 6 * math.sqrt(mean)
