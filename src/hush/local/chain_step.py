@@ -42,6 +42,7 @@ class ChainStep:
         start: Where the clients began, clients x p; used only by those that are not plain.
         drift: What is added to every step, clients x p; likewise.
         slots: Examples of a step for which there is room.
+        stream: Where its work goes.
     """
 
     def __init__(
@@ -58,6 +59,8 @@ class ChainStep:
         self.clips = like.new_ones(clients, dtype=torch.float64)
         self._packed = like.new_zeros(clients + 1 + 2 * slots, dtype=torch.int32)
         self._space = self._launch.Workspace(chain, max(1, min(slots, limit)), like.device)
+        # Always the same, because memory is used again only on the stream it was asked for.
+        self.stream = torch.cuda.Stream(like.device) if like.is_cuda else None
         self._graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
 
     @property

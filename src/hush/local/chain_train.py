@@ -87,7 +87,6 @@ class _Run:
         precision: Precision, stack: ExitStack,
     ) -> None:  # fmt: skip
         self.jobs, self.done, self.steps = jobs, 0, jobs[0].plan.steps
-        self.stream = torch.cuda.Stream(x.device) if x.is_cuda else None
         kind: Kind = "still" if jobs[0].still else "corrected" if any(job.corrected for job in jobs) else "plain"
         found, on_device = twins(jobs), False
         wanted = slots(jobs)
@@ -95,6 +94,7 @@ class _Run:
             draws, on_device = draw(jobs, found, x.device), True
             wanted = max(wanted, *draws.totals)
         self.step = kept(model, chain, x, y, (kind, number), (len(jobs), wanted), limit, precision)
+        self.stream = self.step.stream
         place(self.step, jobs)
         moving = scales(jobs, self.step.scales.dtype).to(x.device)
         # One that only the host may draw for makes the host draw for all.
