@@ -30,6 +30,7 @@ _SPREAD = 3.0  # standard deviation of the log energies around their mean, a pri
 _ROUNDS = 50
 _RANKS = 8  # most factors; each takes some of what is known about the noise
 _FIRST_PENALTY = 1.0  # with the largest singular value at one; larger, and the noisiest clients are never found
+_GROWTH, _SLOW_GROWTH = 1.2, 1.05  # of the penalty
 _RELAXED = 1.8  # how far an iteration goes, one being as far as it knows: nearer the exact solution in fewer of them
 
 
@@ -64,7 +65,7 @@ def pairwise(U: Tensor) -> Tensor:
 
 
 def rpca(
-    U: Tensor, *, growth: float = 1.2, tolerance: float = 2e-4, iterations: int = 200, rows: int = 200_000
+    U: Tensor, *, growth: float | None = None, tolerance: float = 2e-4, iterations: int = 200, rows: int = 200_000
 ) -> Tensor:
     """Noise energies of the rows of U as Robust-HDP finds them: squared norms of the sparse part of M = U'.
 
@@ -75,7 +76,7 @@ def rpca(
 
     Args:
         U: Updates, (n, p); rows are clients.
-        growth: Factor of the penalty from one iteration to the next.
+        growth: Factor of the penalty from one iteration to the next; 1.2, or less where iterations cost little.
         tolerance: Stop when ||M - L - S|| is below this part of ||M||.
         iterations: Most iterations.
         rows: Most rows of M used, about, in evenly spaced runs of 64; the energies are scaled up. Noise is alike in all
@@ -92,7 +93,8 @@ def rpca(
     if not bool(heard.any()):
         return torch.zeros(n, dtype=torch.float64, device=U.device)
     top = float(torch.linalg.eigvalsh(G)[-1].sqrt())
-    S = _pursuit(M[heard.to(M.device)] / top, growth, tolerance, iterations)
+    pace = growth or (_GROWTH if M.numel() > _CACHED else _SLOW_GROWTH)
+    S = _pursuit(M[heard.to(M.device)] / top, pace, tolerance, iterations)
     energies = S.to(torch.float64).square().sum(1) * (top**2 * p / sub.shape[1])
     return _filled(energies.cpu(), heard).to(U.device)
 
