@@ -10,7 +10,7 @@ import sys
 
 from hush.bench.workloads import Workload
 
-_LIMIT = 600
+_LIMIT = 1800
 _PROGRAM = "from hush.bench.flower_app import main; main()"
 
 

@@ -1,7 +1,7 @@
 """The program that `hush.bench.flower` starts: W1 in Flower's simulation, a client an Opacus loop, all cores in use.
 
 It is imported and not run as a file, so that Ray's workers can import it too. `main` writes {"seconds": ...}: the best
-of three rounds after one to warm up, from the first message out to the last reply in and their mean.
+of two rounds after one to warm up, from the first message out to the last reply in and their mean.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from hush.bench import rivals
 from hush.bench.workloads import Workload, w1
 
-_ROUNDS = 4
+_ROUNDS = 3
 
 
 @cache

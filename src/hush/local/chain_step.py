@@ -114,6 +114,8 @@ class ChainStep:
             self.vectors.addcmul_(drift, self.drift, value=-1).addcmul_(pull, way, value=-1)
 
     def _recorded(self, size: int) -> torch.cuda.CUDAGraph | None:
+        if not self.vectors.is_cuda:
+            return None
         scales = self.scales.clone()
         self.scales.zero_()
         graph = torch.cuda.CUDAGraph()

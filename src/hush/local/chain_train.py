@@ -138,7 +138,7 @@ def _hosted(step: ChainStep, jobs: Sequence[Job], moving: Tensor, bank: Bank | N
             drawn = bank.step(number * ahead.steps + k, active) if bank is not None else None
             step.step(packed, drawn if noise is None else noise[k], sum(counts[k]))
             yield
-        if noise is None:
+        if noise is None or not step.vectors.is_cuda:
             ahead.release()
             continue
         # What the host drew must stay until it is copied.
