@@ -42,6 +42,7 @@ class ChainStep:
         start: Where the clients began, clients x p; used only by those that are not plain.
         drift: What is added to every step, clients x p; likewise.
         slots: Examples of a step for which there is room.
+        limit: Examples to work on at a time.
         stream: Where its work goes.
     """
 
@@ -49,7 +50,7 @@ class ChainStep:
         self, model: Model, chain: Chain, data: tuple[Tensor, Tensor], clients: int, slots: int, limit: int,
         products: str, kind: Kind,
     ) -> None:  # fmt: skip
-        self._x, self._y, self._how, self._kind, self.slots = *data, products, kind, slots
+        self._x, self._y, self._how, self._kind, self.slots, self.limit = *data, products, kind, slots, limit
         launch, like = accelerated(self._x.device), self._x
         self._launch = launch.chain_launch
         self.vectors, self.noise, self._sums = (like.new_zeros(clients, model.layout.size) for _ in range(3))
@@ -152,15 +153,17 @@ def kept(
         y: Its labels.
         key: What kind of group, and which.
         room: Clients and examples of a step.
-        limit: Examples to work on at a time.
+        limit: Examples to work on at a time. What follows from the free memory falls with what is kept already, so that
+            up to twice as many are not reason enough for another step.
         precision: How convolutions multiply.
     """
-    data = (x.data_ptr(), y.data_ptr(), tuple(x.shape), limit, precision)
+    data = (x.data_ptr(), y.data_ptr(), tuple(x.shape), precision)
     found = {name: step for name, step in _KEPT.get(model.module, {}).items() if name[0] == data}
     _KEPT[model.module] = found
     clients, wanted = room
     old = found.get((data, key))
-    if old is None or not (old.clients // 2 <= clients <= old.clients and wanted <= old.slots):
+    suits = old is not None and old.clients // 2 <= clients <= old.clients and wanted <= old.slots
+    if old is None or not suits or not old.limit // 2 <= limit <= 2 * old.limit:
         found.pop((data, key), None)
         found[data, key] = ChainStep(model, chain, (x, y), clients, wanted, limit, how(precision), key[0])
     return found[data, key]
