@@ -20,6 +20,8 @@ def seconds(work: Workload) -> float | str:
     if missing:
         return f"Not measured: {' and '.join(missing)} not installed (pip install flwr[simulation] opacus)."
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_DEDUP_LOGS": "0"}
+    # Ray makes its workers yield to everything else on the machine; ours do not.
+    quiet["RAY_worker_niceness"] = "0"
     command = [sys.executable, "-c", _PROGRAM, str(len(work.plans)), str(work.plans[0].samples)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT, env=os.environ | quiet)
