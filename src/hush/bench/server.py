@@ -106,7 +106,7 @@ def _over_mean(large: Tensor) -> Found:
         f"The mean reads 0.9 GB once, {seconds['mean']:.3f} s. An iteration of RPCA is two products of "
         f"{products / 2e9:.2f} GFLOP, {1e3 * products / fastest:.1f} ms at {fastest / 1e9:.0f} GFLOP/s (measured on "
         "large matrices; 20 rows reach half of it), and four passes over its part of the matrix within the cache; it "
-        "takes about 35 iterations to have the weights to a per cent."
+        "takes about 25 iterations to have the weights to a per cent."
     )
     return Found(
         {

@@ -30,7 +30,8 @@ _SPREAD = 3.0  # standard deviation of the log energies around their mean, a pri
 _ROUNDS = 50
 _RANKS = 8  # most factors; each takes some of what is known about the noise
 _FIRST_PENALTY = 1.0  # with the largest singular value at one; larger, and the noisiest clients are never found
-_GROWTH, _SLOW_GROWTH = 1.2, 1.05  # of the penalty
+_PACE, _SLOW_PACE = (1.2, 4e-4), (1.05, 2e-4)  # growth of the penalty, and where to stop
+_ROUGH, _PART = 12, 4  # iterations in which a part of the columns stands for all in the Gram matrix, if they are many
 _RELAXED = 1.8  # how far an iteration goes, one being as far as it knows: nearer the exact solution in fewer of them
 
 
@@ -65,7 +66,12 @@ def pairwise(U: Tensor) -> Tensor:
 
 
 def rpca(
-    U: Tensor, *, growth: float | None = None, tolerance: float = 2e-4, iterations: int = 200, rows: int = 200_000
+    U: Tensor,
+    *,
+    growth: float | None = None,
+    tolerance: float | None = None,
+    iterations: int = 200,
+    rows: int = 200_000,
 ) -> Tensor:
     """Noise energies of the rows of U as Robust-HDP finds them: squared norms of the sparse part of M = U'.
 
@@ -77,7 +83,7 @@ def rpca(
     Args:
         U: Updates, (n, p); rows are clients.
         growth: Factor of the penalty from one iteration to the next; 1.2, or less where iterations cost little.
-        tolerance: Stop when ||M - L - S|| is below this part of ||M||.
+        tolerance: Stop when ||M - L - S|| is below this part of ||M||; 4e-4, or less where iterations cost little.
         iterations: Most iterations.
         rows: Most rows of M used, about, in evenly spaced runs of 64; the energies are scaled up. Noise is alike in all
             of them, and reading single rows far apart would cost more than the pursuit.
@@ -93,8 +99,8 @@ def rpca(
     if not bool(heard.any()):
         return torch.zeros(n, dtype=torch.float64, device=U.device)
     top = float(torch.linalg.eigvalsh(G)[-1].sqrt())
-    pace = growth or (_GROWTH if M.numel() > _CACHED else _SLOW_GROWTH)
-    S = _pursuit(M[heard.to(M.device)] / top, pace, tolerance, iterations)
+    pace = _PACE if M.numel() > _CACHED else _SLOW_PACE
+    S = _pursuit(M[heard.to(M.device)] / top, growth or pace[0], tolerance or pace[1], iterations)
     energies = S.to(torch.float64).square().sum(1) * (top**2 * p / sub.shape[1])
     return _filled(energies.cpu(), heard).to(U.device)
 
@@ -116,15 +122,19 @@ def _pursuit(M: Tensor, growth: float, tolerance: float, iterations: int) -> Ten
         removed = (mu * w.clamp_min(0).sqrt()).clamp_min(1).reciprocal()
         T = ((V * (_RELAXED * removed + 1 - _RELAXED)) @ V.T).to(M.dtype)
         bound, moved, G = sparsity / mu, 0.0, torch.zeros_like(G)
+        apart = width * (_PART if k < _ROUGH and p > 4 * _PART * width else 1)
+        asked = k % 2 == 1 and k > _ROUGH
         for start in range(0, p, width):
             m, s, a = (t[:, start : start + width] for t in (M, S, A))
             rest = torch.addmm(s, T, a, beta=2 - _RELAXED).add_(m, alpha=_RELAXED - 1)
-            if k % 4 == 3:
+            if asked:
                 moved += float((rest.clamp(-bound, bound) - a).add_(m).sub_(s).square_().sum())
             torch.ops.aten.softshrink.out(rest, bound, out=s)
             torch.add(m, rest, alpha=1 / growth, out=a).sub_(s, alpha=1 + 1 / growth)
-            G.addmm_(a, a.T)
-        if k % 4 == 3 and moved <= enough:
+            if start % apart == 0:
+                G.addmm_(a, a.T)
+        G *= p / sum(min(width, p - start) for start in range(0, p, apart))
+        if asked and moved <= enough:
             break
         mu *= growth
     return S
