@@ -123,7 +123,7 @@ def _pursuit(M: Tensor, growth: float, tolerance: float, iterations: int) -> Ten
         T = ((V * (_RELAXED * removed + 1 - _RELAXED)) @ V.T).to(M.dtype)
         bound, moved, G = sparsity / mu, 0.0, torch.zeros_like(G)
         apart = width * (_PART if k < _ROUGH and p > 4 * _PART * width else 1)
-        asked = k % 2 == 1 and k > _ROUGH
+        asked = k % 4 == 3 and k > _ROUGH
         for start in range(0, p, width):
             m, s, a = (t[:, start : start + width] for t in (M, S, A))
             rest = torch.addmm(s, T, a, beta=2 - _RELAXED).add_(m, alpha=_RELAXED - 1)
