@@ -98,7 +98,7 @@ def _over_mean(large: Tensor) -> Found:
             "pairwise": lambda: estimate.inverse(estimate.pairwise(large)).float() @ large,
             "rpca": lambda: estimate.inverse(estimate.rpca(large, rows=_ROWS)).float() @ large,
         },
-        turns=7,
+        turns=15,
     )
     fastest = peak("cpu")
     products = 2 * 2 * _CLIENTS**2 * _ROWS
