@@ -11,6 +11,8 @@ Edge cases:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -23,23 +25,28 @@ from hush.local.chain import Block, Chain
 # layer sees few inputs.
 Options = dict[str, int | bool]
 LARGE: dict[str, Options] = {
-    "first forward": {"BP": 64, "BK": 32, "TURN": True, "num_warps": 2, "num_stages": 1},
+    "first forward": {"BP": 64, "BK": 32, "TURN": True, "num_warps": 2, "num_stages": 2},
     "forward": {"BP": 64, "BK": 64, "TURN": True, "num_warps": 4, "num_stages": 1},
-    "back": {"BP": 128, "BK": 16, "num_warps": 4, "num_stages": 2},
+    "back": {"BP": 128, "BK": 16, "num_warps": 4, "num_stages": 3},
     "first each": {"BP": 32, "BK": 32, "num_warps": 1, "num_stages": 3},
     "each": {"BP": 32, "BK": 64, "num_warps": 4, "num_stages": 3},
-    "shifted each": {"BP": 16, "num_warps": 4, "num_stages": 2},
-    "head": {"BF": 256, "num_warps": 8},
+    "shifted each": {"BP": 16, "num_warps": 4, "num_stages": 3},
+    "head": {"BF": 128, "num_warps": 4},
     "gather": {"BN": 8, "B": 256, "num_warps": 4},
     "outer": {"BN": 16, "B": 128, "num_warps": 4},
 }
 SMALL: dict[str, Options] = LARGE | {
-    "back": {"BP": 64, "BK": 16, "num_warps": 4, "num_stages": 2},
-    "first each": {"BP": 64, "BK": 32, "num_warps": 4, "num_stages": 1},
+    "first forward": {"BP": 64, "BK": 32, "TURN": True, "num_warps": 4, "num_stages": 2},
+    "back": {"BP": 128, "BK": 32, "num_warps": 4, "num_stages": 2},
+    "first each": {"BP": 64, "BK": 32, "num_warps": 2, "num_stages": 1},
+    "each": {"BP": 32, "BK": 64, "num_warps": 4, "num_stages": 1},
     "head": {"BF": 512, "num_warps": 4},
+    "gather": {"BN": 8, "B": 512, "num_warps": 4},
+    "outer": {"BN": 16, "B": 64, "num_warps": 4},
 }
 _MARGIN = 1.0 - 4.0 * torch.finfo(torch.float32).eps  # as in hush.local.clip
 FEW = 256  # examples up to which a step is small
+FORKED = True  # whether what does not depend on each other runs side by side
 SHIFTED = True  # whether inputs and gradients are shifted against each other where there are many inputs
 _FEW_INPUTS = 64  # inputs and taps together
 _LEAST, _TAPS, _WEIGHTS = 16, 25, 512  # inputs, taps, and weights of a tap for which a program has room
@@ -64,6 +71,7 @@ class Workspace:
 
     def __init__(self, chain: Chain, examples: int, device: torch.device) -> None:
         self.chain, self.examples = chain, examples
+        self.side = torch.cuda.Stream(device) if device.type == "cuda" else None
 
         def room(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(examples, size, dtype=dtype, device=device)
@@ -123,10 +131,12 @@ def _piece(
             PW=last.pooled[1], **_gradient(last), PARTS=s.squares.shape[1], PART=s.squares.shape[1] - 1,
             BC=_block(chain.classes), **_of("head", number),
         )  # fmt: skip
-        for at in range(len(chain.blocks) - 1, -1, -1):
-            _each(s, at, chain.blocks[at], batch, clients, how)
-            if at:
-                _back(s, at, chain.blocks[at], chain.blocks[at - 1], vectors, batch, how)
+        with _beside(s) as side:
+            for at in range(len(chain.blocks) - 1, -1, -1):
+                with side(at > 0):
+                    _each(s, at, chain.blocks[at], batch, clients, how)
+                if at:
+                    _back(s, at, chain.blocks[at], chain.blocks[at - 1], vectors, batch, how)
         kernels.FACTORS[_parts(number, 64),](
             s.squares, clips, owner, ends, s.factors, clients, _MARGIN,
             PARTS=s.squares.shape[1], BQ=_block(s.squares.shape[1]), B=64, num_warps=2,
@@ -139,6 +149,28 @@ def _piece(
         s.errors, s.features, s.factors, ends, out, out.stride(0), FIRST=chain.first, F=chain.features,
         CLASSES=chain.classes, ADD=add, BC=_block(chain.classes), **outer,
     )  # fmt: skip
+
+
+@contextmanager
+def _beside(s: Workspace) -> Iterator[Callable[[bool], AbstractContextManager[object]]]:
+    """While it lasts, work can be put beside the way back: what it needs is there, and it is awaited in the end."""
+    side = s.side if FORKED else None
+    if side is None:
+        yield lambda _: nullcontext()
+        return
+    here, used = torch.cuda.current_stream(side.device), []
+
+    def beside(wanted: bool) -> AbstractContextManager[object]:
+        if not wanted:
+            return nullcontext()
+        used.append(wanted)
+        side.wait_stream(here)
+        return torch.cuda.stream(side)
+
+    yield beside
+    # A stream that did nothing must not be awaited while a step is recorded: it is no part of the record.
+    if used:
+        here.wait_stream(side)
 
 
 def _fetch(s: Workspace, x: Tensor, batch: Batch, clients: int) -> None:

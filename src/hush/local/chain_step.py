@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hush.local import memory
 from hush.local.chain import Chain
 from hush.local.job import Job
 from hush.local.precision import Precision, accelerated, how
@@ -141,8 +142,8 @@ _KEPT: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], ChainStep]] = WeakK
 
 
 def kept(
-    model: Model, chain: Chain, x: Tensor, y: Tensor, key: tuple[Kind, int], room: tuple[int, int], limit: int,
-    precision: Precision,
+    model: Model, chain: Chain, x: Tensor, y: Tensor, key: tuple[Kind, int], room: tuple[int, int],
+    limit: int | None, precision: Precision,
 ) -> ChainStep:  # fmt: skip
     """A step for one of several groups of clients, made anew if the data moved or the room is too small or too large.
 
@@ -153,8 +154,7 @@ def kept(
         y: Its labels.
         key: What kind of group, and which.
         room: Clients and examples of a step.
-        limit: Examples to work on at a time. What follows from the free memory falls with what is kept already, so that
-            up to twice as many are not reason enough for another step.
+        limit: Examples to work on at a time; by the free memory if none, which is asked only if a step is made.
         precision: How convolutions multiply.
     """
     data = (x.data_ptr(), y.data_ptr(), tuple(x.shape), precision)
@@ -163,7 +163,8 @@ def kept(
     clients, wanted = room
     old = found.get((data, key))
     suits = old is not None and old.clients // 2 <= clients <= old.clients and wanted <= old.slots
-    if old is None or not suits or not old.limit // 2 <= limit <= 2 * old.limit:
+    if old is None or not suits or limit not in (None, old.limit):
         found.pop((data, key), None)
-        found[data, key] = ChainStep(model, chain, (x, y), clients, wanted, limit, how(precision), key[0])
+        most = memory.physical_batch(model, x.device, clients) if limit is None else limit
+        found[data, key] = ChainStep(model, chain, (x, y), clients, wanted, most, how(precision), key[0])
     return found[data, key]

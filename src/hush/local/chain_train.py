@@ -6,11 +6,12 @@ Guarantees:
 Edge cases:
     - Those of `hush.local.device`. Nothing is padded: a client that has done its steps has no examples.
     - Batches that only the host may draw are drawn ahead by its threads; others all at once on the device.
-    - Where steps are small, clients with many of them do not wait for those with few: each half has its own stream.
+    - Where steps are small, clients with many of them do not wait for those with few: each group has its own stream.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -33,22 +34,18 @@ from hush.models import Model
 from hush.privacy.noise import Twin
 
 SMALL = 4096  # examples in a step up to which the device has room for another beside it
-MANY = 3  # times as many steps: not worth waiting for
+GROUPS = 4  # that run beside each other then
 
 
 def groups_of(jobs: Sequence[Job]) -> list[list[int]]:
-    """Those whose model moves and those whose model stands still, long and short, those with more steps first."""
+    """Those whose model moves and those whose model stands still; small ones, by how many steps they take."""
     order = sorted(range(len(jobs)), key=lambda i: -jobs[i].plan.steps)
-    found = []
-    for still in (False, True):
-        group = [i for i in order if jobs[i].still is still]
-        if not group:
-            continue
-        most = jobs[group[0]].plan.steps
-        small = sum(jobs[i].plan.batch for i in group) <= SMALL
-        halves = [[i for i in group if (MANY * jobs[i].plan.steps > most) is long] for long in (True, False)]
-        found += [half for half in halves if half] if small else [group]
-    return found
+    found: dict[tuple[bool, int], list[int]] = {}
+    small = sum(job.plan.batch for job in jobs) <= SMALL
+    for i in order:
+        behind = round(math.log2(jobs[order[0]].plan.steps / jobs[i].plan.steps)) if small else 0
+        found.setdefault((jobs[i].still, min(behind, GROUPS - 1)), []).append(i)
+    return list(found.values())
 
 
 def train_chain(
@@ -57,7 +54,7 @@ def train_chain(
     x: Tensor,
     y: Tensor,
     groups: Sequence[Sequence[Job]],
-    limit: int,
+    limit: int | None,
     precision: Precision,
 ) -> list[Tensor]:
     """The vectors of each group at its end, clients x p. Jobs with more steps come first in a group."""
@@ -83,8 +80,8 @@ class _Run:
     """A group of clients on its way."""
 
     def __init__(
-        self, model: Model, chain: Chain, x: Tensor, y: Tensor, number: int, jobs: Sequence[Job], limit: int,
-        precision: Precision, stack: ExitStack,
+        self, model: Model, chain: Chain, x: Tensor, y: Tensor, number: int, jobs: Sequence[Job],
+        limit: int | None, precision: Precision, stack: ExitStack,
     ) -> None:  # fmt: skip
         self.jobs, self.done, self.steps = jobs, 0, jobs[0].plan.steps
         kind: Kind = "still" if jobs[0].still else "corrected" if any(job.corrected for job in jobs) else "plain"

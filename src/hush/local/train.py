@@ -65,6 +65,14 @@ def train(
     """
     if not jobs:
         return []
+    kernels = x.is_contiguous() and x.dtype == torch.float32 and accelerated(x.device) is not None
+    chain = chain_of(model, x) if kernels else None
+    if chain is not None and device.suits(jobs):
+        groups = groups_of(jobs)
+        mine = [[jobs[i] for i in group] for group in groups]
+        with memory.explained(physical_batch or memory.MOST):
+            ends = train_chain(model, chain, x, y, mine, physical_batch, precision)
+        return _updates(jobs, groups, ends)
     size = memory.physical_batch(model, x.device, len(jobs)) if physical_batch is None else physical_batch
     with memory.explained(size):
         return _train(model, x, y, jobs, size, precision, strict)
@@ -74,12 +82,6 @@ def _train(
     model: Model, x: Tensor, y: Tensor, jobs: Sequence[Job], size: int, precision: Precision, strict: bool
 ) -> list[Tensor]:
     exact = any(job.plan.discrete for job in jobs)
-    kernels = x.is_contiguous() and x.dtype == torch.float32 and accelerated(x.device) is not None
-    chain = chain_of(model, x) if kernels else None
-    if chain is not None and device.suits(jobs):
-        groups = groups_of(jobs)
-        ends = train_chain(model, chain, x, y, [[jobs[i] for i in group] for group in groups], size, precision)
-        return _updates(jobs, groups, ends)
     fast = not exact and recorder_for(model, x[:1], y[:1], strict) is not None
     spread = fast and not x.is_cuda
     # bf16 would have to round what the closed form never forms.
