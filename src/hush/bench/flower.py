@@ -14,8 +14,8 @@ _LIMIT = 1800
 _PROGRAM = "from hush.bench.flower_app import main; main()"
 
 
-def seconds(work: Workload) -> float | str:
-    """Seconds of a round, without Flower's start, or why they are not known."""
+def seconds(work: Workload) -> tuple[float, float] | str:
+    """Seconds of a round without Flower's start, and processor time of its clients; or why they are not known."""
     missing = [name for name in ("flwr", "ray", "opacus") if importlib.util.find_spec(name) is None]
     if missing:
         return f"Not measured: {' and '.join(missing)} not installed (pip install flwr[simulation] opacus)."
@@ -31,4 +31,5 @@ def seconds(work: Workload) -> float | str:
     if done.returncode or not answers:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return f"Not measured: Flower's simulation failed ({last[:120]})."
-    return float(json.loads(answers[-1])["seconds"])
+    found = json.loads(answers[-1])
+    return float(found["seconds"]), float(found["busy"])

@@ -25,6 +25,13 @@ def best(contestants: Mapping[str, Callable[[], object]], turns: int = 2) -> dic
     return seconds
 
 
+def busy(work: Callable[[], object]) -> float:
+    """Seconds of processor time, all threads together."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
 def wait() -> None:
     """Until an accelerator, if there is one, has done all it was given."""
     if torch.cuda.is_available():
