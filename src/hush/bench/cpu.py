@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import torch
@@ -10,7 +9,7 @@ import torch
 from hush.bench import flower, rivals
 from hush.bench.found import Found
 from hush.bench.profiled import profiled
-from hush.bench.timing import best, busy, peak, stream
+from hush.bench.timing import best, busy, crowded, peak, stream
 from hush.bench.workloads import Workload, w1, w2
 from hush.local.train import train
 
@@ -70,14 +69,14 @@ def _w1() -> Found:
 def _flower(rival: tuple[float, float], ours_seconds: float, ours_busy: float) -> Found:
     """By the clock; by processor time where other work takes its share of the cores."""
     clock, busy_too = rival[0] / ours_seconds, rival[1] / ours_busy
-    crowded = os.getloadavg()[1] > 1.5 * (os.cpu_count() or 1)
+    shared = crowded()
     note = (
         f"By the clock {clock:.2f}; by processor time {busy_too:.2f} ({rival[1]:.0f} s of the rival's clients, without "
         f"anything of Flower's, over {ours_busy:.0f} s). "
     )
-    why = "Other work shares the cores, so processor time counts." if crowded else "The clock counts."
+    why = "Other work shares the cores, so processor time counts." if shared else "The clock counts."
     key = "cpu.w1.flower_opacus_over_ours"
-    return Found({key: busy_too if crowded else clock}, {key: note + why})
+    return Found({key: busy_too if shared else clock}, {key: note + why})
 
 
 def _w2() -> Found:
