@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hush.local import chain_back_kernels, chain_sum_kernels
 from hush.local import chain_kernels as kernels
 from hush.local.chain import Block, Chain
 
@@ -137,15 +138,15 @@ def _piece(
                     _each(s, at, chain.blocks[at], batch, clients, how)
                 if at:
                     _back(s, at, chain.blocks[at], chain.blocks[at - 1], vectors, batch, how)
-        kernels.FACTORS[_parts(number, 64),](
+        chain_sum_kernels.FACTORS[_parts(number, 64),](
             s.squares, clips, owner, ends, s.factors, clients, _MARGIN,
             PARTS=s.squares.shape[1], BQ=_block(s.squares.shape[1]), B=64, num_warps=2,
         )  # fmt: skip
     gathering, outer = _of("gather", number), _of("outer", number)
-    kernels.GATHER[clients, _parts(chain.first, int(gathering["B"]))](
+    chain_sum_kernels.GATHER[clients, _parts(chain.first, int(gathering["B"]))](
         s.each, s.factors, ends, s.order, out, out.stride(0), SIZE=chain.first, ADD=add, **gathering
     )
-    kernels.OUTER[clients, _parts(chain.features, int(outer["B"]))](
+    chain_sum_kernels.OUTER[clients, _parts(chain.features, int(outer["B"]))](
         s.errors, s.features, s.factors, ends, out, out.stride(0), FIRST=chain.first, F=chain.features,
         CLASSES=chain.classes, ADD=add, BC=_block(chain.classes), **outer,
     )  # fmt: skip
@@ -201,14 +202,14 @@ def _forward(s: Workspace, at: int, block: Block, vectors: Tensor, batch: Batch,
 def _back(s: Workspace, at: int, block: Block, before: Block, vectors: Tensor, batch: Batch, how: str) -> None:
     number, clients = len(batch.rows), len(vectors)
     options = _of("back", number)
-    kernels.BACK[number, _parts(block.height * block.pitch, int(options["BP"]))](
+    chain_back_kernels.BACK[number, _parts(block.height * block.pitch, int(options["BP"]))](
         s.gradients[at], vectors, batch.owner, batch.ends, s.columns, clients, vectors.stride(0), **_layer(block),
         ROOM=block.gradient_room, PLANE=block.gradient_plane, PITCH=block.pitch,
         BEGIN=block.gradient_first + block.padding[0] * block.pitch, H=block.height,
         HOW=how, BI=_block(block.inputs), **options,
     )  # fmt: skip
     size = block.inputs * block.height * block.width
-    kernels.FOLD[number, _parts(size, 1024)](
+    chain_back_kernels.FOLD[number, _parts(size, 1024)](
         s.columns, batch.ends, s.chosen[at - 1], s.gradients[at - 1], clients, IN=block.inputs, KW=block.kernel[1],
         PITCH=block.pitch, H=block.height, W=block.width, OW=block.size[1], LEFT=block.padding[1],
         **_gradient(before), B=1024, num_warps=4,
@@ -225,9 +226,11 @@ def _each(s: Workspace, at: int, block: Block, batch: Batch, clients: int, how: 
     }  # fmt: skip
     given = (s.inputs[at], s.gradients[at], batch.ends, s.each, s.squares, clients)
     if _shifted(block):
-        kernels.EACH_SHIFTED[number,](*given, **known, BI=_block(block.inputs), **_of("shifted each", number))
+        chain_back_kernels.EACH_SHIFTED[number,](
+            *given, **known, BI=_block(block.inputs), **_of("shifted each", number)
+        )
     else:
-        kernels.EACH[number, s.parts[at]](*given, **known, **_options("each", block, number))
+        chain_back_kernels.EACH[number, s.parts[at]](*given, **known, **_options("each", block, number))
 
 
 def _shifted(block: Block) -> bool:
