@@ -273,7 +273,7 @@ def test_clients_of_all_kinds_train_as_they_do_one_by_one(
     monkeypatch.setattr(chain_train, "SMALL", split)
     monkeypatch.setattr(draw, "_WORDS", 40)
     again = jobs(model, lambda i, *_: noise.replayable(i, 0, 0) if drawn == "device" else Hosted(i))
-    assert len(chain_train.groups_of(again)) == (4 if split else 2)
+    assert len(chain_train.groups_of(again)) == (3 if split else 2)
     for ours, theirs in zip(training.train(model, x, y, again), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
