@@ -12,8 +12,12 @@ from nets import batch, double, random, reference
 from torch import Tensor
 
 from hush.bench.workloads import plan_of
+from hush.local.chain import chain_of
+from hush.local.draw import draw
 from hush.local.job import Job
-from hush.local.per_example import clipped_sums
+from hush.local.per_example import chain_sums, clipped_sums
+from hush.local.record import Recorder
+from hush.local.sums import even_sums
 from hush.local.train import train
 from hush.models import Model
 from hush.models.build import _BUILDERS
@@ -135,3 +139,65 @@ def test_a_full_batch_is_taken_in_pieces() -> None:
     again = replace(whole, source=Hosted(1))
     a, b = (train(model, *data("cuda"), [job], size)[0] for job, size in ((whole, 4096), (again, 7)))
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_a_chain_and_the_recorded_network_agree() -> None:
+    model = on_cuda(made("cnn", (2, 13, 10)))
+    chain = chain_of(model, torch.zeros(1, 2, 13, 10))
+    assert chain is not None
+    vectors, x, y, mask = batch(made("cnn", (2, 13, 10)), (2, 13, 10), 5, clients=4, examples=7)
+    mask[2] = False
+    clips = torch.tensor([0.05, 0.5, 1.0, 1e6], dtype=torch.float64)
+    x[0, 0, 0, 0, 0], x[3, 1, 1, 2, 2], mask[0, 0], mask[3, 1] = math.nan, math.inf, True, True
+    device = [t.cuda() for t in (vectors.float(), x.float(), y, mask, clips)]
+    ours = chain_sums(chain, *device, 6, "float32")
+    xs, ys, masks = (t.transpose(0, 1).flatten(0, 1) for t in device[1:4])
+    other = even_sums(Recorder(model), device[0], xs, ys, masks, device[4], 4096)
+    assert ours.isfinite().all()
+    assert not ours[2].any()
+    assert float((ours - other).norm() / other.norm()) < 1e-5
+    mask[0, 0] = mask[3, 1] = False
+    torch.testing.assert_close(chain_sums(chain, *device[:3], mask.cuda(), device[4], 6, "float32"), ours)
+
+
+def test_a_chain_trains_many_batch_sizes_at_once_as_each_alone() -> None:
+    model = on_cuda(made("cnn"))
+    x, y = data("cuda")
+    plans = [plan_of(SAMPLES, size, math.ceil(SAMPLES / size), 0.5) for size in (2, 5, 30, 60)]
+
+    def job(i: int) -> Job:
+        return Job(model.start, SAMPLES * i, plans[i], 0.1, noise.replayable(5, i, 1))
+
+    together = train(model, x, y, [job(i) for i in range(4)])
+    for i in range(4):
+        torch.testing.assert_close(together[i], train(model, x, y, [job(i)])[0], rtol=1e-4, atol=1e-6)
+
+
+def test_rows_of_the_device_are_those_of_its_bits() -> None:
+    model, device = on_cuda(made("cnn")), torch.device("cuda")
+    sizes = [(700, 3), (1500, 40), (40, 40), (1025, 999)]
+    plans = [plan_of(samples, size, math.ceil(samples / size), 0.5) for samples, size in sizes]
+    mine = [Job(model.start, 10_000 * i, p, 0.1, noise.replayable(2, i, 1)) for i, p in enumerate(plans)]
+    mine.sort(key=lambda job: -job.plan.steps)
+    draws = draw(mine, [job.source.twin(device) for job in mine], device)
+    packed = draws.packed(6, max(draws.totals) + 5).cpu()
+    for step, total in enumerate(draws.totals):
+        ends, rows, owner = packed[step].split([7, max(draws.totals) + 5, max(draws.totals) + 5])
+        assert ends[-1] == total
+        for i, job in enumerate(mine):
+            found = rows[ends[i] : ends[i + 1]]
+            assert (owner[ends[i] : ends[i + 1]] == i).all()
+            if step >= job.plan.steps:
+                assert not len(found)
+                continue
+            twin, bits = job.source.twin(device), torch.empty(job.plan.steps * job.plan.samples, dtype=torch.int64)
+            assert twin is not None
+            there = bits.to(device)
+            twin.words(there)
+            high = (there.cpu().view(job.plan.steps, -1)[step] >> 11) & (2**53 - 1)
+            assert job.plan.bar is not None
+            expected = (high < job.plan.bar).nonzero()[:, 0] + job.first_row
+            assert torch.equal(found.long(), expected)
+    taken = sum(draws.totals)
+    mean = sum(job.plan.steps * job.plan.batch for job in mine)
+    assert abs(taken - mean) < 6 * math.sqrt(mean)

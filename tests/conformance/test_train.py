@@ -199,7 +199,8 @@ def replayed(replay: Replay, group: Sequence[Job]) -> None:
         for step in range(group[0].plan.steps):
             drawn = ahead.take(step)
             assert drawn.noise is not None
-            replay.scales.copy_(device.scales(group, drawn.active[0], torch.float32))
+            moving = torch.arange(len(group)) < drawn.active[0]
+            replay.scales.copy_(device.scales(group, torch.float32) * moving[:, None])
             replay.load(drawn.rows[0], drawn.noise[0])
             replay.step(drawn.rows[0], drawn.longest[0])
             ahead.release()

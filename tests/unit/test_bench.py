@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import hush
 from hush.bench import cpu, flower, rivals, run, scale, server
 from hush.bench.found import TARGETS, Found, met, short
 from hush.bench.profiled import named, profiled
-from hush.bench.timing import best
+from hush.bench.timing import best, busy, fair
 from hush.bench.workloads import Workload, w1, w2
 from hush.recipes import estimate
 from hush.types import HushError
@@ -117,6 +118,19 @@ def test_ours_against_the_rivals_has_every_key() -> None:
     assert {"cpu.w2.plain_over_ours", "cpu.w2.ours_over_plain", "cpu.w2.ours_seconds"} <= set(found.figures)
     product = found.figures["cpu.w2.plain_over_ours"] * found.figures["cpu.w2.ours_over_plain"]
     assert product == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("shared", "expected"), [(False, 2.0), (True, 3.0)])
+def test_a_rival_on_a_shared_machine_is_judged_by_processor_time(
+    monkeypatch: pytest.MonkeyPatch, shared: bool, expected: float
+) -> None:
+    monkeypatch.setattr(cpu, "crowded", lambda: shared)
+    found = cpu._flower((20.0, 60.0), 10.0, 20.0)
+    assert found.figures["cpu.w1.flower_opacus_over_ours"] == expected
+    monkeypatch.setattr("hush.bench.timing.crowded", lambda: shared)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert (fair()[0] is time.process_time) is shared
+    assert busy(lambda: time.sleep(0.05)) < 0.04
 
 
 def test_flower_is_left_out_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:

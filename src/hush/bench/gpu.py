@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,8 +21,10 @@ from hush.bench.found import Found
 from hush.bench.profiled import profiled
 from hush.bench.timing import best, peak, stream, wait
 from hush.bench.workloads import Workload, w1, w2
+from hush.local.chain import chain_of
+from hush.local.chain_step import ChainStep
 from hush.local.job import Job
-from hush.local.replay import Replay
+from hush.local.precision import how
 from hush.local.train import train
 from hush.privacy.noise import replayable
 from hush.types import HushError
@@ -30,7 +33,7 @@ _OPERATIONS = 16.3e6  # as in hush.bench.cpu
 _RUNS = 45
 _ROUNDS = 200
 _PATIENCE = 20.0  # seconds of lockstep rounds
-_SIDE_BY_SIDE = 225  # clients of a batch size in the sweep
+_BATCH = 60  # the mean of W1's batch sizes
 
 
 def measure() -> Found:
@@ -64,13 +67,13 @@ def _w1() -> Found:
         figures["gpu.w1.opacus_over_ours"] = seconds["opacus"] / seconds["ours"]
         notes["gpu.w1.opacus_over_ours"] = "What limits ours is said at gpu.w1.samples_per_second."
     fastest, bandwidth = peak("cuda"), stream("cuda")
-    steps = sum({plan.batch: plan.steps for plan in work.plans}.values())
+    steps = max(plan.steps for plan in work.plans)
     notes["gpu.w1.samples_per_second"] = (
         f"The floor is 16.3 MFLOP a sample at {fastest / 1e12:.0f} TFLOP/s (float32, measured): "
-        f"{fastest / _OPERATIONS / 1e6:.1f} M samples/s. A round is {steps} launches of a recorded step, "
-        f"{seconds['ours'] / steps * 1e6:.0f} us each; copies run at {bandwidth / 1e12:.1f} TB/s. The smallest "
-        f"step alone (5 clients x 16) takes {5 * 16 / alone(work, 5, 16) * 1e6:.0f} us, short kernels one after the "
-        "other, and a client of batch 16 takes 150 of them."
+        f"{fastest / _OPERATIONS / 1e6:.1f} M samples/s; copies run at {bandwidth / 1e12:.1f} TB/s. A client of batch "
+        f"16 takes {steps} steps, one after the other; the smallest (5 clients x 16) takes "
+        f"{5 * 16 / alone(work, 5, 16) * 1e6:.0f} us alone, a dozen short kernels, and one of 20 clients x 60 reaches "
+        f"{alone(work, 20, 60) / 1e6:.2f} M samples/s."
     )
     return Found(
         figures | {"gpu.peak_tflops": fastest / 1e12, "gpu.w1.floor_seconds": work.samples * _OPERATIONS / fastest},
@@ -100,12 +103,11 @@ def sweep(work: Workload, runs: int, patience: float) -> Found:
         wait()
     each = (time.perf_counter() - began) / rounds
     clients = runs * len(work.plans)
-    most = alone(work, _SIDE_BY_SIDE, 128) if work.x.is_cuda else math.nan
+    most = alone(work, clients, _BATCH) if work.x.is_cuda else math.nan
     note = (
         f"{rounds} rounds of {runs} runs measured ({clients} clients in one call, {each:.2f} s a round, server step: "
         f"{how}); {_ROUNDS} rounds would take {_ROUNDS * each / 60:.1f} minutes. "
-        f"A step of {_SIDE_BY_SIDE} clients x 128 alone reaches {most / 1e6:.2f} M samples/s; Poisson batches are "
-        "padded to the longest beside them, and the host draws their rows."
+        f"A step of {clients} clients x {_BATCH} alone reaches {most / 1e6:.2f} M samples/s."
     )
     return Found(
         {
@@ -130,11 +132,15 @@ def _round(work: Workload, models: list[Tensor], number: int, weigh: Callable[[T
 
 def alone(work: Workload, clients: int, width: int) -> float:
     """Samples a second of one step over full batches, recorded and replayed: what the kernels can do."""
-    replay = Replay(work.model, work.x, work.y, clients, width, 1 << 16, "float32")
-    replay.vectors.copy_(work.model.start.expand(clients, -1))
-    replay.clips.fill_(work.plans[0].clip)
-    replay.table.copy_(torch.arange(clients * width).view(clients, width) % len(work.x))
-    return clients * width / best({"step": lambda: replay.step(replay.table, width)}, turns=20)["step"]
+    chain = chain_of(work.model, work.x)
+    assert chain is not None
+    size = clients * width
+    step = ChainStep(work.model, chain, (work.x, work.y), clients, size, size, how("float32"), "plain")
+    step.vectors.copy_(work.model.start.expand(clients, -1))
+    step.clips.fill_(work.plans[0].clip)
+    drawn = np.arange(size).reshape(clients, width) % len(work.x)
+    packed = torch.from_numpy(step.packed(list(drawn))).to(work.x.device)
+    return size / best({"step": lambda: step.step(packed, None, size)}, turns=20)["step"]
 
 
 def _server() -> tuple[Callable[[Tensor], Tensor], str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 
@@ -11,18 +12,39 @@ from torch import Tensor
 _SIDE = 1024
 
 
-def best(contestants: Mapping[str, Callable[[], object]], turns: int = 2) -> dict[str, float]:
+def best(
+    contestants: Mapping[str, Callable[[], object]], turns: int = 2, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """Seconds of each contestant's best turn, after one turn to warm up. Turns alternate, so noise hits all alike."""
     for work in contestants.values():
         work()
     seconds = dict.fromkeys(contestants, float("inf"))
     for _ in range(turns):
         for name, work in contestants.items():
-            began = time.perf_counter()
+            began = clock()
             work()
             wait()
-            seconds[name] = min(seconds[name], time.perf_counter() - began)
+            seconds[name] = min(seconds[name], clock() - began)
     return seconds
+
+
+def crowded() -> bool:
+    """Whether other work takes its share of the cores, so that a long turn never has them to itself."""
+    return os.getloadavg()[1] > 1.5 * (os.cpu_count() or 1)
+
+
+def fair() -> tuple[Callable[[], float], str]:
+    """The clock for contestants on one thread, and a word: processor time where other work shares the cores."""
+    if crowded() and torch.get_num_threads() == 1:
+        return time.process_time, " Other work shares the cores, so processor time counts, on one thread."
+    return time.perf_counter, ""
+
+
+def busy(work: Callable[[], object]) -> float:
+    """Seconds of processor time, all threads together."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
 
 
 def wait() -> None:

@@ -58,11 +58,13 @@ def places(jobs: Sequence[Job]) -> int:
 class Ahead:
     """The draws of a group of clients, those with more steps first."""
 
-    def __init__(self, jobs: Sequence[Job], size: int, dtype: torch.dtype, threads: int, noisy: bool = True) -> None:
+    def __init__(
+        self, jobs: Sequence[Job], size: int, dtype: torch.dtype, threads: int, noisy: bool = True, tables: bool = True
+    ) -> None:
         self._jobs, self._stopped, self._noisy = jobs, False, noisy
         self.steps = 1 if noisy else STEPS
         pinned = torch.cuda.is_available()
-        self._rows = torch.full((DEPTH, self.steps, len(jobs), places(jobs)), -1, pin_memory=pinned)
+        self._rows = torch.full((DEPTH, self.steps, len(jobs), places(jobs) if tables else 0), -1, pin_memory=pinned)
         shape = (DEPTH, self.steps, len(jobs) if noisy else 0, size)
         self._noise = torch.zeros(shape, dtype=dtype, pin_memory=pinned)
         # NumPy's views, because every call of PyTorch would hand the interpreter to another thread and back.
@@ -83,7 +85,20 @@ class Ahead:
 
     def take(self, number: int) -> Drawn:
         """The draws of the hand-over of that number, when they are there."""
-        slot, first = number % DEPTH, number * self.steps
+        slot, batches = number % DEPTH, self.batches()
+        steps = range(max(map(len, batches)))
+        active = [sum(len(mine) > k for mine in batches) for k in steps]
+        longest = [max(1, *(len(mine[k]) for mine in batches[:count])) for k, count in zip(steps, active, strict=True)]
+        width = self._rows.shape[3]
+        wide = {k: self._wide([mine[k] for mine in batches[: active[k]]]) for k in steps if longest[k] > width}
+        return Drawn(self._rows[slot], longest, wide, self.noise(number), active)
+
+    def noise(self, number: int) -> Tensor | None:
+        """The noise of that hand-over, steps x clients x p, if the host draws any."""
+        return self._noise[number % DEPTH] if self._noisy else None
+
+    def batches(self) -> list[list[np.ndarray]]:
+        """The rows of the next hand-over, when they are there: for each client, its batches as far as it has any."""
         batches: list[list[np.ndarray]] = [[] for _ in self._jobs]
         for share, ready in zip(self._shares, self._ready, strict=True):
             found = ready.get()
@@ -91,12 +106,7 @@ class Ahead:
                 raise found
             for i, mine in zip(share, found, strict=True):
                 batches[i] = mine
-        steps = range(min(self.steps, self._jobs[0].plan.steps - first))
-        active = [sum(len(mine) > k for mine in batches) for k in steps]
-        longest = [max(1, *(len(mine[k]) for mine in batches[:count])) for k, count in zip(steps, active, strict=True)]
-        width = self._rows.shape[3]
-        wide = {k: self._wide([mine[k] for mine in batches[: active[k]]]) for k in steps if longest[k] > width}
-        return Drawn(self._rows[slot], longest, wide, self._noise[slot] if self._noisy else None, active)
+        return batches
 
     def release(self) -> None:
         """Make room for one more hand-over: the oldest one is used up."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from hush.privacy.noise import Twin
 from hush.privacy.plan import PrivacyPlan
 
 _MOST = 2**26  # numbers of noise that may wait on the host
-_THREADS = 4  # more of them only wait for the interpreter
+THREADS = 4  # more of them only wait for the interpreter
 _TOGETHER = 2**19  # numbers of noise that are drawn on the device at a time for a client
 
 
@@ -58,7 +59,7 @@ def suits(jobs: Sequence[Job]) -> bool:
     """Whether noise is added as a multiple of normal numbers, and drawn on the device or little enough to wait."""
     if any(job.plan.discrete for job in jobs):
         return False
-    return DEPTH * len(jobs) * jobs[0].vector.numel() <= _MOST or None not in _twins(jobs)
+    return DEPTH * len(jobs) * jobs[0].vector.numel() <= _MOST or None not in twins(jobs)
 
 
 def train_groups(
@@ -67,7 +68,7 @@ def train_groups(
     """The vectors of each group at its end, clients x p. Jobs with more steps come first in a group."""
     here = torch.cuda.current_stream(x.device)
     draws = [sum(job.plan.steps for job in jobs) for jobs in groups]
-    most = min(_THREADS, os.cpu_count() or 1)
+    most = min(THREADS, os.cpu_count() or 1)
     running = [
         _Group(jobs, _replay(model, x, y, number, jobs, limit, precision), round(most * n / sum(draws)))
         for number, (jobs, n) in enumerate(zip(groups, draws, strict=True))
@@ -98,14 +99,15 @@ class _Group:
         self.replay, self.done, self.steps = replay, 0, jobs[0].plan.steps
         self.stream = torch.cuda.Stream()
         self._jobs, self._active, self._grain = jobs, -1, max(4, jobs[0].plan.batch // 8)
-        twins = _twins(jobs)
+        found = twins(jobs)
         # One that only the host may draw for makes the host draw for all of its group.
-        self._bank = None if None in twins else Bank(jobs, [twin for twin in twins if twin], replay.noise)
+        self._bank = None if None in found else Bank(jobs, [twin for twin in found if twin], replay.noise)
         self.ahead = Ahead(jobs, replay.noise.shape[1], replay.noise.dtype, max(1, threads), self._bank is None)
         self._copied = [torch.cuda.Event() for _ in range(DEPTH)]
         self._taken = self._released = 0
         self._now: Drawn | None = None
         self._tables = replay.table
+        self._moving = scales(jobs, replay.scales.dtype).to(replay.scales.device)
         place(replay, jobs)
 
     def advance(self) -> None:
@@ -117,7 +119,8 @@ class _Group:
         assert drawn is not None
         if drawn.active[k] != self._active:
             self._active = drawn.active[k]
-            self.replay.scales.copy_(scales(self._jobs, self._active, self.replay.scales.dtype))
+            self.replay.scales.zero_()
+            self.replay.scales[:, : self._active].copy_(self._moving[:, : self._active])
         noise = self._bank.step(self.done, self._active) if self._bank is not None else None
         if drawn.noise is not None:
             noise = drawn.noise[k]
@@ -178,31 +181,41 @@ def _replay(
     return kept(model, x, y, number, (len(jobs), places(jobs)), limit, precision, kind)
 
 
-def _twins(jobs: Sequence[Job]) -> list[Twin | None]:
+def twins(jobs: Sequence[Job]) -> list[Twin | None]:
+    """What draws noise on the device for each client, where anything may."""
     return [job.source.twin(job.vector.device) for job in jobs]
 
 
-def place(replay: Replay, jobs: Sequence[Job]) -> None:
+class Places(Protocol):
+    """Where a recorded step finds its clients: those of `hush.local.replay` and `hush.local.chain_step`."""
+
+    vectors: Tensor
+    clips: Tensor
+    start: Tensor
+    drift: Tensor
+
+
+def place(step: Places, jobs: Sequence[Job]) -> None:
     """Put the clients at their starts."""
-    replay.vectors.copy_(torch.stack([job.vector for job in jobs]))
-    replay.clips.copy_(torch.tensor([job.plan.clip for job in jobs], dtype=torch.float64))
-    if len(replay.start):
-        replay.start.copy_(replay.vectors)
-        replay.drift.copy_(torch.stack([torch.zeros_like(j.vector) if j.drift is None else j.drift for j in jobs]))
+    number = len(jobs)
+    step.vectors[:number].copy_(torch.stack([job.vector for job in jobs]))
+    step.clips[:number].copy_(torch.tensor([job.plan.clip for job in jobs], dtype=torch.float64))
+    if len(step.start):
+        step.start.copy_(step.vectors)
+        drifts = [torch.zeros_like(job.vector) if job.drift is None else job.drift for job in jobs]
+        step.drift[:number].copy_(torch.stack(drifts))
 
 
-def scales(jobs: Sequence[Job], active: int, dtype: torch.dtype) -> Tensor:
-    """What a replay multiplies with, so that the first clients move and no others."""
+def scales(jobs: Sequence[Job], dtype: torch.dtype) -> Tensor:
+    """What a replay multiplies with, four times clients x 1; with zeros instead, a client stays where it is."""
+    seen: dict[PrivacyPlan, tuple[float, float]] = {}
+    for plan in {job.plan for job in jobs}:
+        seen[plan] = _read(plan, 1.0, 0.0, dtype), _read(plan, 0.0, 1.0, dtype)
     values = [
-        (
-            job.lr * _read(job.plan, 1.0, 0.0, dtype),
-            job.lr * _read(job.plan, 0.0, 1.0, dtype),
-            job.lr,
-            0.0 if job.still else job.lr * job.proximal,
-        )
-        for job in jobs[:active]
+        (job.lr * seen[job.plan][0], job.lr * seen[job.plan][1], job.lr, 0.0 if job.still else job.lr * job.proximal)
+        for job in jobs
     ]
-    return torch.tensor([*values, *[(0.0,) * 4] * (len(jobs) - active)], dtype=dtype).t()[..., None]
+    return torch.tensor(values, dtype=dtype).t()[..., None]
 
 
 def _read(plan: PrivacyPlan, total: float, noise: float, dtype: torch.dtype) -> float:

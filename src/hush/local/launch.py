@@ -15,6 +15,8 @@ import math
 import torch
 from torch import Tensor
 
+from hush.local import chain_launch as chain_launch
+from hush.local import draw_kernels as draw_kernels
 from hush.local import kernels
 from hush.local.convolve import Geometry
 

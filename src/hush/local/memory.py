@@ -22,7 +22,7 @@ from hush.types import HushError
 KEY = "engine.physical_batch"
 _CACHED = 4096
 _LEAN = 1 << 14  # for models that never hold more than inputs and outputs
-_MOST = 1 << 16
+MOST = 1 << 16
 _NUMBER = 16  # bytes for each parameter of an example: its gradient and what it is made of
 _LEAST = 1 << 20  # bytes of an example in the smallest model
 _STATE = 32  # bytes for each parameter of a client: vectors, sums, noise and what is made of them
@@ -41,7 +41,7 @@ def examples(free: int, size: int, clients: int) -> int:
     """How many examples of a model of that size fit, besides the clients' own vectors."""
     room = free // 2 - _STATE * size * clients
     fitting = max(1, room // max(_LEAST, _NUMBER * size))
-    return int(min(_MOST, 1 << (fitting.bit_length() - 1)))
+    return int(min(MOST, 1 << (fitting.bit_length() - 1)))
 
 
 @contextmanager

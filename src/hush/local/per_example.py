@@ -23,12 +23,14 @@ from __future__ import annotations
 
 import warnings
 
+import torch
 from torch import Tensor, nn
 
 from hush.local import fallback
+from hush.local.chain import Chain, chain_of
 from hush.local.even import Even
 from hush.local.held import UnsupportedError
-from hush.local.precision import Precision
+from hush.local.precision import Precision, accelerated, how
 from hush.local.record import Recorder
 from hush.local.sums import even_sums, ragged_sums
 from hush.models import Model, unflatten
@@ -67,6 +69,9 @@ def clipped_sums(
     Returns:
         clients x p.
     """
+    chain = chain_of(model, x[0]) if accelerated(x.device) is not None and vectors.dtype == torch.float32 else None
+    if chain is not None:
+        return chain_sums(chain, vectors, x, y, mask, clips, physical_batch, precision)
     try:
         return _fast(Recorder(model), vectors, x, y, mask, clips, piece(model, vectors, physical_batch), precision)
     except UnsupportedError as reason:
@@ -113,3 +118,26 @@ def _fast(
         xs, ys, masks = (t.transpose(0, 1).flatten(0, 1) for t in (x, y, mask))
         return even_sums(recorder, vectors, xs, ys, masks, clips, limit, precision)
     return ragged_sums(recorder, vectors, x[mask], y[mask], mask.sum(1).tolist(), clips, limit, precision)
+
+
+def chain_sums(
+    chain: Chain,
+    vectors: Tensor,
+    x: Tensor,
+    y: Tensor,
+    mask: Tensor,
+    clips: Tensor,
+    limit: int,
+    precision: Precision,
+) -> Tensor:
+    """The clipped sums of a chain, by its own kernels; arguments as those of `clipped_sums`."""
+    launch = accelerated(x.device).chain_launch
+    rows = mask.flatten().nonzero()[:, 0]
+    ends = torch.cat([mask.new_zeros(1, dtype=torch.int64), mask.sum(1).cumsum(0)])
+    batch = launch.Batch(rows.int(), (rows // mask.shape[1]).int(), ends.int())
+    space = launch.Workspace(chain, max(1, min(limit, len(rows))), x.device)
+    out = torch.empty_like(vectors)
+    launch.sums(
+        space, vectors.contiguous(), x.flatten(0, 1).contiguous(), y.flatten(), batch, clips, how(precision), out
+    )
+    return out

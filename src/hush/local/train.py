@@ -29,11 +29,13 @@ import torch
 from torch import Tensor
 
 from hush.local import centre, device, fallback, memory
+from hush.local.chain import chain_of
+from hush.local.chain_train import groups_of, train_chain
 from hush.local.exact import integer_sums
 from hush.local.job import Job as Job
 from hush.local.linear import Closed, closed, known_lengths, linear_sums
 from hush.local.per_example import piece, recorder_for
-from hush.local.precision import Precision
+from hush.local.precision import Precision, accelerated
 from hush.local.record import Recorder
 from hush.local.sums import even_sums, ragged_sums
 from hush.models import Model
@@ -63,6 +65,14 @@ def train(
     """
     if not jobs:
         return []
+    kernels = x.is_contiguous() and x.dtype == torch.float32 and accelerated(x.device) is not None
+    chain = chain_of(model, x) if kernels else None
+    if chain is not None and device.suits(jobs):
+        groups = groups_of(jobs)
+        mine = [[jobs[i] for i in group] for group in groups]
+        with memory.explained(physical_batch or memory.MOST):
+            ends = train_chain(model, chain, x, y, mine, physical_batch, precision)
+        return _updates(jobs, groups, ends)
     size = memory.physical_batch(model, x.device, len(jobs)) if physical_batch is None else physical_batch
     with memory.explained(size):
         return _train(model, x, y, jobs, size, precision, strict)
@@ -107,8 +117,9 @@ def _known(x: Tensor, jobs: Sequence[Job], form: Closed) -> dict[int, Tensor] | 
 def _updates(jobs: Sequence[Job], groups: Sequence[Sequence[int]], ends: Sequence[Tensor]) -> list[Tensor]:
     updates: list[Tensor] = [torch.empty(0)] * len(jobs)
     for group, vectors in zip(groups, ends, strict=True):
-        for i, end in zip(group, vectors, strict=True):
-            updates[i] = end - jobs[i].vector
+        moved = vectors - torch.stack([jobs[i].vector for i in group])
+        for i, update in zip(group, moved.unbind(), strict=True):
+            updates[i] = update
     return updates
 
 

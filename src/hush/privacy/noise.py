@@ -34,14 +34,18 @@ _AHEAD = 1 << 16  # rows that are decided on at a time
 
 
 class Twin:
-    """A stream of standard normal numbers on an accelerator."""
+    """A stream of standard normal numbers on an accelerator, and one of fair bits."""
 
-    def __init__(self, generator: torch.Generator) -> None:
-        self._generator = generator
+    def __init__(self, generator: torch.Generator, choosing: torch.Generator) -> None:
+        self._generator, self._choosing = generator, choosing
 
     def fill(self, target: Tensor) -> None:
         """Write the next numbers into the target."""
         torch.randn(target.shape, generator=self._generator, out=target)
+
+    def words(self, target: Tensor) -> None:
+        """Write fair bits into the target, 64 in each of its int64 numbers."""
+        target.random_(-(2**63), None, generator=self._choosing)
 
 
 class Source(Protocol):
@@ -60,15 +64,20 @@ class Source(Protocol):
         ...
 
     def twin(self, device: torch.device) -> Twin | None:
-        """What draws normal numbers on an accelerator in place of this source; none if only the host may draw them.
+        """What draws on an accelerator in place of this source; none if only the host may draw.
 
-        Its numbers are not those of `normal`, but they depend on the same things.
+        Its numbers are not those of `normal` and `chosen`, but they depend on the same things.
         """
         ...
 
     def discrete(self, size: int, sigma: int) -> Tensor:
         """Whole numbers of the discrete Gaussian of scale sigma, exactly."""
         ...
+
+
+def bar(rate: float) -> int:
+    """What a uniform number of 53 bits must be below to be chosen at that rate, which counts rounded down."""
+    return math.floor(math.ldexp(min(rate, 1.0), 53))
 
 
 class Rows:
@@ -95,8 +104,8 @@ class Rows:
         return torch.from_numpy(self._waiting.pop())
 
     def _draw(self, size: int, rate: float) -> None:
-        bar = math.floor(math.ldexp(rate, 53))
-        high, low = bar >> 37, bar & (2**37 - 1)
+        below = bar(rate)
+        high, low = below >> 37, below & (2**37 - 1)
         whole = self._batches * size
         heads = self._words(-(-whole // 4)).view(np.uint16)[:whole]
         inside = heads < high
@@ -128,7 +137,8 @@ class _Replayable:
         return torch.randn(size, generator=self._generator, dtype=dtype)
 
     def twin(self, device: torch.device) -> Twin:
-        return Twin(torch.Generator(device).manual_seed(derive(self._seed, "twin")))
+        noise, rows = (torch.Generator(device).manual_seed(derive(self._seed, name)) for name in ("twin", "twin rows"))
+        return Twin(noise, rows)
 
     def discrete(self, size: int, sigma: int) -> Tensor:
         return discrete_gaussian(size, sigma, self._words)

@@ -95,6 +95,13 @@ class PrivacyPlan:
         return source.chosen(self.samples, self.rate)
 
     @property
+    def bar(self) -> int | None:
+        """What 53 fair bits must be below for a row to be in a batch, as `sample` has it; none for a fixed sampler."""
+        from hush.privacy import noise
+
+        return None if self.sampler == "fixed" else noise.bar(self.rate)
+
+    @property
     def grid(self) -> float:
         """The unit in which a discrete plan counts: the noise has a deviation of `GRAINS` of them."""
         return self.noise_multiplier * self.clip / GRAINS

@@ -19,18 +19,20 @@ import torch
 from torch import Tensor
 
 _BLOCK = 1 << 17  # entries of U in float64 at a time
-_CACHED = 1 << 18  # entries of M that go through an iteration at a time
+_CACHED = 1 << 17  # entries of M that go through an iteration at a time
 _COLUMNS = 1 << 19  # columns of U from which energies are known to a fifth of a per cent
 _RUN = 1024  # columns taken side by side where not all are
+_SHORT = 64  # the same where fewer are taken: still several lines of memory
 _RIDGE = 1e-13  # of the largest diagonal of the Gram matrix: identical updates leave it singular
 _FLOOR = 1e-10  # smallest estimate, of the largest
 _TINY = 1e-300
 _SPREAD = 3.0  # standard deviation of the log energies around their mean, a priori
 _ROUNDS = 50
 _RANKS = 8  # most factors; each takes some of what is known about the noise
-_FIRST_PENALTY = 0.5  # larger, and the pursuit never finds the noisiest clients
-_HASTE = 1.2  # growth of the penalty at first, where little is decided yet
-_HASTY = 8  # iterations of that
+_FIRST_PENALTY = 1.0  # with the largest singular value at one; larger, and the noisiest clients are never found
+_PACE, _SLOW_PACE = (1.2, 4e-4), (1.05, 2e-4)  # growth of the penalty, and where to stop
+_ROUGH, _PART = 12, 4  # iterations in which a part of the columns stands for all in the Gram matrix, if they are many
+_RELAXED = 1.8  # how far an iteration goes, one being as far as it knows: nearer the exact solution in fewer of them
 
 
 def inverse(estimates: Tensor) -> Tensor:
@@ -64,34 +66,41 @@ def pairwise(U: Tensor) -> Tensor:
 
 
 def rpca(
-    U: Tensor, *, growth: float = 1.07, tolerance: float = 2e-4, iterations: int = 200, rows: int = 200_000
+    U: Tensor,
+    *,
+    growth: float | None = None,
+    tolerance: float | None = None,
+    iterations: int = 200,
+    rows: int = 200_000,
 ) -> Tensor:
     """Noise energies of the rows of U as Robust-HDP finds them: squared norms of the sparse part of M = U'.
 
-    Principal component pursuit, min ||L||_* + ||S||_1 / sqrt(max(p, n)) with L + S = M, by alternating directions with
-    a growing penalty. Singular values are thresholded through the eigenvectors of the n x n Gram matrix. Slow growth
-    gives the weights of the exact solution within a per cent; faster growth stops elsewhere, most of all for the
-    noisiest clients.
+    Principal component pursuit, min ||L||_* + ||S||_1 / sqrt(max(p, n)) with L + S = M, by alternating directions,
+    over-relaxed, with a growing penalty. Singular values are thresholded through the eigenvectors of the n x n Gram
+    matrix. Slow growth gives the weights of the exact solution within a per cent; faster growth stops elsewhere, most
+    of all for the noisiest clients.
 
     Args:
         U: Updates, (n, p); rows are clients.
-        growth: Factor of the penalty from one iteration to the next, after a few faster ones.
-        tolerance: Stop when ||M - L - S|| is below this part of ||M||.
+        growth: Factor of the penalty from one iteration to the next; 1.2, or less where iterations cost little.
+        tolerance: Stop when ||M - L - S|| is below this part of ||M||; 4e-4, or less where iterations cost little.
         iterations: Most iterations.
-        rows: Most rows of M used, evenly spaced; the energies are scaled up.
+        rows: Most rows of M used, about, in evenly spaced runs of 64; the energies are scaled up. Noise is alike in all
+            of them, and reading single rows far apart would cost more than the pursuit.
 
     Returns:
         (n,) in float64. A row of zeros gets the largest estimate of the others.
     """
     n, p = U.shape
-    sub = U[:, :: max(1, -(-p // rows))]
+    sub = _spaced(U, rows, _SHORT)
     M = sub.to(torch.promote_types(U.dtype, torch.float32))
     G = _gram(M)
     heard = G.diagonal() > 0
     if not bool(heard.any()):
         return torch.zeros(n, dtype=torch.float64, device=U.device)
     top = float(torch.linalg.eigvalsh(G)[-1].sqrt())
-    S = _pursuit(M[heard.to(M.device)] / top, growth, tolerance, iterations)
+    pace = _PACE if M.numel() > _CACHED else _SLOW_PACE
+    S = _pursuit(M[heard.to(M.device)] / top, growth or pace[0], tolerance or pace[1], iterations)
     energies = S.to(torch.float64).square().sum(1) * (top**2 * p / sub.shape[1])
     return _filled(energies.cpu(), heard).to(U.device)
 
@@ -103,28 +112,31 @@ def _pursuit(M: Tensor, growth: float, tolerance: float, iterations: int) -> Ten
     mu = _FIRST_PENALTY
     enough = (tolerance * float(M.norm())) ** 2
     S, A, G = torch.zeros_like(M), M.clone(), M @ M.T
-    # With Z = Y / mu, the steps are A = M - S + Z and L = shrunk(A); then R = M - L + Z = A - L + S splits into its
-    # clamped part, which is the next Z but for the growth, and the rest, the next S. So neither L nor Z is ever needed.
+    # With Z = Y / mu, the steps are A = M - S + Z and L = shrunk(A) = A - T A; then R = M - L + Z = T A + S splits into
+    # its clamped part, which is the next Z but for the growth, and the rest, the next S. So neither L nor Z is ever
+    # needed. Relaxed by r, L is r L + (1 - r) (M - S), hence R = (r T + 1 - r) A + (2 - r) S + (r - 1) M.
     # Columns meet in the Gram matrix of A alone: a few of them at a time take a whole iteration within the cache.
     width = p if M.is_cuda else max(1, _CACHED // n)
     for k in range(iterations):
         w, V = torch.linalg.eigh(G.to(torch.float64))
         removed = (mu * w.clamp_min(0).sqrt()).clamp_min(1).reciprocal()
-        T = ((V * removed) @ V.T).to(M.dtype)
-        faster = max(growth, _HASTE) if k < _HASTY else growth
+        T = ((V * (_RELAXED * removed + 1 - _RELAXED)) @ V.T).to(M.dtype)
         bound, moved, G = sparsity / mu, 0.0, torch.zeros_like(G)
+        apart = width * (_PART if k < _ROUGH and p > 4 * _PART * width else 1)
+        asked = k % 4 == 3 and k > _ROUGH
         for start in range(0, p, width):
             m, s, a = (t[:, start : start + width] for t in (M, S, A))
-            rest = torch.addmm(s, T, a)
-            clamped = rest.clamp(-bound, bound)
-            if k % 4 == 3:
-                moved += float((clamped - a).add_(m).sub_(s).square_().sum())
-            torch.sub(rest, clamped, out=s)
-            torch.sub(m, rest, out=a).add_(clamped, alpha=1 + 1 / faster)
-            G.addmm_(a, a.T)
-        if k % 4 == 3 and moved <= enough:
+            rest = torch.addmm(s, T, a, beta=2 - _RELAXED).add_(m, alpha=_RELAXED - 1)
+            if asked:
+                moved += float((rest.clamp(-bound, bound) - a).add_(m).sub_(s).square_().sum())
+            torch.ops.aten.softshrink.out(rest, bound, out=s)
+            torch.add(m, rest, alpha=1 / growth, out=a).sub_(s, alpha=1 + 1 / growth)
+            if start % apart == 0:
+                G.addmm_(a, a.T)
+        G *= p / sum(min(width, p - start) for start in range(0, p, apart))
+        if asked and moved <= enough:
             break
-        mu *= faster
+        mu *= growth
     return S
 
 
@@ -137,14 +149,16 @@ def _filled(energies: Tensor, heard: Tensor) -> Tensor:
     return out
 
 
-def _spaced(U: Tensor, most: int) -> Tensor:
+def _spaced(U: Tensor, most: int, run: int = _RUN) -> Tensor:
     """Runs of columns, evenly spaced, at most about that many; all of them if there are no more."""
     p = U.shape[1]
     if p <= most:
         return U
-    whole = p // _RUN
-    step = -(-whole * _RUN // most)
-    runs: Tensor = U[:, : whole * _RUN].view(len(U), whole, _RUN)
+    whole = p // run
+    if whole < 2:
+        return U[:, :most]
+    step = -(-whole * run // most)
+    runs: Tensor = U[:, : whole * run].unflatten(1, (whole, run))
     return runs[:, ::step].flatten(1)
 
 

@@ -1,0 +1,110 @@
+"""From the squares of each example's gradient to clip factors, and to each client's clipped sum.
+
+See `hush.local.chain_kernels` for how examples lie.
+
+Guarantees:
+    - Those of `hush.local.chain_kernels`.
+
+Edge cases:
+    - Those of `hush.local.chain_kernels`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+triton: Any = importlib.import_module("triton")
+tl: Any = importlib.import_module("triton.language")
+
+if TYPE_CHECKING:
+    at: TypeAlias = Any
+    constexpr: TypeAlias = Any
+else:  # Triton reads annotations, and takes only its own for them.
+    at = tl.tensor
+    constexpr = tl.constexpr
+
+
+def _factors(
+    squares: at, clips: at, owner: at, ends: at, out: at, clients: at, margin: at,
+    PARTS: constexpr, BQ: constexpr, B: constexpr,
+) -> None:  # fmt: skip
+    """min(1, clip / norm), rounded down; zero where the norm is not finite."""
+    n = tl.program_id(0) * B + tl.arange(0, B)
+    live = n < tl.load(ends + clients)
+    q = tl.arange(0, BQ)
+    parts = tl.load(squares + n[:, None] * PARTS + q[None, :], mask=live[:, None] & (q < PARTS)[None, :], other=0.0)
+    norm = tl.sqrt(tl.sum(parts, axis=1))
+    bound = tl.load(clips + tl.load(owner + n, mask=live, other=0)) * margin
+    exact = tl.where(norm > bound, bound / norm, 1.0)
+    exact = tl.where(norm - norm == 0, exact, 0.0)
+    near = exact.to(tl.float32)
+    bits = near.to(tl.int32, bitcast=True)
+    below = (bits - 1).to(tl.float32, bitcast=True)
+    tl.store(out + n, tl.where(near.to(tl.float64) > exact, below, near), mask=live)
+
+
+def _gather(
+    each: at, factors: at, ends: at, order: at, total: at, stride: at,
+    SIZE: constexpr, ADD: constexpr, BN: constexpr, B: constexpr,
+) -> None:  # fmt: skip
+    """Each client's sum of gradients times factors, brought to the vector's order."""
+    client = tl.program_id(0)
+    j = tl.program_id(1) * B + tl.arange(0, B)
+    begin = tl.load(ends + client)
+    end = tl.load(ends + client + 1)
+    acc = tl.zeros((BN, B), dtype=tl.float32)
+    for start in range(begin, end, BN):
+        n = start + tl.arange(0, BN)
+        factor = tl.load(factors + n, mask=n < end, other=0.0)
+        wanted = (factor > 0)[:, None] & (j < SIZE)[None, :]
+        value = tl.load(each + n.to(tl.int64)[:, None] * SIZE + j[None, :], mask=wanted, other=0.0)
+        acc += factor[:, None] * value
+    found = tl.sum(acc, axis=0)
+    target = total + client.to(tl.int64) * stride + tl.load(order + j, mask=j < SIZE, other=0)
+    if ADD:
+        found += tl.load(target, mask=j < SIZE, other=0.0)
+    tl.store(target, found, mask=j < SIZE)
+
+
+def _outer(
+    errors: at, features: at, factors: at, ends: at, total: at, stride: at,
+    FIRST: constexpr, F: constexpr, CLASSES: constexpr, ADD: constexpr, BC: constexpr, BN: constexpr, B: constexpr,
+) -> None:  # fmt: skip
+    """The same for the linear layer, whose gradients are products of an error and the features."""
+    client = tl.program_id(0)
+    i = tl.program_id(1) * B + tl.arange(0, B)
+    c = tl.arange(0, BC)
+    begin = tl.load(ends + client)
+    end = tl.load(ends + client + 1)
+    acc = tl.zeros((BC, B), dtype=tl.float32)
+    shifts = tl.zeros((BC, BN), dtype=tl.float32)
+    for start in range(begin, end, BN):
+        n = start + tl.arange(0, BN)
+        factor = tl.load(factors + n, mask=n < end, other=0.0)
+        wanted = factor > 0
+        error = tl.load(
+            errors + n[None, :] * CLASSES + c[:, None], mask=wanted[None, :] & (c < CLASSES)[:, None], other=0.0
+        )
+        scaled = error * factor[None, :]
+        # Below the smallest normal number rounding is no longer relative, and a huge input would make it large again.
+        scaled = tl.where(tl.abs(scaled) < 1.1754943508222875e-38, 0.0, scaled)
+        shifts += scaled
+        value = tl.load(
+            features + n.to(tl.int64)[:, None] * F + i[None, :], mask=wanted[:, None] & (i < F)[None, :], other=0.0
+        )
+        acc = tl.dot(scaled, value, acc, input_precision="ieee")
+    own = total + client.to(tl.int64) * stride + FIRST
+    known = (c < CLASSES)[:, None] & (i < F)[None, :]
+    target = own + c[:, None] * F + i[None, :]
+    if ADD:
+        acc += tl.load(target, mask=known, other=0.0)
+    tl.store(target, acc, mask=known)
+    if tl.program_id(1) == 0:
+        shift = tl.sum(shifts, axis=1)
+        if ADD:
+            shift += tl.load(own + CLASSES * F + c, mask=c < CLASSES, other=0.0)
+        tl.store(own + CLASSES * F + c, shift, mask=c < CLASSES)
+
+
+FACTORS, GATHER, OUTER = (triton.jit(f) for f in (_factors, _gather, _outer))

@@ -1,0 +1,101 @@
+"""A round's Poisson batches, drawn on an accelerator at once: no step waits for the host.
+
+Guarantees:
+    - Rates are the plans'. A client's rows come from the twin of its own source, all steps of a round in one call, so
+      they do not depend on who trains beside it.
+
+Edge cases:
+    - `drawable` is false where only the host may draw, for samplers that are not Poisson's, and for rounds too long to
+      be held at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hush.local.job import Job
+from hush.local.precision import accelerated
+from hush.privacy.noise import Twin
+
+_WORDS = 1 << 25  # drawn at a time
+_MOST = 1 << 30  # rows times steps of all clients
+_BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The batches of a round.
+
+    Attributes:
+        chosen: For each client, step and row, one after the other: one if the row is in the batch.
+        clients: What is known of each client: rows, steps, bar, first row, and where it begins in `chosen`.
+        ends: Where each client's examples begin in each step, and where they end: steps x (clients + 1).
+        totals: Examples of each step.
+    """
+
+    chosen: Tensor
+    clients: Tensor
+    ends: Tensor
+    totals: Sequence[int]
+
+    def packed(self, clients: int, slots: int) -> Tensor:
+        """As `hush.local.chain_step` takes them, steps x numbers, with room for so many clients and examples."""
+        steps, number = len(self.ends), self.ends.shape[1] - 1
+        out = torch.zeros(steps, clients + 1 + 2 * slots, dtype=torch.int32, device=self.ends.device)
+        out[:, : number + 1] = self.ends
+        out[:, number + 1 : clients + 1] = self.ends[:, -1:]
+        _kernels(out).PLACE[number, steps](
+            self.chosen, self.clients, self.ends, out, number, out.stride(0), clients + 1, slots,
+            FIELDS=self.clients.shape[1], B=_BLOCK, num_warps=4,
+        )  # fmt: skip
+        return out
+
+
+def drawable(jobs: Sequence[Job], twins: Sequence[Twin | None]) -> bool:
+    """Whether these clients' rows can be drawn on the device."""
+    whole = sum(job.plan.steps * job.plan.samples for job in jobs)
+    return whole <= _MOST and None not in twins and all(job.plan.bar is not None for job in jobs)
+
+
+def draw(jobs: Sequence[Job], twins: Sequence[Twin | None], device: torch.device) -> Draws:
+    """The batches of all steps. Jobs with more steps come first."""
+    sizes = [job.plan.steps * job.plan.samples for job in jobs]
+    fields, begin = [], 0
+    for job, size in zip(jobs, sizes, strict=True):
+        fields.append((job.plan.samples, job.plan.steps, job.plan.bar or 0, job.first_row, begin))
+        begin += size
+    clients = torch.tensor(fields, dtype=torch.int64).to(device)
+    steps, number = jobs[0].plan.steps, len(jobs)
+    chosen = torch.empty(begin, dtype=torch.uint8, device=device)
+    counts = torch.zeros(steps, number, dtype=torch.int32, device=device)
+    for first, end in _parts(sizes):
+        words = torch.empty(sum(sizes[first:end]), dtype=torch.int64, device=device)
+        for twin, own in zip(twins[first:end], words.split(sizes[first:end]), strict=True):
+            assert twin is not None
+            twin.words(own)
+        _kernels(words).DECIDE[end - first, jobs[first].plan.steps](
+            words, clients, chosen, counts, first, number, FIELDS=clients.shape[1], B=_BLOCK, num_warps=4
+        )
+    ends = torch.zeros(steps, number + 1, dtype=torch.int32, device=device)
+    ends[:, 1:] = counts.cumsum(1)
+    return Draws(chosen, clients, ends, ends[:, -1].tolist())
+
+
+def _parts(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Clients whose words are drawn at a time."""
+    parts, first, total = [], 0, 0
+    for i, size in enumerate(sizes):
+        if total + size > _WORDS and i > first:
+            parts.append((first, i))
+            first, total = i, 0
+        total += size
+    return [*parts, (first, len(sizes))]
+
+
+def _kernels(like: Tensor) -> Any:
+    return accelerated(like.device).draw_kernels
