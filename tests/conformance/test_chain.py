@@ -28,6 +28,7 @@ from hush.local.sums import ragged_sums
 from hush.models import Model, build
 from hush.models.model import wrap
 from hush.privacy import noise
+from hush.privacy.bar import bar
 
 SHAPE = (1, 8, 8)
 CPU = torch.device("cpu")
@@ -224,7 +225,7 @@ class Mirrored:
 
     def chosen(self, size: int, rate: float) -> Tensor:
         self._next[0] += 1
-        return (self._words[self._next[0] - 1] < noise.bar(rate)).nonzero()[:, 0]
+        return (self._words[self._next[0] - 1] < bar(rate)).nonzero()[:, 0]
 
     def normal(self, size: int, dtype: torch.dtype) -> Tensor:
         self._next[1] += 1
@@ -327,8 +328,8 @@ def test_rows_are_drawn_on_the_device_only_where_that_is_the_same_sampler() -> N
     for job, suits in ((poisson, True), (fixed, False)):
         assert draw.drawable([job], [job.source.twin(CPU)]) is suits
         assert draw.drawable([job], [None]) is False
-    assert noise.bar(1.0) == 2**53
-    assert noise.bar(0.25) == 2**51
+    assert bar(1.0) == 2**53
+    assert bar(0.25) == 2**51
 
 
 def _fixed(plan: Any) -> Any:

@@ -16,7 +16,6 @@ Edge cases:
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from typing import Protocol
@@ -25,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hush.privacy.bar import bar
 from hush.privacy.discrete import BITS, discrete_gaussian
 from hush.seeds import derive
 
@@ -73,11 +73,6 @@ class Source(Protocol):
     def discrete(self, size: int, sigma: int) -> Tensor:
         """Whole numbers of the discrete Gaussian of scale sigma, exactly."""
         ...
-
-
-def bar(rate: float) -> int:
-    """What a uniform number of 53 bits must be below to be chosen at that rate, which counts rounded down."""
-    return math.floor(math.ldexp(min(rate, 1.0), 53))
 
 
 class Rows:

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from hush.privacy import accounting
+from hush.privacy.bar import bar
 from hush.privacy.cost import Cost
 from hush.types import Accountant, HushError, Policy, Relation
 
@@ -97,9 +98,7 @@ class PrivacyPlan:
     @property
     def bar(self) -> int | None:
         """What 53 fair bits must be below for a row to be in a batch, as `sample` has it; none for a fixed sampler."""
-        from hush.privacy import noise
-
-        return None if self.sampler == "fixed" else noise.bar(self.rate)
+        return None if self.sampler == "fixed" else bar(self.rate)
 
     @property
     def grid(self) -> float:
