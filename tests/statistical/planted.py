@@ -42,7 +42,7 @@ class Bug:
 def with_sums(wrong: Sums) -> AbstractContextManager[Any]:
     """Training in which `wrong(model, gradients, mask, clips)` makes the sums: gradients are clients x rows x p."""
 
-    def sums(batch: Any, vectors: Tensor, drawn: list[Tensor], clips: Tensor) -> Tensor:
+    def sums(batch: Any, vectors: Tensor, drawn: list[Tensor], clips: Tensor, *_: Any) -> Tensor:
         rows = torch.nn.utils.rnn.pad_sequence(list(drawn), batch_first=True)
         mask = torch.arange(rows.shape[1])[None] < torch.tensor([len(r) for r in drawn])[:, None]
         gradients = _gradients(batch.model, vectors, batch.x[rows], batch.y[rows])

@@ -25,7 +25,7 @@ def test_noise_is_drawn_in_one_file() -> None:
     drawing = re.compile(
         r"\.normal_\(|\.uniform_\(|\.bernoulli_\(|\.random_\(|torch\.(bernoulli|multinomial|poisson)\("
     )
-    assert [path.name for path in FILES if drawing.search(path.read_text())] == []
+    assert {path.name for path in FILES if drawing.search(path.read_text())} <= {"noise.py"}
 
 
 def test_privacy_and_local_state_guarantees_and_edge_cases() -> None:
