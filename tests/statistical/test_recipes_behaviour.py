@@ -218,7 +218,7 @@ class Scenario:
             "rounds": 20,
             "data": {"clients": sum(self.groups), "partition": partition, "sizes": sizes},
             "privacy": {"budgets": epsilon or 1.0, "delta": 0.01, "accountant": "rdp"},
-            "local": {"batch_size": 8, "lr": 0.3},
+            "local": {"batch_size": 8, "lr": 0.3, "epochs": 2},
             "recipe": {"name": "padpfl", "weigh": weigh} | ({} if epsilon else {"protect": "none"}),
         }
         done = ran(raw)
