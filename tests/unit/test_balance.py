@@ -98,6 +98,13 @@ def test_the_pace_follows_the_noise() -> None:
     assert rate(budgets=1000.0) == pytest.approx(pace.STRIDE / 10 / math.sqrt(650), rel=1e-6)
 
 
+def test_a_rate_that_follows_from_the_plans_is_named() -> None:
+    raw = {"rounds": 3, "data": {"clients": 3}, "recipe": {"name": "hush"}, "local": {"lr": "auto"}}
+    assert any("set the learning rate" in text for text in prepare(parse(raw)).not_covered())
+    raw["local"] = {"lr": 0.1}
+    assert not any("set the learning rate" in text for text in prepare(parse(raw)).not_covered())
+
+
 def test_the_walk_of_the_noise_has_the_length_it_should() -> None:
     raw = {"rounds": 50, "data": {"clients": 6}, "recipe": {"name": "hush"}, "local": {"lr": "auto"},
            "privacy": {"budgets": 0.2}}  # fmt: skip

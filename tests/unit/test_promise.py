@@ -16,6 +16,7 @@ PROMISE = Path(__file__).parents[2] / "docs" / "privacy-promise.md"
 OUTSIDE_RECIPES = {
     ("test accuracy per client", "simulation", "no", ""),
     ("the noise itself", "noise = replayable", "no", ""),
+    ("privacy plan", "local.lr = auto", "no", ""),
 }
 
 

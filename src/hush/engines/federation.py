@@ -31,6 +31,7 @@ from hush.server.loop import Terms
 from hush.server.schedule import Schedule, schedule, stages_of
 from hush.types import Guarantee, HushError, Member, Policy
 
+_PACED = "privacy plan: budget, batch and samples are taken as public at enrolment, and set the learning rate"
 _SIMULATED = "test accuracy per client: an un-noised count on held-out rows, shown by the simulation alone"
 
 
@@ -49,6 +50,7 @@ class Federation:
     outputs: tuple[Output | None, ...]
     terms: Terms
     device: torch.device
+    paced: bool = False
 
     def stage(self, client: int, number: int) -> Stage:
         """What a client does in a round."""
@@ -103,6 +105,8 @@ class Federation:
     def not_covered(self) -> tuple[str, ...]:
         """What no accountant covers, in words."""
         named = [f"{r.what}: {r.why}" for r in self.recipe.releases() if not r.covered]
+        if self.paced:
+            named.append(_PACED)
         if self.config.privacy.noise == "replayable":
             named.append("the noise itself: replayable from the seed, for experiments only, so nothing here is private")
         return (*named, _SIMULATED)
@@ -183,12 +187,13 @@ def prepare(
     courses = tuple(recipe.protect.courses(members, outline, orders, config))
     _check_grids([course.plan for course in courses], model.layout.size)
     outputs = tuple(recipe.protect.output(members, config.rounds))
-    if config.local.lr == "auto":
+    paced = config.local.lr == "auto"
+    if paced:
         config = _paced(config, 1.0)
         drawn = terms_of(config, recipe, members, outline, courses, model, rounds)
         config = _paced(config, pace.rate(drawn, config.participation))
     terms = terms_of(config, recipe, members, outline, courses, model, rounds)
-    return Federation(config, name, recipe, held, model, members, policies, courses, outputs, terms, device)
+    return Federation(config, name, recipe, held, model, members, policies, courses, outputs, terms, device, paced)
 
 
 def _paced(config: Config, lr: float) -> Config:

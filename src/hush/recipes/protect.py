@@ -180,6 +180,7 @@ class DpSgd(_Protect):
             told.append(Release(BELOW, True, "a noised count on one batch, charged each round", "sampled-gaussian"))
         if self.centre > 0:
             told.append(Release(CENTRE, True, "a noised mean of bounded rows, charged once, at enrolment", "gaussian"))
+            told.append(Release("privacy plan", False, "taken as public at enrolment, and sets the weight of the mean"))
         if self.budget == "maximum":
             broken = "every client spends the largest budget of all, which may be more than its own"
             told.append(Release("privacy beyond the client's own budget", False, broken))
