@@ -112,3 +112,5 @@ def test_every_budget_is_kept_and_used() -> None:
     result = hush.simulate(config(privacy={"budgets": [0.3, 1.0, 2.0, 8.0]}))
     for card in result.guarantees:
         assert 0.97 * card.epsilon_budget < card.epsilon_spent <= card.epsilon_budget
+        # One pass in ten steps, whatever the config says, and the card says so.
+        assert (card.batch_size, card.steps) == (math.ceil(card.samples / 10), 30)

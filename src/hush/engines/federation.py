@@ -138,7 +138,7 @@ class Federation:
             noise=label if plan.private else "none",
             not_covered=self.not_covered(),
             samples=member.samples,
-            batch_size=member.batch,
+            batch_size=plan.batch,
             rounds=ledger.rounds,
             steps=sum(steps for (what, _), steps in ledger.released().items() if what == UPDATE),
             sample_rate=plan.rate,

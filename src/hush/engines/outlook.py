@@ -41,7 +41,7 @@ def outlook(federation: Federation) -> list[Outlook]:
                 epsilon_planned=epsilon(course, policy) if plan.private else None,
                 delta=policy.delta,
                 samples=member.samples,
-                batch_size=member.batch,
+                batch_size=plan.batch,
                 sample_rate=plan.rate,
                 rounds=course.rounds,
                 steps=course.steps,
