@@ -206,7 +206,8 @@ def test_members_and_servers_are_killed_and_the_books_agree(
         took = time.monotonic() - began
     figures = check_books(siege.place, siege.out, members, rounds)
     print(f"{members} members, {took:.0f} s, {dict(siege.kills)}, {figures}")
-    assert siege.kills["server"] == server_kills
+    # A blow that was meant for the last rounds may come too late.
+    assert siege.kills["server"] >= max(1, server_kills - 2)
     assert siege.kills["member"] >= 0.2 * members * figures["rounds"]
     assert figures["rounds"] >= rounds - 2
 
