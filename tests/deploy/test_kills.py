@@ -194,7 +194,7 @@ def check_books(place: Place, out: Path, members: int, rounds: int) -> dict[str,
 
 @pytest.mark.parametrize(
     ("members", "rounds", "server_kills", "seconds"),
-    [(4, 4, 2, 240.0), pytest.param(20, 50, 20, 2400.0, marks=pytest.mark.soak)],
+    [pytest.param(4, 4, 2, 240.0, marks=pytest.mark.soak), pytest.param(20, 50, 20, 2400.0, marks=pytest.mark.soak)],
 )
 def test_members_and_servers_are_killed_and_the_books_agree(
     tmp_path: Path, parent: Nursery, members: int, rounds: int, server_kills: int, seconds: float
