@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -159,6 +160,34 @@ def test_a_round_without_a_quorum_ends_at_its_deadline_and_moves_nothing(town: T
     lines = rounds(out)
     assert [sorted(line["weights"]) for line in lines] == [["0", "1", "2"], []]
     assert lines[1]["refused"]["1"] == "no update"
+
+
+def test_answers_that_the_gate_refuses_close_no_round_on_a_slow_member(town: Town) -> None:
+    """Well-formed and signed, but too long, or choosing without being asked: neither goes toward the quorum."""
+
+    def long(_: bytes, payload: bytes) -> bytes:
+        return resigned(
+            town.place, "m001", payload, lambda sent: replace(sent, tensors={"vector": sent.tensors["vector"] + 1e4})
+        )
+
+    def choosing(_: bytes, payload: bytes) -> bytes:
+        return resigned(
+            town.place, "m002", payload, lambda sent: replace(sent, says={**sent.says, "notes": {"choice": 0}})
+        )
+
+    def slow(_: bytes, payload: bytes) -> bytes:
+        time.sleep(4.0)
+        return payload
+
+    with town.members(m000=slow, m001=long, m002=choosing):
+        coordinator = town.coordinator()
+        coordinator._post._settings = replace(town.place.settings, patience=1.0)
+        out = town.out()
+        coordinator.run(config(rounds=1, quorum=1, recipe={"name": "dp-fedavg"}), out)
+    (line,) = rounds(out)
+    assert list(line["weights"]) == ["0"]
+    assert "norm is beyond" in line["refused"]["1"]
+    assert "was not asked to" in line["refused"]["2"]
 
 
 @pytest.mark.parametrize("scale", [1.0, pytest.param(1e3, marks=pytest.mark.soak)])

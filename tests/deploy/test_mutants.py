@@ -183,7 +183,8 @@ def _words(good: Letter, drawn: np.random.Generator) -> Letter:
 def besieged(path: Path, held: Nursery, liars: int, rounds: int, model: str) -> Iterator[tuple[Place, Child, Child]]:
     text = TOML.format(members=liars + 2, rounds=rounds, model=model)
     (path / "run.toml").write_text(text)
-    times = {"deadline": 60.0, "patience": 3.0, "gather": 60.0}
+    # Thirty members on two processors take their time while they are honest.
+    times = {"deadline": 120.0, "patience": 3.0 if liars < 10 else 15.0, "gather": 60.0}
     place = local.make(path / "fed", parse(tomllib.loads(text)), times=times)
     link = held.start(["federation", "serve", place.path], place.server / "superlink.log")
     link.wait_for("ready at", 60)
@@ -229,11 +230,8 @@ def test_mutants_from_members_cost_their_round_and_nothing_else(
     growth = [after[child.pid] - before[child.pid] for child in (link, coordinator)]
     print(f"{sent} mutants, {took:.0f} s, cap {cap}, growth of SuperLink and coordinator {growth}")
     assert len(lines) == rounds
-    # Nobody who lies is let in, ever. Who is honest may be late where processors are crowded, now and then.
-    assert any(len(line["weights"]) > 2 for line in lines[:HONEST_ROUNDS])
-    assert all(set(line["weights"]) <= {"0", "1"} for line in lines[HONEST_ROUNDS:])
-    heard = sum(len(line["weights"]) for line in lines[HONEST_ROUNDS:])
-    assert heard >= 0.9 * 2 * (rounds - HONEST_ROUNDS)
+    assert all(len(line["weights"]) == liars + 2 for line in lines[:HONEST_ROUNDS])
+    assert all(set(line["weights"]) == {"0", "1"} for line in lines[HONEST_ROUNDS:])
     assert sent >= mutants
     # Messages of all members lie in the SuperLink at once; the coordinator has one of them before it at a time.
     assert growth[1] < 2 * cap + (books << 20)

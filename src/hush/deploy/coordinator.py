@@ -30,9 +30,8 @@ from hush.engines.evaluate import evaluate
 from hush.engines.outcome import manifest, outcome
 from hush.privacy.course import ENROLMENT
 from hush.privacy.ledger import BudgetSpentError, Ledger
-from hush.server.loop import Answer, ServerState, serve, short_of_quorum, start
+from hush.server.loop import Answer, ServerState, gate, serve, short_of_quorum, start
 from hush.server.rundir import MANIFEST, ROUNDS, RunDir
-from hush.server.validate import validate
 from hush.types import Decline, HushError, RoundRecord, RunResult, Task, Update
 
 _WORDS_CAP = 1 << 20
@@ -180,7 +179,7 @@ class Coordinator:
 
         def counts(name: str, reply: bytes | HushError) -> bool:
             answer = read[name] = self._admitted(agreement, name, asked[name], reply)
-            return isinstance(answer, Update) and bool(validate([asked[name]], [answer], "choice" in answer.notes)[0])
+            return isinstance(answer, Update) and bool(gate(federation.terms, [asked[name]], [answer])[0])
 
         replies = self._post.ask(letters, cap, federation.terms.quorum, counts=counts)
         return [*answers, *(read[name] for name in replies)]

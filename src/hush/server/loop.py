@@ -109,7 +109,7 @@ def serve(terms: Terms, state: ServerState, keep: Keep) -> Generator[list[Task],
         # 3. Let in what is valid, and note who leaves.
         updates = [answer for answer in answers if isinstance(answer, Update)]
         declines = [answer for answer in answers if isinstance(answer, Decline)]
-        accepted, refused = validate(tasks, updates, ask.choose, _bounds(terms, number, tasks))
+        accepted, refused = gate(terms, tasks, updates)
         refused = {**refused, **{decline.client: decline.reason for decline in declines}}
         gone |= {decline.client for decline in declines if decline.final}
         slots["loop"] = {**slots["loop"], "gone": torch.tensor(sorted(gone), dtype=torch.int64)}
@@ -168,6 +168,14 @@ def serve(terms: Terms, state: ServerState, keep: Keep) -> Generator[list[Task],
             ),
         )
     return state
+
+
+def gate(terms: Terms, tasks: Sequence[Task], updates: Sequence[Update]) -> tuple[list[Update], Mapping[int, str]]:
+    """The updates that a round may use, and why not the others: also for an engine that waits for enough of them."""
+    if not tasks:
+        return [], {}
+    number = tasks[0].round
+    return validate(tasks, updates, terms.outline.at(number).choose, _bounds(terms, number, tasks))
 
 
 def enrolled(terms: Terms) -> RoundView:
