@@ -15,27 +15,7 @@ Edge cases:
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-triton: Any = importlib.import_module("triton")
-tl: Any = importlib.import_module("triton.language")
-
-if TYPE_CHECKING:
-    at: TypeAlias = Any
-    constexpr: TypeAlias = Any
-else:  # Triton reads annotations, and takes only its own for them.
-    at = tl.tensor
-    constexpr = tl.constexpr
-
-
-def product(left: at, right: at, total: at, HOW: constexpr) -> at:
-    """The total and a product, multiplied as HOW says."""
-    if HOW == "bf16":
-        out = tl.dot(left.to(tl.bfloat16), right.to(tl.bfloat16), total)
-    else:
-        out = tl.dot(left, right, total, input_precision=HOW)
-    return out
+from hush.local.language import at, constexpr, product, tl, triton
 
 
 def _turned(left: at, right: at, total: at, HOW: constexpr, TURN: constexpr) -> at:
@@ -164,5 +144,5 @@ def _head(
                 tl.store(place + tap // 2 * TO_PITCH + tap % 2, tl.where(which == tap, back, 0.0), mask=i < F)
 
 
-product, _turned, _upright = (triton.jit(f) for f in (product, _turned, _upright))
+_turned, _upright = (triton.jit(f) for f in (_turned, _upright))
 FETCH, FORWARD, HEAD = (triton.jit(f) for f in (_fetch, _forward, _head))

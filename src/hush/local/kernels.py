@@ -18,26 +18,7 @@ Edge cases:
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-triton: Any = importlib.import_module("triton")
-tl: Any = importlib.import_module("triton.language")
-
-if TYPE_CHECKING:
-    at: TypeAlias = Any
-    constexpr: TypeAlias = Any
-else:  # Triton reads annotations, and takes only its own for them.
-    at = tl.tensor
-    constexpr = tl.constexpr
-
-
-def _product(left: at, right: at, total: at, HOW: constexpr) -> at:
-    if HOW == "bf16":
-        out = tl.dot(left.to(tl.bfloat16), right.to(tl.bfloat16), total)
-    else:
-        out = tl.dot(left, right, total, input_precision=HOW)
-    return out
+from hush.local.language import at, constexpr, product, tl, triton
 
 
 def _forward_few(
@@ -70,7 +51,7 @@ def _forward_few(
         seen = tl.load(x + source[None, :] + shift[:, None], mask=inside, other=0.0)
         known = (o < OUT)[:, None] & (k < IN * KH * KW)[None, :]
         weight = tl.load(w + client * w_stride + o[:, None] * (IN * KH * KW) + k[None, :], mask=known, other=0.0)
-        acc = _product(weight, seen, acc, HOW)
+        acc = product(weight, seen, acc, HOW)
     if BIASED:
         acc += tl.load(bias + client * b_stride + o, mask=o < OUT, other=0.0)[:, None]
     target = (number * (OUT * OH * OW) + position)[None, :] + (o * (OH * OW))[:, None]
@@ -108,7 +89,7 @@ def _forward_many(
             )
             known = (o < OUT)[:, None] & (k < IN)[None, :]
             weight = tl.load(w + weights + o[:, None] * IN + k[None, :], mask=known, other=0.0)
-            acc = _product(tl.trans(seen), tl.trans(weight), acc, HOW)
+            acc = product(tl.trans(seen), tl.trans(weight), acc, HOW)
     found = tl.trans(acc)
     if BIASED:
         found += tl.load(bias + client * b_stride + o, mask=o < OUT, other=0.0)[:, None]
@@ -149,7 +130,7 @@ def _input_gradient(
             )
             known = (channel < IN)[:, None] & (k < OUT)[None, :]
             weight = tl.load(w + weights + k[None, :] * IN + channel[:, None], mask=known, other=0.0)
-            acc = _product(tl.trans(arrived), tl.trans(weight), acc, HOW)
+            acc = product(tl.trans(arrived), tl.trans(weight), acc, HOW)
     target = (number * (IN * H * W) + position)[None, :] + (channel * (H * W))[:, None]
     tl.store(out + target, tl.trans(acc), mask=live[None, :] & (channel < IN)[:, None])
 
@@ -180,7 +161,7 @@ def _each(
         place = number * (OUT * OH * OW) + (o * (OH * OW))[:, None] + p[None, :]
         arrived = tl.load(d + place, mask=known, other=0.0)
         total += tl.sum(arrived, axis=1)
-        acc = _product(seen, tl.trans(arrived), acc, HOW)
+        acc = product(seen, tl.trans(arrived), acc, HOW)
     known = (o < OUT)[:, None] & (k < IN * KH * KW)[None, :]
     target = number.to(tl.int64) * (OUT * IN * KH * KW) + o[:, None] * (IN * KH * KW) + k[None, :]
     # What is not finite shows in the squares; in its place goes zero, which no factor of zero can turn into NaN.
@@ -227,7 +208,6 @@ def _unpool(
     tl.store(out + i, tl.where(mine, tl.load(d + place, mask=inside, other=0.0), 0.0), mask=i < size)
 
 
-_product = triton.jit(_product)
 FORWARD_FEW, FORWARD_MANY, INPUT_GRADIENT, EACH = (
     triton.jit(f) for f in (_forward_few, _forward_many, _input_gradient, _each)
 )
