@@ -90,9 +90,10 @@ def test_resume_is_bit_identical(small: Raw, tmp_path: Path, after: int) -> None
 
 
 def test_resume_of_a_finished_run_changes_nothing(small: Raw, tmp_path: Path) -> None:
-    hush.simulate(small, out=tmp_path / "run")
+    first = hush.simulate(small, out=tmp_path / "run")
     before = numbers(tmp_path / "run")
-    hush.simulate(small, out=tmp_path / "run", resume=True)
+    again = hush.simulate(small, out=tmp_path / "run", resume=True)
+    assert again == first
     assert numbers(tmp_path / "run") == before
     assert len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()) == 4
 

@@ -152,6 +152,8 @@ def execution(
     directory = _open(federation, out, resume, command)
     if announce is not None:
         announce(federation.not_covered())
+    if directory is not None and (done := directory.finished()) is not None:
+        return done
     held = Books(federation.ledgers(ledgers), _run_name(directory), durable=ledgers is not None)
     records: list[RoundRecord] = []
     cohort = Cohort(federation, held, arrays)

@@ -92,7 +92,7 @@ def reproduce(
         "mode": what.mode,
         "seeds": seeds,
         "config": dict(what.entry.config),
-        "versions": versions(),
+        "versions": _versions(results),
         "notes": [*what.entry.notes, *([f"In print: {what.entry.doubt}"] if what.entry.doubt else [])],
         "orders": checked(what.entry.orders, cells),
         "cells": cells,
@@ -101,6 +101,12 @@ def reproduce(
     write_atomically(out / "reproduction.md", markdown(content).encode())
     write_atomically(out / "reproduction.html", html(content).encode())
     return content
+
+
+def _versions(results: dict[str, list[RunResult]]) -> dict[str, str]:
+    """Those that the runs were made with, wherever they were made."""
+    made = [run.versions for runs in results.values() for run in runs] or [versions()]
+    return {name: ", ".join(sorted({each[name] for each in made if name in each})) for name in made[0]}
 
 
 def _measured(

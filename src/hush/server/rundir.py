@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from hush.server.loop import ServerState
-from hush.types import HushError, RoundRecord
+from hush.types import Guarantee, HushError, RoundRecord, RunResult
 
 MANIFEST, ROUNDS, RESULT, MODEL, REPORT = (
     "manifest.json", "rounds.jsonl", "result.json", "model.safetensors", "report.html",
@@ -125,6 +125,10 @@ class RunDir:
         write_atomically(self.path / MODEL, save(dict(model)))
         write_atomically(self.path / RESULT, to_json(result))
 
+    def finished(self) -> RunResult | None:
+        """The outcome, if the run has come to its end."""
+        return _result(read_json(self.path / RESULT)) if (self.path / RESULT).exists() else None
+
     def _checkpoint(self, number: int) -> Path:
         return self.path / f"checkpoint-{number:06d}.safetensors"
 
@@ -163,3 +167,16 @@ def _record(line: bytes) -> RoundRecord:
     for key in ("charged", "accuracy_per_client"):
         raw[key] = tuple(raw[key])
     return RoundRecord(**raw)
+
+
+def _result(raw: dict[str, Any]) -> RunResult:
+    cards = tuple(
+        Guarantee(**{
+            **card,
+            "not_covered": tuple(card["not_covered"]),
+            "stages": tuple(tuple(stage) for stage in card["stages"]),
+        })
+        for card in raw["guarantees"]
+    )  # fmt: skip
+    listed = {key: tuple(raw[key]) for key in ("accuracy_per_client", "not_covered")}
+    return RunResult(**{**raw, **listed, "guarantees": cards})
