@@ -201,3 +201,21 @@ def test_rows_of_the_device_are_those_of_its_bits() -> None:
     taken = sum(draws.totals)
     mean = sum(job.plan.steps * job.plan.batch for job in mine)
     assert abs(taken - mean) < 6 * math.sqrt(mean)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_rows_counted_from_a_centre_train_as_on_the_processor(broken: bool) -> None:
+    model = made("logreg")
+    centres = [None, random(144, seed=2).float(), random(144, seed=3).float()]
+
+    def updates(device: str) -> Tensor:
+        x, y = data(device)
+        if broken:
+            x[3] = math.nan
+        net = on_cuda(made("logreg")) if device == "cuda" else model
+        mine = [replace(job, centre=centres[i % 3]) for i, job in enumerate(jobs(net, device, False))]
+        return torch.stack(train(net, x, y, mine)).cpu()
+
+    expected = updates("cpu")
+    torch.testing.assert_close(updates("cuda"), expected, rtol=1e-3, atol=1e-5)
+    assert expected.isfinite().all()

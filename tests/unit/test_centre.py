@@ -14,6 +14,8 @@ from hush.config import ModelConfig, parse
 from hush.engines.federation import prepare
 from hush.local import centre, train
 from hush.local.job import Job
+from hush.local.linear import linear_sums
+from hush.local.replay import Replay
 from hush.local.train import train as trained
 from hush.models import build
 from hush.privacy.noise import replayable
@@ -114,3 +116,27 @@ def test_every_budget_is_kept_and_used() -> None:
         assert 0.97 * card.epsilon_budget < card.epsilon_spent <= card.epsilon_budget
         # One pass in ten steps, whatever the config says, and the card says so.
         assert (card.batch_size, card.steps) == (math.ceil(card.samples / 10), 30)
+
+
+@pytest.mark.parametrize("limit", [3, 4096])
+def test_tables_of_an_accelerator_have_the_sums_of_the_processor(limit: int) -> None:
+    net, x, y = model(), drawn(40, 5), torch.arange(40) % 3
+    x[7, 2] = math.nan
+    centres = [None, drawn(5, seed=2), drawn(5, seed=3), None]
+    rows = [torch.tensor([0, 7, 3]), torch.tensor([7, 12, 13, 14, 15, 2]), torch.tensor([30]), torch.empty(0).long()]
+    step = Replay(net, x, y, 4, 6, limit, "float32", form=centre.form_of(net))
+    step.vectors.copy_(drawn(4, net.layout.size, seed=4))
+    step.clips.copy_(torch.tensor([0.3, 1e9, 0.01, 1.0]))
+    step.scales[0].fill_(1.0)
+    step.centre(centres)
+    before = step.vectors.clone()
+    table = torch.full((4, 6), -1)
+    for place, mine in zip(table, rows, strict=True):
+        place[: len(mine)] = mine
+    step.load(table, None)
+    step.step(step.table, 6)
+    shifts = torch.stack([torch.zeros(5) if c is None else c for c in centres])
+    sums = linear_sums(centre.form_of(net), before, x, y, rows, step.clips, 4096, None, shifts)
+    torch.testing.assert_close(before - step.vectors, sums, rtol=1e-5, atol=1e-6)
+    assert not sums[3].any()
+    assert sums[1].any()

@@ -69,7 +69,7 @@ def work(task: Task, receipt: Receipt, stage: Stage, client: Client) -> Work:
         shrink = config.local.weight_decay * start
         drift = shrink if drift is None else drift + shrink
     pull = client.recipe.local.pull() + config.local.weight_decay
-    shift = task.notes["centre"].to(client.x) if "centre" in task.notes else None
+    shift = task.notes["centre"].to(client.x.dtype) if "centre" in task.notes else None
     job = Job(start, client.first_row, plan, config.local.lr, client.source, drift, pull, stage.ask.still, shift)
     return Work(task, receipt, job, client.recipe, client.output, notes)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hush.engines.cohort import Cohort
 
 Asked = tuple["Cohort", list[Work]]
+_SHORT = 2**26  # numbers in all rows of a run
 
 
 def train_together(asked: Sequence[Asked]) -> list[list[Tensor]]:
@@ -41,8 +42,8 @@ def train_together(asked: Sequence[Asked]) -> list[list[Tensor]]:
 def _kind(cohort: Cohort) -> object:
     """What must be equal for two runs to be trained in one piece."""
     model = cohort.federation.model
-    # On a processor nothing is gained by copying rows side by side: runs go together that share them already.
-    shared = None if cohort.x.is_cuda else id(cohort.x)
+    # Long rows, and all rows on a processor, are not worth copying side by side: runs that share them go together.
+    shared = None if cohort.x.is_cuda and cohort.x.numel() <= _SHORT else id(cohort.x)
     return (str(model.module), model.layout, cohort.x.shape[1:], cohort.federation.config.engine, shared)
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from hush.local.ahead import DEPTH, Ahead, Drawn, places
 from hush.local.job import Job
+from hush.local.linear import Closed
 from hush.local.precision import Precision
 from hush.local.replay import Kind, Replay, kept
 from hush.models import Model
@@ -63,14 +64,18 @@ def suits(jobs: Sequence[Job]) -> bool:
 
 
 def train_groups(
-    model: Model, x: Tensor, y: Tensor, groups: Sequence[Sequence[Job]], limit: int, precision: Precision
-) -> list[Tensor]:
-    """The vectors of each group at its end, clients x p. Jobs with more steps come first in a group."""
+    model: Model, x: Tensor, y: Tensor, groups: Sequence[Sequence[Job]], limit: int, precision: Precision,
+    form: Closed | None = None,
+) -> list[Tensor]:  # fmt: skip
+    """The vectors of each group at its end, clients x p. Jobs with more steps come first in a group.
+
+    Jobs whose rows are counted from a centre need the closed form of their model.
+    """
     here = torch.cuda.current_stream(x.device)
     draws = [sum(job.plan.steps for job in jobs) for jobs in groups]
     most = min(THREADS, os.cpu_count() or 1)
     running = [
-        _Group(jobs, _replay(model, x, y, number, jobs, limit, precision), round(most * n / sum(draws)))
+        _Group(jobs, _replay(model, x, y, number, jobs, limit, precision, form), round(most * n / sum(draws)))
         for number, (jobs, n) in enumerate(zip(groups, draws, strict=True))
     ]
     # Every share of draws needs a thread of its own, or it could wait for one that waits for it.
@@ -175,10 +180,14 @@ class Bank:
 
 
 def _replay(
-    model: Model, x: Tensor, y: Tensor, number: int, jobs: Sequence[Job], limit: int, precision: Precision
-) -> Replay:
+    model: Model, x: Tensor, y: Tensor, number: int, jobs: Sequence[Job], limit: int, precision: Precision,
+    form: Closed | None,
+) -> Replay:  # fmt: skip
     kind: Kind = "still" if jobs[0].still else "corrected" if any(job.corrected for job in jobs) else "plain"
-    return kept(model, x, y, number, (len(jobs), places(jobs)), limit, precision, kind)
+    replay = kept(model, x, y, number, (len(jobs), places(jobs)), limit, precision, kind, form)
+    if form is not None:
+        replay.centre([job.centre for job in jobs])
+    return replay
 
 
 def twins(jobs: Sequence[Job]) -> list[Twin | None]:

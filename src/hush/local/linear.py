@@ -26,6 +26,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from hush.local.clip import factors
 from hush.local.fuse import heard
 from hush.local.norms import bounded, squares
+from hush.local.precision import multiplying
 from hush.models import Model
 
 _BLOCK = 1 << 20  # numbers of which the norms are taken at a time
@@ -79,13 +80,13 @@ def closed(model: Model, x: Tensor) -> Closed | None:
 
 def lengths(x: Tensor, ranges: Iterable[tuple[int, int]], biased: bool, centre: Tensor | None = None) -> Tensor:
     """The norm of each row in those ranges (of the row and a one, if biased), never too small."""
-    out = torch.empty(len(x), dtype=x.dtype)
+    out = torch.empty(len(x), dtype=x.dtype, device=x.device)
     step = max(1, _BLOCK // max(1, x[:1].numel()))
     for first, end in ranges:
         for start in range(first, end, step):
             part = slice(start, min(start + step, end))
             rows = x[part].flatten(1)
-            out[part] = _lengths(rows if centre is None else rows - centre, biased)
+            out[part] = _lengths(rows if centre is None else rows - centre.to(x), biased)
     return out
 
 
@@ -154,6 +155,38 @@ def linear_sums(
     return total
 
 
+@torch.no_grad()
+def table_sums(
+    form: Closed, vectors: Tensor, x: Tensor, y: Tensor, table: Tensor, clips: Tensor, known: Tensor, which: Tensor,
+    centres: Tensor, limit: int,
+) -> Tensor:  # fmt: skip
+    """`linear_sums` for tables on an accelerator, which is never waited for.
+
+    Args:
+        form: The model.
+        vectors: Parameters, clients x p.
+        x: The data.
+        y: Its labels.
+        table: Rows, clients x places, -1 where there is none.
+        clips: Norm bound of each client.
+        known: The lengths of all rows from each of some centres, centres x rows.
+        which: For each client, which of those centres is its own.
+        centres: What is taken off each client's rows, clients x width.
+        limit: Examples at a time.
+    """
+    total = torch.zeros_like(vectors)
+    # A piece of every client's places at a time.
+    high = max(1, limit // max(1, len(table)))
+    for rows in table.split(high, dim=1):
+        real, at = rows >= 0, rows.clamp(min=0)
+        places = (x.index_select(0, at.flatten()).flatten(1).view(*at.shape, -1)).sub_(centres[:, None])
+        long = known[which[:, None], at]
+        places.masked_fill_(~long.isfinite()[..., None], 0.0)
+        with multiplying("float32", x.device):
+            total += _sums(form, vectors, places, y[at], long, clips, real, quick=False)
+    return total
+
+
 def blocks(counts: Sequence[int], limit: int) -> Iterator[tuple[list[int], int, int]]:
     """Clients with batches of about the same size, and which part of their batches: at most `limit` examples, padded.
 
@@ -185,8 +218,9 @@ def _table(drawn: Sequence[np.ndarray]) -> tuple[Tensor, Tensor | None]:
 
 
 def _sums(
-    form: Closed, vectors: Tensor, x: Tensor, y: Tensor, long: Tensor, clips: Tensor, real: Tensor | None
-) -> Tensor:
+    form: Closed, vectors: Tensor, x: Tensor, y: Tensor, long: Tensor, clips: Tensor, real: Tensor | None,
+    quick: bool = True,
+) -> Tensor:  # fmt: skip
     """The sums of clients with equally many places: x is clients x places x width, `long` the length of each row."""
     total = torch.empty_like(vectors)
     (weight, shift), (weight_total, shift_total) = form.parts(vectors), form.parts(total)
@@ -195,12 +229,13 @@ def _sums(
     out = torch.bmm(weight, columns) if shift is None else torch.baddbmm(shift[..., None], weight, columns)
     d = torch.softmax(out, 1)
     d.scatter_add_(1, y[:, None], d.new_full((), -1.0).expand(len(y), 1, y.shape[1]))
-    scale = _quick_factors(d, long, clips)
+    scale = _quick_factors(d, long, clips) if quick else None
     if scale is None:
         norms = _lengths(d.transpose(1, 2).flatten(0, 1), False).view_as(long) * long
         finite = norms.isfinite()
         scale = factors(norms, clips[:, None], None, d.dtype)
-        d, x = d.masked_fill(~finite[:, None], 0.0), x.masked_fill(~finite[..., None], 0.0)
+        d = d.masked_fill(~finite[:, None], 0.0)
+        x = x.masked_fill(~finite[..., None], 0.0) if quick else x
     if real is not None:
         scale.mul_(real)
     d.mul_(scale[:, None])

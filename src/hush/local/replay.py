@@ -12,12 +12,14 @@ Edge cases:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from hush.local.linear import Closed, known_lengths, table_sums
 from hush.local.precision import Precision
 from hush.local.record import Recorder
 from hush.local.sums import even_sums
@@ -40,6 +42,7 @@ class Replay:
         table: Rows of the data, clients x places, -1 where there is none.
         start: Where the clients began, clients x p; used only by those that are not plain.
         drift: What is added to every step, clients x p; likewise.
+        centres: What is taken off each client's rows, clients x width; nothing where the step is not in closed form.
     """
 
     def __init__(
@@ -52,7 +55,9 @@ class Replay:
         limit: int,
         precision: Precision,
         kind: Kind = "plain",
+        form: Closed | None = None,
     ) -> None:
+        self._form = form
         self._recorder, self._x, self._y, self._limit, self._precision = Recorder(model), x, y, limit, precision
         self._kind = kind
         self.vectors, self.noise = (x.new_zeros(clients, model.layout.size, dtype=model.start.dtype) for _ in range(2))
@@ -61,10 +66,22 @@ class Replay:
         self.scales = self.vectors.new_zeros(4, clients, 1)
         self.clips = self.vectors.new_zeros(clients, dtype=torch.float64)
         self.table = self.vectors.new_zeros(clients, places, dtype=torch.int64)
+        self.centres = self.vectors.new_zeros(clients, 0 if form is None else form.width)
+        self._known, self._which = self.vectors.new_zeros(0, 0), self.table.new_zeros(clients)
         self._graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
         self._most = max(_SMALL, min(_LARGE, limit // 4))
         # Records of one group are never replayed at once, so that they can work in the same place.
         self._pool = torch.cuda.graph_pool_handle() if x.is_cuda else None
+
+    def centre(self, given: Sequence[Tensor | None]) -> None:
+        """Count each client's rows from its centre, in closed form."""
+        assert self._form is not None
+        distinct = {id(centre): centre for centre in given}
+        places = {key: number for number, key in enumerate(distinct)}
+        self._known = known_lengths(self._x, list(distinct.values()), self._form.bias is not None)
+        self._which.copy_(torch.tensor([places[id(centre)] for centre in given]))
+        for place, centre in zip(self.centres, given, strict=True):
+            place.copy_(torch.zeros_like(place) if centre is None else centre)
 
     def load(self, rows: Tensor, noise: Tensor | None) -> None:
         """Bring the rows and the noise of a step to their places."""
@@ -86,12 +103,16 @@ class Replay:
         else:
             graph.replay()
 
-    def _run(self, table: Tensor) -> None:
+    def _sums(self, table: Tensor) -> Tensor:
+        vectors = self.start if self._kind == "still" else self.vectors
+        if self._form is not None:
+            clips, known, which = self.clips, self._known, self._which
+            form, centres, limit = self._form, self.centres, self._limit
+            return table_sums(form, vectors, self._x, self._y, table, clips, known, which, centres, limit)
         rows = table.t().flatten()
-        at = rows.clamp(min=0)
-        sums = even_sums(
+        return even_sums(
             self._recorder,
-            self.start if self._kind == "still" else self.vectors,
+            vectors,
             self._x,
             self._y,
             rows >= 0,
@@ -99,8 +120,11 @@ class Replay:
             self._limit,
             self._precision,
             blind=True,
-            rows=at,
+            rows=rows.clamp(min=0),
         )
+
+    def _run(self, table: Tensor) -> None:
+        sums = self._sums(table)
         mean, loud, drift, pull = self.scales
         step = mean * sums + loud * self.noise
         if self._kind != "plain":
@@ -108,7 +132,8 @@ class Replay:
         self.vectors.sub_(step)
 
     def _recorded(self, width: int) -> torch.cuda.CUDAGraph | None:
-        if len(self.table) * width > self._most or not self.table.is_cuda:
+        # What is known of the rows may lie elsewhere in the next round, so that with centres nothing is recorded.
+        if len(self.table) * width > self._most or not self.table.is_cuda or self._form is not None:
             return None
         scales = self.scales.clone()
         self.scales.zero_()
@@ -137,12 +162,13 @@ def kept(
     limit: int,
     precision: Precision,
     kind: Kind = "plain",
+    form: Closed | None = None,
 ) -> Replay:
     """The replay of the group of that number, for clients x places, made anew if the data moved."""
     data = (x.data_ptr(), y.data_ptr(), tuple(x.shape), x.dtype, limit, precision)
     found = {key: replay for key, replay in _KEPT.get(model.module, {}).items() if key[0] == data}
     _KEPT[model.module] = found
-    key = (data, number, shape, kind)
+    key = (data, number, shape, kind, form)
     if key not in found:
-        found[key] = Replay(model, x, y, *shape, limit, precision, kind)
+        found[key] = Replay(model, x, y, *shape, limit, precision, kind, form)
     return found[key]

@@ -84,17 +84,20 @@ def _train(
     exact = any(job.plan.discrete for job in jobs)
     fast = not exact and recorder_for(model, x[:1], y[:1], strict) is not None
     spread = fast and not x.is_cuda
+    alike = [] if spread else _alike(jobs)
+    placed = fast and x.is_cuda and all(device.suits([jobs[i] for i in group]) for group in alike)
+    centred = any(job.centre is not None for job in jobs)
     # bf16 would have to round what the closed form never forms.
-    form = closed(model, x) if spread and precision != "bf16" else None
-    if form is None and any(job.centre is not None for job in jobs):
+    form = closed(model, x) if (spread or (placed and centred)) and precision != "bf16" else None
+    if form is None and centred:
         return _train(model, *centre.shifted(x, y, jobs), size, precision, strict)
     # The closed form is a few products for all clients at once: PyTorch's threads serve it better than ours, which
     # would wait for the interpreter.
     worth = form is None and sum(map(_work, jobs)) * model.layout.size >= _WORTH
-    groups = _shares(jobs, torch.get_num_threads() if worth else 1) if spread else _alike(jobs)
-    if fast and x.is_cuda and all(device.suits([jobs[i] for i in group]) for group in groups):
+    groups = _shares(jobs, torch.get_num_threads() if worth else 1) if spread else alike
+    if placed:
         limit = piece(model, jobs[0].vector, size)
-        ends = device.train_groups(model, x, y, [[jobs[i] for i in group] for group in groups], limit, precision)
+        ends = device.train_groups(model, x, y, [[jobs[i] for i in group] for group in groups], limit, precision, form)
         return _updates(jobs, groups, ends)
     known = None if form is None else _known(x, jobs, form)
 
@@ -230,7 +233,8 @@ def _centres(jobs: Sequence[Job]) -> Tensor | None:
     given = [job.centre for job in jobs if job.centre is not None]
     if not given:
         return None
-    return torch.stack([torch.zeros_like(given[0]) if job.centre is None else job.centre for job in jobs])
+    found = [torch.zeros_like(given[0]) if job.centre is None else job.centre for job in jobs]
+    return torch.stack(found).to(jobs[0].vector)
 
 
 def _corrections(jobs: Sequence[Job], vectors: Tensor) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
