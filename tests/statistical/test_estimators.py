@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hush import seeds
-from hush.recipes import estimate
+from hush.recipes import estimate, pursuit
 
 N, P = 20, 28_938
 LEVELS = {"below": 0.001, "comparable": 0.03, "above": 3.0}  # of the signal, a coordinate; the noise is 0.001 to 1
@@ -190,7 +190,7 @@ def test_norms_are_not() -> None:
     assert min(one.ratio(norms(one.updates)) for one in (draw(seed, 0, 0.03, decades=2) for seed in range(3))) > 1.15
 
 
-def pursuit(M: Tensor) -> Tensor:
+def textbook(M: Tensor) -> Tensor:
     """Algorithm 3 of Robust-HDP as printed (but + Y/mu in both steps): fixed penalty, full SVD, float64."""
     p, n = M.shape
     sparsity = 1 / math.sqrt(max(p, n))
@@ -210,7 +210,7 @@ def pursuit(M: Tensor) -> Tensor:
 @pytest.mark.parametrize(("rank", "level"), [(0, 0.1), (2, 0.3)])
 def test_rpca_gives_the_weights_of_the_fixed_penalty_method(rank: int, level: float) -> None:
     U = draw(6, rank, level, decades=2, n=10, p=1500).updates
-    exact = estimate.inverse(pursuit(U.T.double()))
+    exact = estimate.inverse(textbook(U.T.double()))
     torch.testing.assert_close(estimate.inverse(estimate.rpca(U)), exact, rtol=0.01, atol=0)
     hasty = estimate.inverse(estimate.rpca(U, growth=1.5))
     assert float((hasty / exact - 1).abs().max()) > 0.02
@@ -220,6 +220,36 @@ def test_rpca_on_evenly_spaced_rows_scales_up() -> None:
     U = draw(7, 0, 0.03, decades=1).updates
     part = estimate.rpca(U, rows=10_000)
     torch.testing.assert_close(part, estimate.rpca(U), rtol=0.2, atol=0)
+
+
+@pytest.mark.parametrize(("rank", "level"), [(0, 0.03), (2, 0.3)])
+def test_columns_that_go_ahead_lead_the_others_to_the_same_weights(
+    rank: int, level: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    U = draw(8, rank, level, decades=2, n=10, p=120_000).updates
+    led = estimate.inverse(estimate.rpca(U))
+    monkeypatch.setattr(pursuit, "_FEWEST", U.shape[1])
+    together = estimate.inverse(estimate.rpca(U))
+    assert not torch.equal(led, together)
+    assert float((led / together - 1).abs().max()) < 0.02
+    monkeypatch.setattr(pursuit, "_FEWEST", 1)
+    monkeypatch.setattr(pursuit, "_AHEAD", 1000)
+    misled = estimate.inverse(estimate.rpca(U))
+    assert float((misled / together - 1).abs().max()) > 0.04, "a hundred columns are too few"
+
+
+def test_blocks_change_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    U = draw(9, 2, 0.1, decades=2, n=8, p=5000).updates
+    whole = estimate.rpca(U)
+    monkeypatch.setattr(pursuit, "_CACHED", 997 * 8)
+    torch.testing.assert_close(estimate.rpca(U), whole, rtol=0.01, atol=0)
+
+
+def test_the_updates_are_only_read() -> None:
+    U = draw(10, 0, 0.1, n=6, p=3000).updates
+    before = U.clone()
+    estimate.rpca(U)
+    assert torch.equal(U, before)
 
 
 def test_inverse() -> None:

@@ -18,8 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hush.recipes.pursuit import sparse_energies
+
 _BLOCK = 1 << 17  # entries of U in float64 at a time
-_CACHED = 1 << 17  # entries of M that go through an iteration at a time
+_MANY = 1 << 17  # entries of M from which an iteration costs much
 _COLUMNS = 1 << 19  # columns of U from which energies are known to a fifth of a per cent
 _RUN = 1024  # columns taken side by side where not all are
 _SHORT = 64  # the same where fewer are taken: still several lines of memory
@@ -29,10 +31,7 @@ _TINY = 1e-300
 _SPREAD = 3.0  # standard deviation of the log energies around their mean, a priori
 _ROUNDS = 50
 _RANKS = 8  # most factors; each takes some of what is known about the noise
-_FIRST_PENALTY = 1.0  # with the largest singular value at one; larger, and the noisiest clients are never found
 _PACE, _SLOW_PACE = (1.2, 4e-4), (1.05, 2e-4)  # growth of the penalty, and where to stop
-_ROUGH, _PART = 12, 4  # iterations in which a part of the columns stands for all in the Gram matrix, if they are many
-_RELAXED = 1.8  # how far an iteration goes, one being as far as it knows: nearer the exact solution in fewer of them
 
 
 def inverse(estimates: Tensor) -> Tensor:
@@ -99,45 +98,10 @@ def rpca(
     if not bool(heard.any()):
         return torch.zeros(n, dtype=torch.float64, device=U.device)
     top = float(torch.linalg.eigvalsh(G)[-1].sqrt())
-    pace = _PACE if M.numel() > _CACHED else _SLOW_PACE
-    S = _pursuit(M[heard.to(M.device)] / top, growth or pace[0], tolerance or pace[1], iterations)
-    energies = S.to(torch.float64).square().sum(1) * (top**2 * p / sub.shape[1])
-    return _filled(energies.cpu(), heard).to(U.device)
-
-
-def _pursuit(M: Tensor, growth: float, tolerance: float, iterations: int) -> Tensor:
-    """The sparse part of M, of spectral norm one and given as (columns, rows)."""
-    n, p = M.shape
-    sparsity = 1 / math.sqrt(max(p, n))
-    mu = _FIRST_PENALTY
-    enough = (tolerance * float(M.norm())) ** 2
-    S, A, G = torch.zeros_like(M), M.clone(), M @ M.T
-    # With Z = Y / mu, the steps are A = M - S + Z and L = shrunk(A) = A - T A; then R = M - L + Z = T A + S splits into
-    # its clamped part, which is the next Z but for the growth, and the rest, the next S. So neither L nor Z is ever
-    # needed. Relaxed by r, L is r L + (1 - r) (M - S), hence R = (r T + 1 - r) A + (2 - r) S + (r - 1) M.
-    # Columns meet in the Gram matrix of A alone: a few of them at a time take a whole iteration within the cache.
-    width = p if M.is_cuda else max(1, _CACHED // n)
-    for k in range(iterations):
-        w, V = torch.linalg.eigh(G.to(torch.float64))
-        removed = (mu * w.clamp_min(0).sqrt()).clamp_min(1).reciprocal()
-        T = ((V * (_RELAXED * removed + 1 - _RELAXED)) @ V.T).to(M.dtype)
-        bound, moved, G = sparsity / mu, 0.0, torch.zeros_like(G)
-        apart = width * (_PART if k < _ROUGH and p > 4 * _PART * width else 1)
-        asked = k % 4 == 3 and k > _ROUGH
-        for start in range(0, p, width):
-            m, s, a = (t[:, start : start + width] for t in (M, S, A))
-            rest = torch.addmm(s, T, a, beta=2 - _RELAXED).add_(m, alpha=_RELAXED - 1)
-            if asked:
-                moved += float((rest.clamp(-bound, bound) - a).add_(m).sub_(s).square_().sum())
-            torch.ops.aten.softshrink.out(rest, bound, out=s)
-            torch.add(m, rest, alpha=1 / growth, out=a).sub_(s, alpha=1 + 1 / growth)
-            if start % apart == 0:
-                G.addmm_(a, a.T)
-        G *= p / sum(min(width, p - start) for start in range(0, p, apart))
-        if asked and moved <= enough:
-            break
-        mu *= growth
-    return S
+    pace = _PACE if M.numel() > _MANY else _SLOW_PACE
+    used = M if bool(heard.all()) else M[heard.to(M.device)]
+    energies = sparse_energies(used, top, growth or pace[0], tolerance or pace[1], iterations)
+    return _filled(energies.cpu() * (top**2 * p / sub.shape[1]), heard).to(U.device)
 
 
 def _filled(energies: Tensor, heard: Tensor) -> Tensor:
