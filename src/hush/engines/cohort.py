@@ -41,6 +41,7 @@ class Cohort:
         federation.model.module.to(federation.device)
         self._bounds = federation.data.bounds()
         self._phase: tuple[int, ...] | None = None
+        self._round = -1
         self.x = self.y = torch.empty(0)
         self.idle = 0.0
 
@@ -99,6 +100,9 @@ class Cohort:
 
     def _hold(self, round_number: int) -> None:
         """Have the arrays of this round on the device."""
+        if round_number == self._round:
+            return
+        self._round = round_number
         phase = self.federation.data.phase(round_number)
         if phase == self._phase:
             return

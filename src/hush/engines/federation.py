@@ -120,11 +120,13 @@ class Federation:
         """The guarantee card of each client."""
         secure = self.config.privacy.noise == "secure"
         label = noise.SECURE if secure else noise.REPLAYABLE
+        view, named = self.third_party(), self.not_covered()
         return tuple(
-            self._card(member.client, ledger, label) for member, ledger in zip(self.members, ledgers, strict=True)
+            self._card(member.client, ledger, label, view, named)
+            for member, ledger in zip(self.members, ledgers, strict=True)
         )
 
-    def _card(self, client: int, ledger: Ledger, label: str) -> Guarantee:
+    def _card(self, client: int, ledger: Ledger, label: str, view: str, named: tuple[str, ...]) -> Guarantee:
         member, policy, course = self.members[client], self.policies[client], self.courses[client]
         plan, spent = course.plan, ledger.spent()
         return Guarantee(
@@ -136,7 +138,7 @@ class Federation:
             accountant=plan.accountant,
             sampler=plan.sampler,
             noise=label if plan.private else "none",
-            not_covered=self.not_covered(),
+            not_covered=named,
             samples=member.samples,
             batch_size=plan.batch,
             rounds=ledger.rounds,
@@ -146,7 +148,7 @@ class Federation:
             noise_multiplier=plan.noise_multiplier,
             epsilon_left=max(0.0, member.policy.epsilon - spent),
             epsilon_third_party=spent,
-            third_party=self.third_party(),
+            third_party=view,
             stages=tuple(tuple(asdict(cost) for cost in stage.costs()) for stage in course.stages),
         )
 

@@ -140,8 +140,11 @@ def _shares(jobs: Sequence[Job], number: int) -> list[list[int]]:
     """Groups of nearly equal work, longest first within a group."""
     work = [_work(job) for job in jobs]
     shares: list[list[int]] = [[] for _ in range(min(number, len(jobs)))]
+    loads = [0] * len(shares)
     for i in sorted(range(len(jobs)), key=lambda i: -work[i]):
-        min(shares, key=lambda share: sum(work[k] for k in share)).append(i)
+        least = loads.index(min(loads))
+        shares[least].append(i)
+        loads[least] += work[i]
     return [sorted(share, key=lambda i: -jobs[i].plan.steps) for share in shares]
 
 
