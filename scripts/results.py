@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hush.reproduce import entries, markdown
+from hush.reproduce import entries, entry, markdown
+from hush.reproduce.metrics import FIRST
 from hush.reproduce.pages import grid
 
 ROOT = Path(__file__).parents[1]
@@ -39,10 +41,12 @@ def page(results: Sequence[Mapping[str, Any]]) -> str:
     parts = [
         HEAD,
         "## In one screen\n",
-        grid(["entry", "mode", "seeds", "cells", "in print", "largest difference", "orders that hold", "hush ahead by"],
+        grid(["entry", "mode", "seeds", "cells", "in print", "near", "same best", "orders that hold", "hush ahead by"],
              [_summary(content) for content in results]),
-        "\n`in print`: cells for which the paper prints a number. `largest difference`: of ours, in the unit of",
-        "the table. `hush ahead by`: of the best printed number in each column, least and mean.\n",
+        "\n`in print`: cells for which the paper prints a number. `near`: of those, how many of ours are within 3",
+        "points of it (accuracies) or 3 % (noise), and the median distance. `same best`: columns in which the",
+        "algorithm that is best in print is best here. `hush ahead by`: of the best printed number in each column,",
+        "least and mean.\n",
         f"Not run yet: {', '.join(f'`{name}`' for name in left)}.\n" if left else "",
         *(markdown(content, 2) for content in results),
     ]  # fmt: skip
@@ -50,28 +54,57 @@ def page(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _summary(content: Mapping[str, Any]) -> list[str]:
-    cells = content["cells"]
-    compared = [value for cell in cells for value in cell["measures"].values() if value["printed"] is not None]
-    orders = content["orders"]
+    cells, orders = content["cells"], content["orders"]
     return [
         f"[{content['entry']}](#{_anchor(content)})",
         content["mode"],
         str(len(content["seeds"])),
         str(len(cells)),
         str(sum(any(v["printed"] is not None for v in cell["measures"].values()) for cell in cells)),
-        f"{max((abs(value['difference']) for value in compared), default=0.0):.2f}" if compared else "",
-        f"{sum(order['holds'] for order in orders)} of {len(orders)}" if orders else "",
-        _ahead(cells),
+        _near(content),
+        _best(cells) if content["metric"] == "accuracy" else "",
+        f"{sum(order['holds'] is True for order in orders)} of {len(orders)}" if orders else "",
+        _ahead(content["entry"], cells),
     ]
 
 
-def _ahead(cells: Sequence[Mapping[str, Any]]) -> str:
-    """By how much the cells of `hush` are above the best printed number of their columns."""
-    best: dict[str, float] = {}
+def _near(content: Mapping[str, Any]) -> str:
+    """How many cells are close to print, and how far the one in the middle is."""
+    relative = content["metric"] == FIRST
+    if not relative and "accuracy" not in content["metric"]:
+        return ""
+    values = [cell["measures"]["value"] for cell in content["cells"] if "value" in cell["measures"]]
+    gaps = [
+        100 * abs(value["difference"] / value["printed"]) if relative else abs(value["difference"])
+        for value in values
+        if value["difference"] is not None
+    ]
+    if not gaps:
+        return ""
+    return f"{sum(gap <= 3 for gap in gaps)} of {len(gaps)}, {statistics.median(gaps):.2g}{' %' if relative else ''}"
+
+
+def _best(cells: Sequence[Mapping[str, Any]]) -> str:
+    """In how many columns the best algorithm is the one that is best in print."""
+    columns: dict[str, list[tuple[float, float, str]]] = {}
     for cell in cells:
         value = cell["measures"].get("value")
-        if value is not None and value["printed"] is not None:
-            best[cell["column"]] = max(best.get(cell["column"], value["printed"]), value["printed"])
+        if value is not None and value["printed"] is not None and not cell["own"]:
+            columns.setdefault(cell["column"], []).append((value["ours"], value["printed"], cell["algorithm"]))
+    full = [rows for rows in columns.values() if len(rows) > 1]
+    if not full:
+        return ""
+    same = sum(max(rows)[2] == max(rows, key=lambda row: row[1])[2] for rows in full)
+    return f"{same} of {len(full)}"
+
+
+def _ahead(name: str, cells: Sequence[Mapping[str, Any]]) -> str:
+    """By how much the cells of `hush` are above the best number that the paper prints in their columns."""
+    best: dict[str, float] = {}
+    for cell in entry(name).cells:
+        printed = cell.printed.get("")
+        if printed is not None and printed.value is not None:
+            best[cell.column] = max(best.get(cell.column, printed.value), printed.value)
     gains = [
         cell["measures"]["value"]["ours"] - best[cell["column"]]
         for cell in cells
