@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import math
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from safetensors.torch import load_file
 from hush.api import simulate
 from hush.config import Config, parse
 from hush.deploy import audit, local
-from hush.deploy.enrolled import assemble
+from hush.deploy.enrolled import assemble, plausible
 from hush.deploy.facts import BUDGET, IMPACT, Fact, weighted
 from hush.deploy.gathering import facts_of, fitting
 from hush.deploy.wire import Letter
@@ -53,7 +54,7 @@ def test_all_that_is_noised_is_charged_at_once_and_told_the_same_again(tmp_path:
     first = asks.enrol(offer).says
     assert set(first["noised"]) == {COUNT, BUDGET, IMPACT}
     assert charged(tmp_path / "a") == [(COUNT, 20.0), (BUDGET, 20.0), (IMPACT, 20.0)]
-    assert dict(asks.enrol(offer).says) == {**first, "head": asks.node.ledger.head}
+    assert asks.enrol(offer).says == first
     assert len(charged(tmp_path / "a")) == 3
     assert 0 <= first["factor"] <= 1
     assert first["samples"] >= 1
@@ -133,6 +134,31 @@ def test_impossible_declarations_are_refused(change: dict[str, Any]) -> None:
     assert facts_of(Letter("facts", GOOD), "a", "r")[0].samples == 50
     with pytest.raises(HushError):
         facts_of(Letter("facts", {**GOOD, **change}), "a", "r")
+
+
+ODD: list[dict[str, Any]] = [
+    {"delta": 1e-300}, {"noised": {COUNT: [1e-300, 1e300]}}, {"noised": {COUNT: [1e300, 1e300]}},
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("change", ODD, ids=str)
+def test_who_declares_what_no_plan_can_be_made_of_stays_out_alone(change: dict[str, Any]) -> None:
+    found, _ = facts_of(Letter("facts", {**GOOD, **change}), "a", "r")
+    plausible(kit.config(), facts_of(Letter("facts", GOOD), "a", "r")[0], 0)
+    with pytest.raises(HushError, match="no plan can be made"):
+        plausible(kit.config(), found, 0)
+
+
+@pytest.mark.parametrize("told", [0.01, 1.0, 25.0])
+def test_a_budget_that_is_all_noise_ends_no_run(told: float) -> None:
+    """The policy's default hides all of a budget: what is told of it may leave nothing for what telling it cost."""
+    facts = [Fact("a", 1.0, 1e-4, "add-remove", kit.ROWS), Fact("b", told, 1e-4, "add-remove", kit.ROWS)]
+    facts[1] = replace(facts[1], noised={BUDGET: [10.0, 10.0], COUNT: [10.0, 10.0]})
+    plausible(kit.config(), facts[1], 1)
+    terms = assemble(kit.config(), facts, kit.data()).terms
+    assert 0 < terms.planned_noise[0][1] < math.inf
+    assert terms.bounds[0][0] < terms.bounds[0][1] < math.inf
 
 
 def test_who_has_too_few_rows_stays_out_alone() -> None:

@@ -57,6 +57,7 @@ class Tyrant:
             rows = len(held["y"])
         facts = [asdict(Fact(name, 2.0, 1e-4, "add-remove", rows)) for name in ("m000", "m001", "m002")]
         words = {"run": run, "config": offer.model_dump(), "code": code or code_hash(), "client": 0, "roster": facts}
+        words["centre"] = ""
         return self.ask("begin", schema={"shape": SHAPE, "classes": CLASSES}, **words)
 
     def task(self, run: str, number: int, models: torch.Tensor) -> Letter:

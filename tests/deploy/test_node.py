@@ -243,6 +243,37 @@ def test_tasks_that_make_no_sense_cost_nothing_released(tmp_path: Path, tensors:
     assert "READY" not in states
 
 
+@pytest.mark.parametrize(
+    "notes",
+    [
+        {"clip": torch.tensor([1.0])}, {"drift": torch.zeros(1, 3)}, {"middle": torch.zeros(3)},
+        {"middle": torch.zeros(21), "basis": torch.zeros(2, 3)},
+    ],
+)  # fmt: skip
+def test_notes_that_the_recipe_does_not_send_are_refused_and_cost_nothing(
+    tmp_path: Path, notes: dict[str, torch.Tensor]
+) -> None:
+    """Above all a clip: with it would go a count of gradients below it, for which this plan has no noise."""
+    asks = begun(tmp_path / "a")
+    answer = asks.task(1, **notes)
+    assert (answer.kind, dict(answer.tensors)) == ("no", {})
+    assert charges(tmp_path / "a") == 0
+    assert asks.task(1).kind == "update"
+
+
+def test_an_adaptive_clip_is_sent_and_its_count_is_charged(tmp_path: Path) -> None:
+    offer = kit.config(recipe={"name": "robust-hdp", "protect": {"rule": "dp-sgd", "clip": "adaptive"}})
+    asks = kit.Coordinator(kit.member(tmp_path / "a", recipes=["any"], more="max_clip = 2.0"))
+    assert asks.begin(offer).kind == "ready"
+    assert "none where it sends one" in asks.task(1).says["reason"]
+    assert "clip 3 is beyond" in asks.task(1, clip=torch.tensor([3.0], dtype=torch.float64)).says["reason"]
+    assert charges(tmp_path / "a") == 0
+    answer = asks.task(1, clip=torch.tensor([1.5], dtype=torch.float64))
+    assert set(answer.says["notes"]) == {"below"}
+    (charge,) = [row for row in export(tmp_path / "a" / "ledger.db") if row["kind"] == "RESERVED"]
+    assert [cost.what for cost in from_json(charge["detail"])] == ["model update", "clip quantile"]
+
+
 def test_noise_comes_from_the_members_own_plan(tmp_path: Path) -> None:
     """The same rows and the same task, other budgets: noise and charge follow the member's own budget."""
     norms, offer = {}, kit.config(privacy__noise="secure")

@@ -15,22 +15,28 @@ from hush.recipes import Recipe
 from hush.recipes.weigh import COUNT
 from hush.types import Member, Policy
 
+_MOST, _SUPPOSED = 1e4, 8.0
+
 
 def courses(
     config: Config, recipe: Recipe, members: Sequence[Member], facts: Sequence[Fact], outline: Outline,
-    orders: Sequence[Sequence[int]],
+    orders: Sequence[Sequence[int]], *, sure: int | None = None,
 ) -> tuple[Course, ...]:  # fmt: skip
-    """Everyone's course; who has told something at a price trains with a little more noise."""
+    """Everyone's course; who has told something at a price trains with a little more noise.
+
+    `sure` is whose numbers are the true ones: an error if they cannot be kept. Of others one supposes no more than a
+    few times the noise, whatever they declare.
+    """
     policies = recipe.protect.policies(members)
     drafts = recipe.protect.courses(members, outline, [tuple(order) for order in orders], config)
     spread = getattr(recipe.protect, "spread", "all-rounds") == "all-rounds"
     return tuple(
-        _widened(course, fact.costs(), policy) if fact.noised and spread and course.plan.private else course
-        for course, fact, policy in zip(drafts, facts, policies, strict=True)
+        _widened(course, fact.costs(), policy, at == sure) if fact.noised and spread and course.plan.private else course
+        for at, (course, fact, policy) in enumerate(zip(drafts, facts, policies, strict=True))
     )
 
 
-def _widened(course: Course, told: tuple[Cost, ...], policy: Policy) -> Course:
+def _widened(course: Course, told: tuple[Cost, ...], policy: Policy, sure: bool) -> Course:
     """The course with the least noise at which it keeps the policy together with what was told."""
     noise, accountant = course.plan.noise_multiplier, course.plan.accountant
 
@@ -40,8 +46,10 @@ def _widened(course: Course, told: tuple[Cost, ...], policy: Policy) -> Course:
 
     low, high = 1.0, 1.0
     while not fits(high):
+        if not sure and high >= _SUPPOSED:
+            return with_noise(course, high * noise)
         low, high = high, 2.0 * high
-        if high > 1e4:
+        if high > _MOST:
             raise BudgetSpentError("enrolment: what is noised there leaves no budget to train with")
     while high - low > 1e-3 * low:
         middle = 0.5 * (low + high)

@@ -11,6 +11,7 @@ from hush.data import budgets
 from hush.deploy import wire
 from hush.deploy.facts import BUDGET, IMPACT, Fact
 from hush.deploy.wire import Letter
+from hush.recipes.protect import CENTRE
 from hush.recipes.weigh import COUNT
 from hush.types import HushError, Relation
 
@@ -66,7 +67,7 @@ def _whole(value: Any, low: int, high: int) -> bool:
 def _noised(value: Any) -> bool:
     return (
         isinstance(value, Mapping)
-        and set(value) <= {COUNT, BUDGET, IMPACT}
+        and set(value) <= {COUNT, BUDGET, IMPACT, CENTRE}
         and all(isinstance(pair, list) and len(pair) == 2 for pair in value.values())
         and all(_number(each, 0, math.inf) for pair in value.values() for each in pair)
     )

@@ -9,7 +9,7 @@ from hush.deploy.wire import Letter
 from hush.privacy.ledger.ledger import stated
 from hush.types import HushError, Task, Update
 
-_KINDS = ("update", "facts", "ready", "no")
+_NO = "no"
 
 
 def letter_of(run: str, task: Task) -> Letter:
@@ -18,14 +18,17 @@ def letter_of(run: str, task: Task) -> Letter:
     return Letter("task", {"run": run, "round": task.round}, {"models": task.models, **notes})
 
 
-def opened(public: ec.EllipticCurvePublicKey, reply: bytes | HushError, expected: wire.Spec) -> Letter:
-    """A member's letter, its signature and header checked before it is decoded; or a `HushError`."""
+def opened(public: ec.EllipticCurvePublicKey, reply: bytes | HushError, kind: str, expected: wire.Spec) -> Letter:
+    """A member's letter, its signature and header checked before it is decoded; or a `HushError`.
+
+    `expected` are the numbers in an answer of the kind that is waited for. Any other has none.
+    """
     if isinstance(reply, HushError):
         raise reply
     content = keys.opened(public, reply)
-    spec = expected if wire.kind_of(content) == "update" else {}
+    spec = expected if wire.kind_of(content) == kind else {}
     letter = wire.decode(content, len(content), spec)
-    if letter.kind not in _KINDS or (letter.kind == "update") != bool(letter.tensors):
+    if letter.kind not in (kind, _NO):
         raise HushError(f"an answer of kind {letter.kind[:20]!r}")
     return letter
 
