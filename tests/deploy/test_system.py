@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import ssl
 import time
@@ -28,6 +29,8 @@ from hush.engines import patience
 from hush.engines.flower import Hub, Line, RefusedError
 from hush.server.rundir import RunDir
 from hush.types import HushError
+
+PROTOBUF = "application/protobuf"
 
 
 def model(path: Path) -> dict[str, torch.Tensor]:
@@ -162,8 +165,10 @@ def test_impostors_are_refused(town: Town, tmp_path: Path, monkeypatch: pytest.M
     address, ca = place.settings.address, place.ca()
     with pytest.raises((urllib.error.URLError, ConnectionError, OSError)):
         urllib.request.urlopen(f"http://{address}/v1/fleet/pull-messages", data=b"", timeout=5)
-    with pytest.raises(RefusedError, match="not registered"), closing(Line(address, ca, keys.new_key(), 0)) as line:
+    began = time.monotonic()
+    with pytest.raises(RefusedError, match="not registered"), closing(Line(address, ca, keys.new_key())) as line:
         line.open()
+    assert time.monotonic() - began < 5, "a stranger hears it at once, however patient it is"
 
     keys.make_authority(tmp_path, "other", 10)
     other = Line(address, (tmp_path / "ca.crt").read_bytes(), keys.new_key(), patience=0)
@@ -185,21 +190,28 @@ def test_impostors_are_refused(town: Town, tmp_path: Path, monkeypatch: pytest.M
         (timedelta(minutes=1), False),
     ):
         monkeypatch.setattr(auth, "now", lambda skew=skew: now() + skew)
-        with closing(Line(address, ca, key, patience=0)) as line:
+        with closing(Line(address, ca, key)) as line:
             if accepted:
                 line.open()
+                with pytest.raises(RefusedError, match="in use"), closing(Line(address, ca, key, 0)) as twin:
+                    twin.open()
             else:
+                began = time.monotonic()
                 with pytest.raises(RefusedError, match="clocks"):
                     line.open()
+                assert time.monotonic() - began < 5
     monkeypatch.undo()
 
     context = ssl.create_default_context(cadata=ca.decode())
+    known = {"flwr-public-key": base64.b64encode(place.members()["m000"]).decode(), "content-type": PROTOBUF}
     with httpx.Client(verify=context) as client:
-        for path, body, status in (
-            ("/v1/control/list-nodes", b"", 403), ("/v1/fleet/register-node", b"", 403), ("/docs", b"", 403),
-            ("/v1/runtime/acquire-task", b"", 403), ("/v1/fleet/push-object", b"x" * (9 << 20), 413),
+        for path, body, headers, status in (
+            ("/v1/control/list-nodes", b"", {}, 403), ("/v1/fleet/register-node", b"", {}, 403),
+            ("/docs", b"", {}, 403), ("/v1/runtime/acquire-task", b"", {}, 403),
+            ("/v1/fleet/push-object", b"x", {}, 403),
+            ("/v1/fleet/push-object", b"x" * (9 << 20), known, 413), ("/v1/fleet/pull-messages", b"", known, 401),
         ):  # fmt: skip
-            found = client.post(f"https://{address}{path}", content=body)
+            found = client.post(f"https://{address}{path}", content=body, headers=headers)
             assert found.status_code == status, path
         chunked = client.post(f"https://{address}/v1/fleet/push-object", content=iter([b"x"] * 10))
         assert chunked.status_code == 411
@@ -210,7 +222,7 @@ def test_a_revoked_key_is_out_at_once(town: Town) -> None:
     place = town.place
     extra = keys.new_key()
     place.admit("extra", keys.public_pem(extra))
-    line = Line(place.settings.address, place.ca(), extra, patience=0)
+    line = Line(place.settings.address, place.ca(), extra)
 
     def opens() -> bool:
         try:
@@ -222,10 +234,12 @@ def test_a_revoked_key_is_out_at_once(town: Town) -> None:
     assert until(opens)
     assert line.poll(1 << 20) is None
     place.revoke("extra")
-    with pytest.raises(RefusedError):
+    began = time.monotonic()
+    with pytest.raises(RefusedError, match="revoked"):
         for _ in range(100):
             line.poll(1 << 20)
             time.sleep(0.1)
+    assert time.monotonic() - began < 5
     line.close()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from hush.deploy.audit import Trail
 from hush.deploy.place import Place
 from hush.deploy.processes import check_port
+from hush.engines.gate import Listed
 from hush.types import HushError
 
 
@@ -20,6 +21,7 @@ def serve(place: Place, say: Callable[[str], None], host: str | None = None) -> 
     certificate, settings = place.certificate(), place.settings
     listen = host or settings.host
     check_port(listen, settings.port)
+    doors = Listed()
 
     def keep() -> None:
         hub = Hub(settings.address if host is None else f"{_near(host)}:{settings.port}", place.ca(), place.secret())
@@ -29,6 +31,7 @@ def serve(place: Place, say: Callable[[str], None], host: str | None = None) -> 
                 now = place.members()
                 if now != listed:
                     synchronise(place, hub)
+                    doors.name(now.values())
                     if listed is None:
                         say(f"ready at {settings.address}, {len(now)} members listed")
                     listed = now
@@ -37,7 +40,7 @@ def serve(place: Place, say: Callable[[str], None], host: str | None = None) -> 
             time.sleep(0.5)
 
     threading.Thread(target=keep, daemon=True).start()
-    superlink(listen, settings.port, certificate, place.secret())
+    superlink(listen, settings.port, certificate, place.secret(), doors)
 
 
 def synchronise(place: Place, hub: Any) -> None:

@@ -65,13 +65,13 @@ class Line:
         self._keep(int(self._node.node_id))
 
     def _return(self) -> None:
-        """Report for duty. Refused are also, for a while, the keys of a node that died, and all after a new start."""
+        """Report for duty. Refused are also, for a while, the keys of a node that died."""
         deadline = time.monotonic() + min(_PATIENCE, self._patience)
         while True:
             try:
                 return self._activate()
-            except RefusedError:
-                if time.monotonic() > deadline:
+            except RefusedError as error:
+                if not error.passing or time.monotonic() > deadline:
                     raise
                 time.sleep(0.5)
 
@@ -80,7 +80,7 @@ class Line:
         try:
             return self._polled(cap)
         except RefusedError:
-            # A SuperLink that was started anew has forgotten this node, and will soon know its key again.
+            # A SuperLink that was started anew has forgotten this node, and knows its key again.
             self._return()
             return None
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from hush.engines.gate import Gate
+from hush.engines.gate import REQUEST_CAP, Gate, Listed
 
 _IN_MEMORY = ":flwr-in-memory:"
 
 
-def superlink(host: str, port: int, certificate: Mapping[str, Path], secret: str) -> None:
+def superlink(host: str, port: int, certificate: Mapping[str, Path], secret: str, listed: Listed) -> None:
     """Run a SuperLink until the process is stopped. `certificate` has the files of `ca`, `certificate` and `key`.
+
+    Nodes are let in as soon as `listed` names them.
 
     It keeps nothing: members have their ledgers, the coordinator its run directory, and both ask again.
     """
@@ -30,6 +32,6 @@ def superlink(host: str, port: int, certificate: Mapping[str, Path], secret: str
         ssl_ca_certfile=files[0], ssl_certfile=files[1], ssl_keyfile=files[2], database=_IN_MEMORY,
         isolation="process", runtime_dependency_install=False,
     )  # fmt: skip
-    app = Gate(create_app(config, SuperLinkLifespan), secret)
+    app = Gate(create_app(config, SuperLinkLifespan), secret, REQUEST_CAP, listed)
     uvicorn.run(app, host=host, port=port, ssl_certfile=files[1], ssl_keyfile=files[2], access_log=False,
                 log_level="warning", workers=1, timeout_graceful_shutdown=2)  # fmt: skip
