@@ -53,11 +53,27 @@ name = "dp-fedavg"
 HONEST_ROUNDS = 2
 
 
+class Bell:
+    """Tells liars when a round has closed: to ask before that would only keep the SuperLink from its work."""
+
+    def __init__(self) -> None:
+        self._closed, self._changed = 0, threading.Condition()
+
+    def ring(self, closed: int) -> None:
+        with self._changed:
+            self._closed = closed
+            self._changed.notify_all()
+
+    def wait(self, number: int, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed >= number, seconds)
+
+
 class Liar:
     """A registered member without data: it enrols, agrees, answers well at first, and then never again."""
 
-    def __init__(self, place: Place, name: str, number: int) -> None:
-        self.name, self.number = name, number
+    def __init__(self, place: Place, name: str, number: int, bell: Bell) -> None:
+        self.name, self.number, self._bell = name, number, bell
         kit = open_kit(place.path / "kits" / name)
         self.key, self.sent, self.going, self.fault = kit.key(), 0, True, ""
         self.line = Line(kit.address, kit.ca(), self.key)
@@ -75,13 +91,14 @@ class Liar:
             while self.going:
                 parcel = self.line.poll(1 << 24)
                 if parcel is None:
-                    time.sleep(0.7)
+                    time.sleep(0.3 + 0.3 * float(self._drawn.random()))
                     continue
                 letter = wire.decode(parcel.payload, 1 << 24)
                 payload = self._answer(letter)
                 # What the gate does not let pass never arrives, which is the point.
                 with contextlib.suppress(HushError):
                     self.line.reply(parcel, payload)
+                self._bell.wait(letter.says.get("round", 0), 10.0)
         except Exception as error:
             self.fault = repr(error)
         finally:
@@ -183,8 +200,8 @@ def _words(good: Letter, drawn: np.random.Generator) -> Letter:
 def besieged(path: Path, held: Nursery, liars: int, rounds: int, model: str) -> Iterator[tuple[Place, Child, Child]]:
     text = TOML.format(members=liars + 2, rounds=rounds, model=model)
     (path / "run.toml").write_text(text)
-    # Thirty members on two processors take their time while they are honest.
-    times = {"deadline": 120.0, "patience": 3.0 if liars < 10 else 15.0, "gather": 60.0}
+    # Fifty members on two processors take their time while they are honest.
+    times = {"deadline": 120.0, "patience": 3.0 if liars < 10 else 10.0, "gather": 60.0}
     place = local.make(path / "fed", parse(tomllib.loads(text)), times=times)
     link = held.start(["federation", "serve", place.path], place.server / "superlink.log")
     link.wait_for("ready at", 60)
@@ -198,17 +215,21 @@ def besieged(path: Path, held: Nursery, liars: int, rounds: int, model: str) -> 
 
 @pytest.mark.parametrize(
     ("liars", "mutants", "model", "books"),
-    [(6, 30, "logreg", 16), pytest.param(30, 3_000, "logreg", 64, marks=pytest.mark.soak),
+    [(6, 30, "logreg", 16), pytest.param(50, 10_000, "logreg", 64, marks=pytest.mark.soak),
      pytest.param(4, 150, "mlp", 4, marks=pytest.mark.soak)],
 )  # fmt: skip
 def test_mutants_from_members_cost_their_round_and_nothing_else(
     tmp_path: Path, parent: Nursery, liars: int, mutants: int, model: str, books: int
 ) -> None:
-    """`books`: megabytes for what a run writes down, a hundred rounds of thirty members in the longest."""
+    """`books`: megabytes for what a run writes down, two hundred rounds of fifty members in the longest."""
     rounds = HONEST_ROUNDS + -(-mutants // liars)
     with parent.tidy() as held, besieged(tmp_path, held, liars, rounds, model) as (place, link, coordinator):
-        lying = [Liar(place, name, number) for number, name in enumerate(list(place.members())[2:])]
+        bell = Bell()
+        lying = [Liar(place, name, number, bell) for number, name in enumerate(list(place.members())[2:])]
         try:
+            bell.ring(0)
+            coordinator.wait_for("round 1:", 120)
+            bell.ring(1)
             coordinator.wait_for(f"round {HONEST_ROUNDS}:", 120)
             before = {child.pid: child.memory("VmHWM") for child in (link, coordinator)}
             began, after = time.monotonic(), before
@@ -217,6 +238,7 @@ def test_mutants_from_members_cost_their_round_and_nothing_else(
                 assert not any(each.fault for each in lying), [each.fault for each in lying]
                 with contextlib.suppress(OSError, StopIteration):
                     after = {child.pid: child.memory("VmHWM") for child in (link, coordinator)}
+                bell.ring((place.runs / "run" / "rounds.jsonl").read_bytes().count(b"\n"))
                 time.sleep(0.1)
             took = time.monotonic() - began
         finally:

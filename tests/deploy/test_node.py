@@ -157,6 +157,19 @@ def test_a_restarted_member_goes_on_and_resends_the_same_bytes(tmp_path: Path) -
     assert charges(tmp_path / "a") == 2
 
 
+def test_a_run_goes_on_with_the_rows_that_it_began_with(tmp_path: Path) -> None:
+    """Other rows would have another plan than the one that was agreed to, and a roster cannot change their number."""
+    asks = kit.Coordinator(kit.member(tmp_path / "a"))
+    assert "another number of rows" in asks.begin(kit.config(), samples=kit.ROWS + 1).says["reason"]
+    assert asks.begin(kit.config()).kind == "ready"
+    assert asks.task(1).kind == "update"
+    asks.node.ledger.close()
+    later = kit.Coordinator(kit.member(tmp_path / "a"))
+    later.node.data = kit.data(kit.ROWS - 1)
+    assert "another number of rows" in later.task(2).says["reason"]
+    assert charges(tmp_path / "a") == 1
+
+
 def test_a_member_killed_in_training_pays_and_may_try_again(tmp_path: Path) -> None:
     asks = begun(tmp_path / "a")
     own = asks.node._agreed(asks.run)

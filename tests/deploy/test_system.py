@@ -111,6 +111,11 @@ def test_a_coordinator_that_dies_goes_on_where_it_was(town: Town, monkeypatch: p
     assert charged == {"m000": 4, "m001": 4, "m002": 4}
     assert [number for number, _ in sent] == [1, 2, 2, 3, 4]
     assert sent[1] == sent[2]
+    began = time.monotonic()
+    assert town.coordinator().run(run, out, resume=True).rounds == 4
+    assert time.monotonic() - began < 10, "what is finished asks nobody"
+    with pytest.raises(HushError, match="not empty"):
+        town.coordinator().run(run, out)
     simulated = out.with_name(out.name + "-simulated")
     simulate(run, out=simulated)
     assert same(model(out), model(simulated))

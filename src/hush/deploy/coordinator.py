@@ -84,7 +84,8 @@ class Coordinator:
             state, records = saved
             began -= records[-1].seconds
         ledgers = _recharged(federation, agreement, records)
-        left = self._begin(agreement)
+        done = state.round == len(federation.terms.schedule)
+        left = {} if done else self._begin(agreement)
 
         def keep(new: ServerState, record: RoundRecord) -> None:
             accuracy, loss = self._evaluated(federation, new)
@@ -145,6 +146,7 @@ class Coordinator:
             except HushError as error:
                 out[name] = str(error)
         facts, short = fitting(config, list(declared.values()))
+        self.place.keep_heads(self._heads)
         for fact in facts:
             self.trail.note("enrolled", run=run, member=fact.name, declared=asdict(fact))
         out |= short

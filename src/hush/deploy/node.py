@@ -199,6 +199,9 @@ class Node:
         own = enrolled.own(
             config, facts, says["client"], self.data, self.policy.one_run, int(says["schema"]["classes"])
         )
+        mine = facts[own.client]
+        if COUNT not in mine.noised and mine.samples != len(self.data.y):
+            raise HushError("begin: the roster has another number of rows for this member than it has now")
         if enrolled.tells_centre(recipe, config.rounds) != bool(says["centre"]):
             raise HushError("begin: a centre that the recipe does not have, or none where it has one")
         return replace(own, centre=str(says["centre"])), facts

@@ -9,6 +9,7 @@ DIR/kits/NAME/           to be handed to the member: kit.toml, ca.crt, policy.to
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -88,6 +89,8 @@ class Place:
         """List a member."""
         path = self.path / "members" / f"{_named(name)}.pub"
         pem = keys.public_pem(keys.load_public(public, f"key of {name}"))
+        if any(old.read_bytes() == pem for old in (self.path / "members").glob("*.revoked")):
+            raise HushError(f"key of {name}: revoked before; accepted: a new key")
         if path.exists() and path.read_bytes() != pem:
             raise HushError(f"{path}: {name} has another key; revoke it first")
         if pem in (key for other, key in self.members().items() if other != name):
@@ -98,7 +101,7 @@ class Place:
         """Take a member off the list; its key can never be admitted as it was."""
         path = self.path / "members" / f"{_named(name)}.pub"
         content = keys.read(path, f"the public key of member {name}")
-        path.replace(path.with_suffix(".revoked"))
+        path.replace(path.with_name(f"{name}-{hashlib.sha256(content).hexdigest()[:16]}.revoked"))
         return content
 
     def heads(self) -> dict[str, str]:
