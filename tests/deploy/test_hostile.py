@@ -29,6 +29,7 @@ from hush.deploy.template import code_hash
 from hush.deploy.wire import Letter
 from hush.engines.flower import Hub
 from hush.privacy.ledger.statement import export
+from hush.types import HushError
 
 SHAPE, SIZE = [1, 8, 8], 650
 
@@ -141,6 +142,18 @@ def test_a_member_whose_rows_do_not_fit_stays_out_and_the_run_goes_on(town: Town
         assert (result.rounds, len(result.guarantees)) == (1, 2)
     finally:
         data.write_bytes(whole)
+
+
+def test_a_run_that_too_few_agree_to_is_an_error_that_says_why(town: Town) -> None:
+    undo = limited(town, "max_rate = 0.01")
+    try:
+        with town.members() as members:
+            before = {name: each.charges() for name, each in members.items()}
+            with pytest.raises(HushError, match=r"begin: 2 of 3 members agree.*m000: task: sampling rate.*--resume"):
+                town.coordinator().run(config(rounds=1, quorum=3), town.out())
+            assert {name: each.charges() for name, each in members.items()} == before
+    finally:
+        undo()
 
 
 def _run(out: Path) -> str:

@@ -282,6 +282,13 @@ def test_a_superlink_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(HushError, match=r"127\.0\.0\.1:9: cannot be reached"):
         line.open()
     line.close()
+    began = time.monotonic()
+    with (
+        pytest.raises(HushError, match=r"127\.0\.0\.1:9: cannot be reached"),
+        closing(Hub("127.0.0.1:9", (tmp_path / "ca.crt").read_bytes(), "secret")) as hub,
+    ):
+        hub.open()
+    assert time.monotonic() - began < 15, "who was never there is not waited for"
     with pytest.raises(HushError, match="CA certificate cannot be used"):
         Line("127.0.0.1:9", b"nothing", keys.new_key(), patience=0)
     assert issubclass(patience.RefusedError, HushError)

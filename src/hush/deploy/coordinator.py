@@ -86,6 +86,8 @@ class Coordinator:
         ledgers = _recharged(federation, agreement, records)
         done = state.round == len(federation.terms.schedule)
         left = {} if done else self._begin(agreement)
+        if not records:
+            self._check_begun(agreement, left)
 
         def keep(new: ServerState, record: RoundRecord) -> None:
             accuracy, loss = self._evaluated(federation, new)
@@ -183,6 +185,15 @@ class Coordinator:
                 left[client] = str(letter.says.get("reason"))
                 self.trail.note("does not begin", run=agreement.run, member=name, reason=left[client])
         return left
+
+    def _check_begun(self, agreement: Agreement, left: Mapping[int, str]) -> None:
+        """Nothing was trained yet, and too few will: that is an error, and no run of a model that never moves."""
+        wanted, names = max(agreement.config.quorum, 1), agreement.names
+        if len(names) - len(left) < wanted:
+            reasons = "; ".join(f"{names[client]}: {reason}" for client, reason in left.items())[:600]
+            raise HushError(
+                f"begin: {len(names) - len(left)} of {len(names)} members agree to the run, quorum {wanted}; {reasons}"
+            )
 
     def _round(
         self, federation: Enrolled, agreement: Agreement, tasks: Sequence[Task], left: Mapping[int, str]

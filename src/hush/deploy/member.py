@@ -67,6 +67,9 @@ def _take_part(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], Non
         node.trail.note("online", node=str(number))
         say(f"{kit.member} is online at {kit.address}; budget left {node.ledger.left():.4g}")
         serve(node, line)
+    except KeyboardInterrupt:
+        say(f"{kit.member} has signed off")
+        raise
     finally:
         line.close()
         node.ledger.close()
