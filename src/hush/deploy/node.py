@@ -71,7 +71,10 @@ class Node:
             letter = wire.decode(content, TASK_CAP)
             says = letter.says
             return self._answer(letter)
-        except (HushError, TypeError, ValueError, KeyError, IndexError, RuntimeError) as error:
+        except OSError:
+            # The disk is not the coordinator's doing, nor its business.
+            raise
+        except Exception as error:  # whatever it is that a coordinator says, it ends no member
             reason = str(error) if isinstance(error, HushError) else f"a message that makes no sense: {error!r}"
             final = isinstance(error, BudgetSpentError)
             run, number = str(says.get("run", ""))[:80], says.get("round", 0)
@@ -318,8 +321,8 @@ class Node:
         return {"spent": round(self.ledger.spent(), 6), "left": round(self.ledger.left(), 6)}
 
     def _state(self, run: str) -> Path:
-        if not run.isalnum() or len(run) > 64:
-            raise HushError(f"run {run[:40]!r}: accepted: letters and digits")
+        if not isinstance(run, str) or not run.isascii() or not run.isalnum() or len(run) > 64:
+            raise HushError(f"run {run!r:.40}: accepted: letters and digits")
         return self._runs / f"{run}.json"
 
     def _signed(self, letter: Letter) -> bytes:

@@ -19,6 +19,7 @@ from hush.types import Accountant, HushError, Policy, Relation, unknown
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 ANY, CUSTOM, MODIFIED = "any", "custom", " (modified)"
+_MOST_ROUNDS, _MOST_TURNS = 10**6, 10**8
 _HASH = re.compile("[0-9a-f]{64}")
 
 
@@ -195,6 +196,8 @@ def _texts(value: Any) -> Iterator[str]:
 def check_offer(policy: MemberPolicy, config: Config, name: str, recipe: Recipe, code: str) -> None:
     """Raise a `HushError` unless the policy lets this config be taken part in at all."""
     accept, own = policy.accept, code_hash()
+    if config.rounds > _MOST_ROUNDS or config.rounds * config.data.clients > _MOST_TURNS:
+        raise HushError(f"{config.rounds} rounds of {config.data.clients} members: more than a member plans for")
     if ANY not in accept.recipes and name not in accept.recipes:
         raise HushError(f"recipe {name}: not accepted here; accepted: {', '.join(accept.recipes)}")
     for what, found in (("this member's code", own), ("the coordinator's code", code)):
