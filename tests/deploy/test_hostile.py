@@ -204,6 +204,23 @@ def test_answers_that_the_gate_refuses_close_no_round_on_a_slow_member(town: Tow
     assert "was not asked to" in line["refused"]["2"]
 
 
+def test_a_fraction_beyond_what_a_plan_can_reach_is_refused(town: Town) -> None:
+    """An adaptive clip follows the members' noised fractions: no one of them leads it."""
+
+    def lie(_: bytes, payload: bytes) -> bytes:
+        return resigned(
+            town.place, "m001", payload, lambda sent: replace(sent, says={**sent.says, "notes": {"below": 1e6}})
+        )
+
+    adaptive = {"name": "dp-fedavg", "protect": {"rule": "dp-sgd", "clip": "adaptive"}}
+    with town.members(m001=lie):
+        out = town.out()
+        town.coordinator().run(config(rounds=2, recipe=adaptive), out)
+    for line in rounds(out):
+        assert sorted(line["weights"]) == ["0", "2"]
+        assert "fraction is beyond" in line["refused"]["1"]
+
+
 @pytest.mark.parametrize("scale", [1.0, pytest.param(1e3, marks=pytest.mark.soak)])
 def test_a_poisoned_update_is_capped_by_its_senders_plan(town: Town, scale: float) -> None:
     """Row 16 over the wire: a sign-flipped update pulls no further than its bound times its weight."""

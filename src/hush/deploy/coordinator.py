@@ -18,6 +18,7 @@ from hush.data.datasets import Dataset
 from hush.deploy import centres, keys, wire
 from hush.deploy.agreement import AGREEMENT, Agreement, agreed, kept
 from hush.deploy.audit import Trail
+from hush.deploy.courses import fraction
 from hush.deploy.enrolled import Enrolled, assemble, plausible, settled, shaped, tells_centre, width_of
 from hush.deploy.facts import MEAN, Fact
 from hush.deploy.gathering import facts_of, fitting
@@ -212,13 +213,15 @@ class Coordinator:
         read: dict[str, Answer] = {}
 
         def counts(name: str, reply: bytes | HushError) -> bool:
-            answer = read[name] = self._admitted(agreement, name, asked[name], reply)
+            answer = read[name] = self._admitted(federation, agreement, name, asked[name], reply)
             return isinstance(answer, Update) and bool(gate(federation.terms, [asked[name]], [answer])[0])
 
         replies = self._post.ask(letters, cap, federation.terms.quorum, counts=counts)
         return [*answers, *(read[name] for name in replies)]
 
-    def _admitted(self, agreement: Agreement, name: str, task: Task, reply: bytes | HushError) -> Answer:
+    def _admitted(
+        self, federation: Enrolled, agreement: Agreement, name: str, task: Task, reply: bytes | HushError
+    ) -> Answer:
         """A reply as an answer; whatever is wrong with it costs its sender the round."""
         letter = self._opened(name, reply, "update", {"vector": ("F32", (task.answer.size,))})
         if letter.kind == "no":
@@ -227,7 +230,8 @@ class Coordinator:
             self.trail.note("refusal", run=agreement.run, round=task.round, member=name, reason=reason, final=final)
             return Decline(task.client, task.round, reason, final)
         try:
-            update = update_of(letter, agreement.run, name, task)
+            stage = federation.stage(task.client, task.round)
+            update = update_of(letter, agreement.run, name, task, fraction(stage, agreement.facts[task.client]))
         except Exception as error:  # whatever a stranger wrote costs the stranger the round, and nobody else
             self.trail.note("refused", run=agreement.run, round=task.round, member=name, reason=str(error))
             return Decline(task.client, task.round, f"refused: {error}")

@@ -9,9 +9,11 @@ from dataclasses import replace
 from hush.config import Config, LocalConfig
 from hush.deploy.facts import BUDGET, Fact
 from hush.privacy.cost import Cost
-from hush.privacy.course import Course, Outline, Output, with_noise
+from hush.privacy.course import Course, Outline, Output, Stage, with_noise
 from hush.privacy.ledger import BudgetSpentError, balance
+from hush.privacy.plan import PrivacyPlan
 from hush.recipes import Recipe
+from hush.recipes.protect import BELOW
 from hush.recipes.weigh import COUNT
 from hush.types import Member, Policy
 
@@ -90,6 +92,18 @@ def _bound(course: Course, output: Output | None, stage: int, local: LocalConfig
     plan, lr = course.stages[stage].plan, float(local.lr)
     if not plan.private or output is not None or local.weight_decay:
         return math.inf
-    crowded = min(plan.samples, plan.batch + 8 * math.sqrt(plan.batch) + 24) / plan.batch
+    crowded = _crowded(plan)
     noise = math.sqrt(plan.update_noise(lr, size)) * (1 + 8 / math.sqrt(size))
     return lr * plan.steps * plan.clip * crowded + noise
+
+
+def fraction(stage: Stage, fact: Fact) -> float:
+    """How far from a half an honest, noised fraction of gradients below the clip can be."""
+    plan = stage.plan
+    far = 0.5 * _crowded(plan) + 4 * stage.noise_of(BELOW) / plan.batch
+    return _SUPPOSED * far if fact.noised else far
+
+
+def _crowded(plan: PrivacyPlan) -> float:
+    """The largest batch that is ever drawn, but for one time in 10^13, over the one to expect."""
+    return min(plan.samples, plan.batch + 8 * math.sqrt(plan.batch) + 24) / plan.batch

@@ -33,8 +33,11 @@ def opened(public: ec.EllipticCurvePublicKey, reply: bytes | HushError, kind: st
     return letter
 
 
-def update_of(letter: Letter, run: str, name: str, task: Task) -> Update:
-    """The update in an answer to a task; or a `HushError` if it answers another, or says what it was not asked."""
+def update_of(letter: Letter, run: str, name: str, task: Task, far: float) -> Update:
+    """The update in an answer to a task; or a `HushError` if it answers another, or says what it was not asked.
+
+    `far` is how far from a half an honest fraction of gradients below the clip can be.
+    """
     told_run, number, client, serial, head, asked, notes = wire.want(
         letter, "run", "round", "client", "serial", "head", "asked", "notes"
     )
@@ -44,6 +47,8 @@ def update_of(letter: Letter, run: str, name: str, task: Task) -> Update:
     wanted |= {"below"} if "clip" in task.notes else set()
     if (told_run, client) != (run, name) or set(notes) != wanted:
         raise HushError("it answers another run or member, or says what it was not asked")
+    if "below" in wanted and abs(notes["below"] - 0.5) > far:
+        raise HushError(f"its fraction is beyond the {far:.4g} from a half that its plan can reach")
     if number == task.round and asked != wire.digest(letter_of(run, task)):
         raise HushError("it answers another task of this round")
     receipt = stated(task.client, number, serial, run, head[:200])
