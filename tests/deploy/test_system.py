@@ -121,6 +121,51 @@ def test_a_coordinator_that_dies_goes_on_where_it_was(town: Town, monkeypatch: p
     assert same(model(out), model(simulated))
 
 
+def test_who_is_away_when_a_run_begins_takes_part_once_it_is_back(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    with town.members() as members:
+        coordinator, out = town.coordinator(), town.out()
+        begin = coordinator._begin
+
+        def without(agreement: Any, names: Any, quorum: int) -> Any:
+            if len(names) == 3:
+                members["m001"].leave()
+            left = begin(agreement, names, quorum)
+            if len(names) == 3:
+                members["m001"] = Member(town.place, "m001")
+            return left
+
+        monkeypatch.setattr(coordinator, "_begin", without)
+        coordinator.run(config(rounds=2, quorum=2), out)
+    assert [sorted(line["weights"]) for line in rounds(out)] == [["0", "1", "2"]] * 2
+
+
+def test_a_broken_file_among_the_keys_lets_nobody_in_and_keeps_nobody_out(town: Town) -> None:
+    odd = town.place.path / "members" / "odd.pub"
+    extra = keys.new_key()
+    odd.write_bytes(b"no key")
+    try:
+        (odd.parent / "extra.pub").write_bytes(keys.public_pem(extra))
+        line = Line(town.place.settings.address, town.place.ca(), extra)
+
+        def opens() -> bool:
+            try:
+                line.open()
+            except RefusedError:
+                return False
+            return True
+
+        assert until(opens)
+        (odd.parent / "extra.pub").unlink()
+        with pytest.raises(RefusedError, match="revoked"):
+            for _ in range(100):
+                line.poll(1 << 20)
+                time.sleep(0.1)
+        line.close()
+    finally:
+        odd.unlink()
+    assert town.programs[0].said().count("odd.pub: not a public key") == 1
+
+
 def test_replayed_and_repeated_answers_change_nothing(town: Town) -> None:
     run, first = config(rounds=3, seed=9), dict[int, bytes]()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -38,6 +39,7 @@ from hush.server.rundir import MANIFEST, ROUNDS, RunDir
 from hush.types import Decline, HushError, RoundRecord, RunResult, Task, Update
 
 _WORDS_CAP = 1 << 20
+_AGAIN = 3  # who is there and says nothing is not asked for ever
 
 Progress = Callable[[RoundRecord, Mapping[str, str]], None]
 
@@ -52,6 +54,8 @@ class Coordinator:
         self._post = Post(hub, place.members(), place.settings)
         self._heads = place.heads()
         self._under_way = False
+        self._begun: set[str] = set()
+        self._again: Counter[str] = Counter()
 
     def run(
         self, config: Config, out: Path, *, resume: bool = False, command: str = "", progress: Progress | None = None
@@ -86,7 +90,7 @@ class Coordinator:
             began -= records[-1].seconds
         ledgers = _recharged(federation, agreement, records)
         done = state.round == len(federation.terms.schedule)
-        left = {} if done else self._begin(agreement)
+        left = {} if done else self._begin(agreement, agreement.names, agreement.config.quorum)
         if not records:
             self._check_begun(agreement, left)
 
@@ -168,21 +172,26 @@ class Coordinator:
     def _schema(self) -> dict[str, Any]:
         return {"shape": list(self.test.x.shape[1:]), "classes": self.test.classes}
 
-    def _begin(self, agreement: Agreement) -> dict[int, str]:
-        """Have every member agree to the whole run. Returns who does not, and why."""
+    def _begin(self, agreement: Agreement, names: Sequence[str], quorum: int) -> dict[int, str]:
+        """Have these members agree to the whole run. Returns who does not, and why."""
         roster = [asdict(fact) for fact in agreement.facts]
         letters = {}
-        for client, name in enumerate(agreement.names):
+        for name in names:
+            client = agreement.names.index(name)
             says = {
                 "run": agreement.run, "config": agreement.config.model_dump(), "code": code_hash(),
                 "schema": self._schema(), "client": client, "roster": roster, "centre": agreement.centre_name,
             }  # fmt: skip
             letters[name] = self._words("begin", says, name)
-        replies = self._post.ask(letters, _WORDS_CAP, agreement.config.quorum)
         left = {}
-        for client, name in enumerate(agreement.names):
-            letter = self._opened(name, replies[name], "ready", {}) if name in replies else None
-            if letter is not None and letter.kind == "no":
+        for name, reply in self._post.ask(letters, _WORDS_CAP, quorum).items():
+            if isinstance(reply, HushError):
+                # Lost on its way, which is no refusal: it is asked again.
+                continue
+            letter = self._opened(name, reply, "ready", {})
+            self._begun.add(name)
+            if letter.kind == "no":
+                client = agreement.names.index(name)
                 left[client] = str(letter.says.get("reason"))
                 self.trail.note("does not begin", run=agreement.run, member=name, reason=left[client])
         return left
@@ -197,9 +206,14 @@ class Coordinator:
             )
 
     def _round(
-        self, federation: Enrolled, agreement: Agreement, tasks: Sequence[Task], left: Mapping[int, str]
+        self, federation: Enrolled, agreement: Agreement, tasks: Sequence[Task], left: dict[int, str]
     ) -> list[Answer]:
         """Send the tasks of a round, and what came back before it closed."""
+        # Who was away when the run began has not agreed to it, and would refuse every task.
+        if late := {name for name in agreement.names if name not in self._begun and self._again[name] < _AGAIN}:
+            late &= self._post.here()
+            self._again.update(late)
+            left |= self._begin(agreement, sorted(late), 0)
         answers: list[Answer] = [
             Decline(task.client, task.round, left[task.client], final=True) for task in tasks if task.client in left
         ]

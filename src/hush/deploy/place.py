@@ -14,7 +14,7 @@ import json
 import re
 import shutil
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,10 +80,20 @@ class Place:
             "key": self.server / "server.key",
         }
 
-    def members(self) -> dict[str, bytes]:
-        """The public keys of all members, by name, in order."""
-        found = sorted((self.path / "members").glob("*.pub"))
-        return {path.stem: keys.public_pem(keys.load_public(path.read_bytes(), path)) for path in found}
+    def members(self, fault: Callable[[HushError], None] | None = None) -> dict[str, bytes]:
+        """The public keys of all members, by name, in order.
+
+        A file that holds none is an error; or, where `fault` is given, is told to it and lets nobody in.
+        """
+        found = {}
+        for path in sorted((self.path / "members").glob("*.pub")):
+            try:
+                found[path.stem] = keys.public_pem(keys.load_public(keys.read(path, "a public key"), path))
+            except HushError as error:
+                if fault is None:
+                    raise
+                fault(error)
+        return found
 
     def admit(self, name: str, public: bytes) -> None:
         """List a member."""
