@@ -13,12 +13,12 @@ pytest.importorskip("flwr", reason="needs the deploy extra")
 
 import federation_kit as kit
 import torch
-from federation_town import Town, config
+from federation_town import Town, config, resigned
 from safetensors.torch import load_file
 
 from hush.api import simulate
 from hush.config import Config
-from hush.deploy import centres, enrolled, keys, wire
+from hush.deploy import audit, centres, enrolled, keys, wire
 from hush.deploy.facts import MEAN, Fact
 from hush.deploy.wire import Letter
 from hush.engines.enrol import answered
@@ -231,3 +231,25 @@ def test_the_recipe_hush_gives_the_model_of_the_simulation_and_survives_its_coor
     for ours_card, theirs_card in zip(result.guarantees, simulated.guarantees, strict=True):
         assert ours_card.epsilon_spent == pytest.approx(theirs_card.epsilon_spent, rel=1e-6)
     assert any("set the learning rate" in gap for gap in result.not_covered)
+
+
+def test_who_sends_a_mean_of_its_own_making_stays_out_alone(town: Town) -> None:
+    with town.members() as members:
+        honest = members["m001"].node.handle
+
+        def lying(content: bytes) -> tuple[bytes, Any]:
+            payload, receipt = honest(content)
+            if wire.decode(content, 1 << 30).kind != "enrol":
+                return payload, receipt
+            far = {MEAN: torch.full((64,), 1e5, dtype=torch.float64)}
+            return resigned(town.place, "m001", payload, lambda letter: replace(letter, tensors=far)), receipt
+
+        members["m001"].node.handle = lying  # type: ignore[method-assign]
+        coordinator, out = town.coordinator(), town.out()
+        result = coordinator.run(config(rounds=1, recipe=HUSH), out)
+    agreement = json.loads((out / "federation.json").read_text())
+    assert [each["name"] for each in agreement["facts"]] == ["m000", "m002"]
+    assert max(map(abs, agreement["centre"])) < 100
+    assert result.rounds == 1
+    notes = [note for note in audit.read(coordinator.trail.path) if note["event"] == "not enrolled"]
+    assert (notes[-1]["member"], "a mean beyond the" in notes[-1]["reason"]) == ("m001", True)

@@ -18,9 +18,9 @@ _UNKNOWN, _IN_USE = 401, 412
 
 
 class RefusedError(HushError):
-    """The SuperLink does not accept this key. `passing`: it may do so in a moment."""
+    """The SuperLink does not accept this key. `passing`: for how many seconds it may yet do so."""
 
-    def __init__(self, message: str, passing: bool = False) -> None:
+    def __init__(self, message: str, passing: float = 0.0) -> None:
         super().__init__(message)
         self.passing = passing
 
@@ -38,7 +38,8 @@ def called(call: Callable[[], T], where: str, patience: float = 0.0) -> T:
         except httpx.HTTPStatusError as error:
             status = error.response.status_code
             if refused := _refused(status, error.response.content):
-                raise RefusedError(f"{where}: this key is refused: {refused}", status == _IN_USE) from None
+                words, passing = refused
+                raise RefusedError(f"{where}: this key is refused: {words}", passing) from None
             if status < 500 or time.monotonic() > deadline:
                 raise HushError(f"{where}: the SuperLink answers {status}: {error.response.text[:200]}") from None
         except httpx.TransportError as error:
@@ -51,15 +52,17 @@ def called(call: Callable[[], T], where: str, patience: float = 0.0) -> T:
         wait = min(2 * wait, 2.0)
 
 
-def _refused(status: int, content: bytes) -> str:
-    """Why a key is refused, if it is that."""
+def _refused(status: int, content: bytes) -> tuple[str, float] | None:
+    """Why a key is refused, if it is that, and for how many seconds that may pass."""
     if content == UNLISTED:
-        return "not registered, or revoked; the coordinator lists it with hush federation admit"
+        # A key that was just admitted is listed within a second.
+        return "not registered, or revoked; the coordinator lists it with hush federation admit", 2.0
     if status == _IN_USE:
-        return "in use by another process, or by one that died less than 25 seconds ago"
+        # Flower takes a node for online until it has missed two heartbeats.
+        return "in use by another process, or by one that died less than 25 seconds ago", 25.0
     if status == _UNKNOWN:
-        return "the clocks differ by more than Flower allows (5 minutes behind, 5 seconds ahead)"
-    return ""
+        return "the clocks differ by more than Flower allows (5 minutes behind, 5 seconds ahead)", 0.0
+    return None
 
 
 @contextlib.contextmanager
