@@ -71,7 +71,7 @@ def test_what_enrolment_costs_is_saved_in_training(tmp_path: Path) -> None:
     asks = kit.Coordinator(kit.member(tmp_path / "a", samples="noised"))
     told = asks.enrol(kit.config()).says
     facts = {key: told[key] for key in ("samples", "noised")}
-    assert "other noise" in asks.begin(kit.config(), samples=told["samples"]).says["reason"]
+    assert "other noise" in asks.begin(kit.config()).says["reason"]
     assert asks.begin(kit.config(), **facts).kind == "ready"
     assert [asks.task(number).kind for number in range(1, 5)] == ["update"] * 4
     found = charged(tmp_path / "a")

@@ -128,7 +128,7 @@ def check_server(folder: Path) -> None:
     """Raise a `HushError` unless the server's certificate is there, valid now, of its key, and signed by the CA."""
     _certificate(folder / "ca.crt")
     found = _certificate(folder / "server.crt")
-    read(folder / "server.key", "the key of the server's certificate")
+    read(folder / "server.key", "a certificate of this federation")
     _check_date(folder, found)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
