@@ -22,7 +22,7 @@ from hush.config import Config, parse
 from hush.deploy import audit, local
 from hush.deploy.enrolled import assemble, plausible
 from hush.deploy.facts import BUDGET, IMPACT, Fact, weighted
-from hush.deploy.gathering import facts_of, fitting
+from hush.deploy.gathering import check_asked, facts_of, fitting
 from hush.deploy.wire import Letter
 from hush.privacy.cost import from_json
 from hush.privacy.ledger.statement import describe, export
@@ -159,6 +159,36 @@ def test_a_budget_that_is_all_noise_ends_no_run(told: float) -> None:
     terms = assemble(kit.config(), facts, kit.data()).terms
     assert 0 < terms.planned_noise[0][1] < math.inf
     assert terms.bounds[0][0] < terms.bounds[0][1] < math.inf
+
+
+@pytest.mark.parametrize(
+    ("recipe", "fact", "words"),
+    [
+        ({"name": "o-cdpfl"}, {"group": 2}, "the recipe has 0 to 1"),
+        ({"name": "o-cdpfl"}, {}, "none where it does"),
+        ({"name": "dp-fedavg"}, {"group": 0}, "does not ask for"),
+        ({"name": "dp-fedavg"}, {"factor": 0.5}, "does not ask for"),
+    ],
+)
+def test_who_tells_what_a_recipe_has_no_place_for_stays_out_alone(recipe: Any, fact: Any, words: str) -> None:
+    _, asking = parse_recipe(recipe)
+    with pytest.raises(HushError, match=words):
+        check_asked(asking, Fact("a", 1.0, 1e-4, "add-remove", 50, **fact))
+    check_asked(asking, Fact("a", 1.0, 1e-4, "add-remove", 50, group=1 if recipe["name"] == "o-cdpfl" else None))
+
+
+def test_factors_for_some_alone_keep_the_fewer_out() -> None:
+    def kept(*factors: float | None) -> list[str]:
+        facts = [Fact(f"m{i}", 1.0, 1e-4, "add-remove", 100, factor) for i, factor in enumerate(factors)]
+        found, out = fitting(kit.config(recipe=IMPACT_RECIPE), facts)
+        assert {*out, *(fact.name for fact in found)} == {fact.name for fact in facts}
+        weighted(parse_recipe(IMPACT_RECIPE)[1], found)
+        return [fact.name for fact in found]
+
+    assert kept(0.5, None, 0.2) == ["m0", "m2"]
+    assert kept(None, None, 0.2) == ["m0", "m1"]
+    assert kept(None, 0.3) == ["m1"]
+    assert kept(None, None) == ["m0", "m1"]
 
 
 def test_who_has_too_few_rows_stays_out_alone() -> None:

@@ -22,7 +22,7 @@ from hush.deploy.audit import Trail
 from hush.deploy.courses import fraction
 from hush.deploy.enrolled import Enrolled, assemble, plausible, settled, shaped, tells_centre, width_of
 from hush.deploy.facts import MEAN, Fact
-from hush.deploy.gathering import facts_of, fitting
+from hush.deploy.gathering import check_asked, facts_of, fitting
 from hush.deploy.place import Place
 from hush.deploy.post import Hub, Post
 from hush.deploy.replies import letter_of, opened, update_of
@@ -146,6 +146,7 @@ class Coordinator:
                 if letter.kind != "facts":
                     raise HushError(str(letter.says.get("reason"))[:500])
                 fact, self._heads[name] = facts_of(letter, name, run)
+                check_asked(recipe, fact)
                 plausible(offer, fact, number)
                 if centre:
                     heard[name] = centres.told(offer, fact, number, letter)

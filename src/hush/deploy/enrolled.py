@@ -113,8 +113,9 @@ def enrolment(config: Config, fact: Fact, number: int, policy: Policy) -> tuple[
 
 
 def plausible(config: Config, fact: Fact, number: int) -> None:
-    """Raise a `HushError` if no plan can be made of what a member declares."""
+    """Raise a `HushError` if no plan can be made of what a member declares, whatever number it gets in the end."""
     _, recipe = recipes.parse(config.recipe, config.mode)
+    fact = replace(fact, samples=max(fact.samples, batch_of(config, number)))
     facts = [fact if each == number else replace(fact, samples=_MANY) for each in range(config.data.clients)]
     member = replace(roster(config, facts)[number], client=0)
     _, outline, orders = _timetable(config, recipe, len(facts))
