@@ -76,7 +76,7 @@ class Coordinator:
             head="",
         )  # fmt: skip
 
-    def begin(self, offer: Config, *, code: str | None = None, **facts: Any) -> Letter:
+    def begin(self, offer: Config, *, code: str | None = None, centre: str = "", **facts: Any) -> Letter:
         one = self.node.policy.one_run
         mine = {"name": self.node.name, "epsilon": one.epsilon, "delta": one.delta, "relation": one.relation,
                 "samples": ROWS, "factor": None, "group": None, "noised": {}, **facts}  # fmt: skip
@@ -84,7 +84,7 @@ class Coordinator:
         schema = {"shape": list(SHAPE), "classes": CLASSES}
         return self.ask(
             "begin", run=self.run, config=offer.model_dump(), code=code or code_hash(), schema=schema, client=0,
-            roster=[mine, other], head="",
+            roster=[mine, other], centre=centre, head="",
         )  # fmt: skip
 
     def task(self, number: int, models: torch.Tensor | None = None, head: str = "", **notes: torch.Tensor) -> Letter:

@@ -17,7 +17,7 @@ pytest.importorskip("cryptography", reason="needs the deploy extra")
 
 import federation_kit as kit
 
-from hush.deploy import audit, keys, policy, processes, rows
+from hush.deploy import audit, keys, member, policy, processes, rows
 from hush.deploy.place import Place, create, open_kit
 from hush.privacy.ledger.statement import describe
 from hush.types import HushError
@@ -48,6 +48,10 @@ def told(call: object) -> str:
         (POLICY.replace('recipes = ["any"]', "recipes = []"), "accept.recipes"),
         (POLICY + "[extra]\n", "unknown key 'extra'"),
         (POLICY + "[budget", "not valid TOML"),
+        (POLICY + "[limits]\nmin_clip = 2.0\nmax_clip = 1.0\n", "policy.toml:8: limits.min_clip: 2 is more"),
+        (POLICY.replace("delta", "lifetime = 0.5\ndelta"), "policy.toml:3: budget.lifetime: 0.5 is less"),
+        (POLICY.replace('recipes = ["any"]', 'recipes = ["robust-hpd"]'), "unknown recipe 'robust-hpd'"),
+        (POLICY.replace('code = ["any"]', 'code = ["v1.2"]'), "policy.toml:6: accept.code: found 'v1.2'"),
     ],
 )  # fmt: skip
 def test_a_policy_with_a_mistake(tmp_path: Path, text: str, words: str) -> None:
@@ -142,6 +146,47 @@ def test_folders_and_certificates(tmp_path: Path) -> None:
     assert "expected address, deadline" in told(lambda: Place(tmp_path / "fed"))
     with socket.create_server(("127.0.0.1", 0)) as busy:
         assert "cannot be listened on" in told(lambda: processes.check_port("127.0.0.1", busy.getsockname()[1]))
+
+
+def test_certificates_that_do_not_belong_together(tmp_path: Path) -> None:
+    place = create(tmp_path / "fed", ["a"], "127.0.0.1:8443", policy=POLICY)
+    other = create(tmp_path / "other", ["a"], "127.0.0.1:8443", policy=POLICY)
+    own = {name: (place.server / name).read_bytes() for name in ("ca.crt", "server.crt", "server.key")}
+    place.certificate()
+
+    def mixed(name: str, content: bytes) -> str:
+        (place.server / name).write_bytes(content)
+        words = told(place.certificate)
+        (place.server / name).write_bytes(own[name])
+        return words
+
+    assert "server.key: not the key of server.crt" in mixed("server.key", (other.server / "server.key").read_bytes())
+    assert "members will not trust it" in mixed("ca.crt", (other.server / "ca.crt").read_bytes())
+    assert "ca.crt: not a certificate" in mixed("ca.crt", b"nothing")
+    assert "server.crt: not a certificate" in mixed("server.crt", b"")
+    place.certificate()
+
+
+def test_a_key_that_was_revoked_does_not_come_back(tmp_path: Path) -> None:
+    place = create(tmp_path / "fed", ["a", "b"], "127.0.0.1:8443", policy=POLICY)
+    first, second = place.members()["a"], keys.public_pem(keys.new_key())
+    place.revoke("a")
+    place.admit("a", second)
+    place.revoke("a")
+    for name in ("a", "c"):
+        for pem in (first, second):
+            assert "revoked before" in told(lambda name=name, pem=pem: place.admit(name, pem))
+    place.admit("a", keys.public_pem(keys.new_key()))
+    assert list(place.members()) == ["a", "b"]
+
+
+def test_a_kit_has_one_process(tmp_path: Path) -> None:
+    create(tmp_path / "fed", ["a"], "127.0.0.1:8443", policy=POLICY)
+    kit_path = open_kit(tmp_path / "fed" / "kits" / "a")
+    with member.alone(kit_path):
+        assert "another process takes part" in told(lambda: member.alone(kit_path).__enter__())
+    with member.alone(kit_path):
+        pass
 
 
 def test_a_full_disk_stops_a_member_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

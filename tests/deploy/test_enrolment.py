@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import math
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from safetensors.torch import load_file
 from hush.api import simulate
 from hush.config import Config, parse
 from hush.deploy import audit, local
-from hush.deploy.enrolled import assemble
+from hush.deploy.enrolled import assemble, plausible
 from hush.deploy.facts import BUDGET, IMPACT, Fact, weighted
-from hush.deploy.gathering import facts_of, fitting
+from hush.deploy.gathering import check_asked, facts_of, fitting
 from hush.deploy.wire import Letter
 from hush.privacy.cost import from_json
 from hush.privacy.ledger.statement import describe, export
@@ -53,7 +54,7 @@ def test_all_that_is_noised_is_charged_at_once_and_told_the_same_again(tmp_path:
     first = asks.enrol(offer).says
     assert set(first["noised"]) == {COUNT, BUDGET, IMPACT}
     assert charged(tmp_path / "a") == [(COUNT, 20.0), (BUDGET, 20.0), (IMPACT, 20.0)]
-    assert dict(asks.enrol(offer).says) == {**first, "head": asks.node.ledger.head}
+    assert asks.enrol(offer).says == first
     assert len(charged(tmp_path / "a")) == 3
     assert 0 <= first["factor"] <= 1
     assert first["samples"] >= 1
@@ -70,7 +71,7 @@ def test_what_enrolment_costs_is_saved_in_training(tmp_path: Path) -> None:
     asks = kit.Coordinator(kit.member(tmp_path / "a", samples="noised"))
     told = asks.enrol(kit.config()).says
     facts = {key: told[key] for key in ("samples", "noised")}
-    assert "other noise" in asks.begin(kit.config(), samples=told["samples"]).says["reason"]
+    assert "other noise" in asks.begin(kit.config()).says["reason"]
     assert asks.begin(kit.config(), **facts).kind == "ready"
     assert [asks.task(number).kind for number in range(1, 5)] == ["update"] * 4
     found = charged(tmp_path / "a")
@@ -133,6 +134,61 @@ def test_impossible_declarations_are_refused(change: dict[str, Any]) -> None:
     assert facts_of(Letter("facts", GOOD), "a", "r")[0].samples == 50
     with pytest.raises(HushError):
         facts_of(Letter("facts", {**GOOD, **change}), "a", "r")
+
+
+ODD: list[dict[str, Any]] = [
+    {"delta": 1e-300}, {"noised": {COUNT: [1e-300, 1e300]}}, {"noised": {COUNT: [1e300, 1e300]}},
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("change", ODD, ids=str)
+def test_who_declares_what_no_plan_can_be_made_of_stays_out_alone(change: dict[str, Any]) -> None:
+    found, _ = facts_of(Letter("facts", {**GOOD, **change}), "a", "r")
+    plausible(kit.config(), facts_of(Letter("facts", GOOD), "a", "r")[0], 0)
+    with pytest.raises(HushError, match="no plan can be made"):
+        plausible(kit.config(), found, 0)
+
+
+@pytest.mark.parametrize("told", [0.01, 1.0, 25.0])
+def test_a_budget_that_is_all_noise_ends_no_run(told: float) -> None:
+    """The policy's default hides all of a budget: what is told of it may leave nothing for what telling it cost."""
+    facts = [Fact("a", 1.0, 1e-4, "add-remove", kit.ROWS), Fact("b", told, 1e-4, "add-remove", kit.ROWS)]
+    facts[1] = replace(facts[1], noised={BUDGET: [10.0, 10.0], COUNT: [10.0, 10.0]})
+    plausible(kit.config(), facts[1], 1)
+    terms = assemble(kit.config(), facts, kit.data()).terms
+    assert 0 < terms.planned_noise[0][1] < math.inf
+    assert terms.bounds[0][0] < terms.bounds[0][1] < math.inf
+
+
+@pytest.mark.parametrize(
+    ("recipe", "fact", "words"),
+    [
+        ({"name": "o-cdpfl"}, {"group": 2}, "the recipe has 0 to 1"),
+        ({"name": "o-cdpfl"}, {}, "none where it does"),
+        ({"name": "dp-fedavg"}, {"group": 0}, "does not ask for"),
+        ({"name": "dp-fedavg"}, {"factor": 0.5}, "does not ask for"),
+    ],
+)
+def test_who_tells_what_a_recipe_has_no_place_for_stays_out_alone(recipe: Any, fact: Any, words: str) -> None:
+    _, asking = parse_recipe(recipe)
+    with pytest.raises(HushError, match=words):
+        check_asked(asking, Fact("a", 1.0, 1e-4, "add-remove", 50, **fact))
+    check_asked(asking, Fact("a", 1.0, 1e-4, "add-remove", 50, group=1 if recipe["name"] == "o-cdpfl" else None))
+
+
+def test_factors_for_some_alone_keep_the_fewer_out() -> None:
+    def kept(*factors: float | None) -> list[str]:
+        facts = [Fact(f"m{i}", 1.0, 1e-4, "add-remove", 100, factor) for i, factor in enumerate(factors)]
+        found, out = fitting(kit.config(recipe=IMPACT_RECIPE), facts)
+        assert {*out, *(fact.name for fact in found)} == {fact.name for fact in facts}
+        weighted(parse_recipe(IMPACT_RECIPE)[1], found)
+        return [fact.name for fact in found]
+
+    assert kept(0.5, None, 0.2) == ["m0", "m2"]
+    assert kept(None, None, 0.2) == ["m0", "m1"]
+    assert kept(None, 0.3) == ["m1"]
+    assert kept(None, None) == ["m0", "m1"]
 
 
 def test_who_has_too_few_rows_stays_out_alone() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from typing import Any
 
-from hush.engines.gate import LIMIT_HEADER, LIMIT_PATH, SECRET_HEADER, Gate
+import pytest
+
+from hush.engines.gate import LIMIT_HEADER, LIMIT_PATH, REQUEST_CAP, SECRET_HEADER, Gate, Listed
 
 UPLOAD = "/v1/fleet/push-object"
 
@@ -83,3 +86,28 @@ def test_who_names_anothers_key_uses_up_nothing_of_it() -> None:
     assert [behind.post(UPLOAD, 60_000, flwr_public_key="one") for _ in range(20)] == [401] * 20
     behind.status = 200
     assert behind.post(UPLOAD, 60_000, flwr_public_key="one") == 200
+
+
+def test_only_listed_keys_pass_and_nobody_before_the_list_is_known() -> None:
+    behind, listed = Behind(), Listed()
+    behind.gate = Gate(behind, "secret", REQUEST_CAP, listed)
+    polls = [{"flwr_public_key": base64.b64encode(key).decode()} for key in (b"one", b"two")]
+    assert [behind.post("/v1/fleet/pull-messages", **poll) for poll in polls] == [503, 503]
+    assert behind.post("/v1/control/start-run", hush_coordinator="secret") == 200
+    listed.name([b"one"])
+    assert [behind.post("/v1/fleet/pull-messages", **poll) for poll in polls] == [200, 403]
+    assert behind.post("/v1/fleet/pull-messages") == 403
+    listed.name([])
+    assert [behind.post("/v1/fleet/pull-messages", **poll) for poll in polls] == [403, 403]
+
+
+def test_the_short_way_leaves_out_no_layer_that_does_something() -> None:
+    """All that Flower has in the way of a request by now: whoever updates it looks at what is new."""
+    pytest.importorskip("flwr", reason="needs the deploy extra")
+    from flwr.superlink.main import _get_middleware
+
+    from hush.engines.flower.superlink import _IDLE
+
+    layers = {layer.cls.__name__ for layer in _get_middleware()}
+    assert layers - _IDLE == {"BaseHTTPMiddleware", "ProtobufTranslationMiddleware", "NodeAuthMiddleware"}
+    assert layers >= _IDLE

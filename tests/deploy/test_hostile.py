@@ -29,6 +29,7 @@ from hush.deploy.template import code_hash
 from hush.deploy.wire import Letter
 from hush.engines.flower import Hub
 from hush.privacy.ledger.statement import export
+from hush.types import HushError
 
 SHAPE, SIZE = [1, 8, 8], 650
 
@@ -57,6 +58,7 @@ class Tyrant:
             rows = len(held["y"])
         facts = [asdict(Fact(name, 2.0, 1e-4, "add-remove", rows)) for name in ("m000", "m001", "m002")]
         words = {"run": run, "config": offer.model_dump(), "code": code or code_hash(), "client": 0, "roster": facts}
+        words["centre"] = ""
         return self.ask("begin", schema={"shape": SHAPE, "classes": CLASSES}, **words)
 
     def task(self, run: str, number: int, models: torch.Tensor) -> Letter:
@@ -142,6 +144,18 @@ def test_a_member_whose_rows_do_not_fit_stays_out_and_the_run_goes_on(town: Town
         data.write_bytes(whole)
 
 
+def test_a_run_that_too_few_agree_to_is_an_error_that_says_why(town: Town) -> None:
+    undo = limited(town, "max_rate = 0.01")
+    try:
+        with town.members() as members:
+            before = {name: each.charges() for name, each in members.items()}
+            with pytest.raises(HushError, match=r"begin: 2 of 3 members agree.*m000: task: sampling rate.*--resume"):
+                town.coordinator().run(config(rounds=1, quorum=3), town.out())
+            assert {name: each.charges() for name, each in members.items()} == before
+    finally:
+        undo()
+
+
 def _run(out: Path) -> str:
     return str(json.loads((out / "federation.json").read_text())["run"])
 
@@ -188,6 +202,23 @@ def test_answers_that_the_gate_refuses_close_no_round_on_a_slow_member(town: Tow
     assert list(line["weights"]) == ["0"]
     assert "norm is beyond" in line["refused"]["1"]
     assert "was not asked to" in line["refused"]["2"]
+
+
+def test_a_fraction_beyond_what_a_plan_can_reach_is_refused(town: Town) -> None:
+    """An adaptive clip follows the members' noised fractions: no one of them leads it."""
+
+    def lie(_: bytes, payload: bytes) -> bytes:
+        return resigned(
+            town.place, "m001", payload, lambda sent: replace(sent, says={**sent.says, "notes": {"below": 1e6}})
+        )
+
+    adaptive = {"name": "dp-fedavg", "protect": {"rule": "dp-sgd", "clip": "adaptive"}}
+    with town.members(m001=lie):
+        out = town.out()
+        town.coordinator().run(config(rounds=2, recipe=adaptive), out)
+    for line in rounds(out):
+        assert sorted(line["weights"]) == ["0", "2"]
+        assert "fraction is beyond" in line["refused"]["1"]
 
 
 @pytest.mark.parametrize("scale", [1.0, pytest.param(1e3, marks=pytest.mark.soak)])

@@ -261,3 +261,24 @@ def test_a_budget_that_ends_in_the_middle(tmp_path: Path, parent: Nursery) -> No
     assert sum(told["charges"].values()) == sum(0 in line["charged"] for line in lines) == gone[0] - 1
     assert told["spent"] == pytest.approx(result.guarantees[0].epsilon_spent, rel=1e-6)
     assert "exceed" in lines[gone[0] - 1]["refused"]["0"]
+
+
+def test_a_member_that_is_revoked_in_the_middle_is_out_and_the_run_goes_on(tmp_path: Path, parent: Nursery) -> None:
+    with parent.tidy() as held:
+        siege = Siege(tmp_path, held, 3, 4, coordinated=False)
+
+        def revoke(record: Any, left: Any) -> None:
+            if record.round == 1:
+                siege.place.revoke("m002")
+
+        result = local.coordinator(siege.place, CLASSES).run(siege.config, siege.out, progress=revoke)
+        siege.members["m002"].ended(20)
+        assert "this key is refused: not registered, or revoked" in siege.members["m002"].said()
+        siege.join("m002").ended(20)
+    lines = [json.loads(line) for line in (siege.out / "rounds.jsonl").read_text().splitlines()]
+    assert result.rounds == 4
+    assert sorted(lines[0]["weights"]) == ["0", "1", "2"]
+    assert all(sorted(line["weights"]) == ["0", "1"] for line in lines[2:])
+    told = describe(siege.place.path / "kits" / "m002" / "ledger.db")
+    assert told["spent"] >= result.guarantees[2].epsilon_spent - 1e-9
+    assert sum(told["charges"].values()) <= 2

@@ -157,6 +157,19 @@ def test_a_restarted_member_goes_on_and_resends_the_same_bytes(tmp_path: Path) -
     assert charges(tmp_path / "a") == 2
 
 
+def test_a_run_goes_on_with_the_rows_that_it_began_with(tmp_path: Path) -> None:
+    """Other rows would have another plan than the one that was agreed to, and a roster cannot change their number."""
+    asks = kit.Coordinator(kit.member(tmp_path / "a"))
+    assert "another number of rows" in asks.begin(kit.config(), samples=kit.ROWS + 1).says["reason"]
+    assert asks.begin(kit.config()).kind == "ready"
+    assert asks.task(1).kind == "update"
+    asks.node.ledger.close()
+    later = kit.Coordinator(kit.member(tmp_path / "a"))
+    later.node.data = kit.data(kit.ROWS - 1)
+    assert "another number of rows" in later.task(2).says["reason"]
+    assert charges(tmp_path / "a") == 1
+
+
 def test_a_member_killed_in_training_pays_and_may_try_again(tmp_path: Path) -> None:
     asks = begun(tmp_path / "a")
     own = asks.node._agreed(asks.run)
@@ -241,6 +254,37 @@ def test_tasks_that_make_no_sense_cost_nothing_released(tmp_path: Path, tensors:
     assert wire.decode(keys.opened(asks.node._key.public_key(), payload), len(payload)).kind == "no"
     states = [row["kind"] for row in export(tmp_path / "a" / "ledger.db")]
     assert "READY" not in states
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        {"clip": torch.tensor([1.0])}, {"drift": torch.zeros(1, 3)}, {"middle": torch.zeros(3)},
+        {"middle": torch.zeros(21), "basis": torch.zeros(2, 3)},
+    ],
+)  # fmt: skip
+def test_notes_that_the_recipe_does_not_send_are_refused_and_cost_nothing(
+    tmp_path: Path, notes: dict[str, torch.Tensor]
+) -> None:
+    """Above all a clip: with it would go a count of gradients below it, for which this plan has no noise."""
+    asks = begun(tmp_path / "a")
+    answer = asks.task(1, **notes)
+    assert (answer.kind, dict(answer.tensors)) == ("no", {})
+    assert charges(tmp_path / "a") == 0
+    assert asks.task(1).kind == "update"
+
+
+def test_an_adaptive_clip_is_sent_and_its_count_is_charged(tmp_path: Path) -> None:
+    offer = kit.config(recipe={"name": "robust-hdp", "protect": {"rule": "dp-sgd", "clip": "adaptive"}})
+    asks = kit.Coordinator(kit.member(tmp_path / "a", recipes=["any"], more="max_clip = 2.0"))
+    assert asks.begin(offer).kind == "ready"
+    assert "none where it sends one" in asks.task(1).says["reason"]
+    assert "clip 3 is beyond" in asks.task(1, clip=torch.tensor([3.0], dtype=torch.float64)).says["reason"]
+    assert charges(tmp_path / "a") == 0
+    answer = asks.task(1, clip=torch.tensor([1.5], dtype=torch.float64))
+    assert set(answer.says["notes"]) == {"below"}
+    (charge,) = [row for row in export(tmp_path / "a" / "ledger.db") if row["kind"] == "RESERVED"]
+    assert [cost.what for cost in from_json(charge["detail"])] == ["model update", "clip quantile"]
 
 
 def test_noise_comes_from_the_members_own_plan(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ def federation() -> Enrolled:
 
 def honest(federation: Enrolled, task: Task) -> Update:
     """An update of the length that a plan makes: a step toward one model for all, and the plan's noise."""
-    drawn = torch.from_numpy(rng(task.client, "update", task.round).normal(size=task.answer.size))
-    noise = (federation.terms.planned_noise[0][task.client] / task.answer.size) ** 0.5
-    pull = 0.5 * federation.terms.reach[0][task.client] * torch.ones(task.answer.size) / task.answer.size**0.5
+    drawn = torch.from_numpy(rng(task.client, "update", task.round).normal(size=task.layout.size))
+    noise = (federation.terms.planned_noise[0][task.client] / task.layout.size) ** 0.5
+    pull = 0.5 * federation.terms.reach[0][task.client] * torch.ones(task.layout.size) / task.layout.size**0.5
     vector = (pull + noise * drawn).float()
     receipt = stated(task.client, task.round, task.round, "r", "1:0")
     return Update(task.client, task.round, vector, task.answer, receipt)
@@ -111,3 +111,27 @@ def test_honest_updates_are_within_their_bound(federation: Enrolled) -> None:
         noise = (federation.terms.planned_noise[0][0] / size) ** 0.5 * drawn
         most = federation.terms.reach[0][0] * federation.courses[0].plan.clip
         assert float(noise.norm()) + most < bounds[0]
+
+
+def test_coefficients_are_capped_too() -> None:
+    """Who sends how far its update goes in some directions (PFA+) cannot send how far it likes."""
+    budgets = [0.5] * 4 + [4.0] * 6
+    facts = [Fact(f"m{c}", epsilon, 1e-4, "add-remove", kit.ROWS) for c, epsilon in enumerate(budgets)]
+    private = assemble(kit.config(rounds=3, data__clients=10, recipe={"name": "pfa-plus"}), facts, kit.data())
+    short: list[int] = []
+
+    def sent(tasks: Sequence[Task], updates: list[Update], greed: float) -> list[Update]:
+        found = []
+        for task, update in zip(tasks, updates, strict=True):
+            vector = private.recipe.project.encode(update.vector, task.layout, task.notes)
+            short.append(task.answer != task.layout)
+            scale = greed if task.client == 0 and short[-1] else 1.0
+            found.append(replace(update, vector=scale * vector))
+        return found
+
+    _, records = run(private, lambda tasks, updates: sent(tasks, updates, 1.0))
+    assert sum(short) == 8
+    assert all(not record.refused for record in records)
+    _, records = run(private, lambda tasks, updates: sent(tasks, updates, 1e4))
+    assert [list(record.refused) for record in records[1:]] == [[0], [0]]
+    assert "norm is beyond" in records[1].refused[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import ssl
 import time
@@ -28,6 +29,8 @@ from hush.engines import patience
 from hush.engines.flower import Hub, Line, RefusedError
 from hush.server.rundir import RunDir
 from hush.types import HushError
+
+PROTOBUF = "application/protobuf"
 
 
 def model(path: Path) -> dict[str, torch.Tensor]:
@@ -108,9 +111,59 @@ def test_a_coordinator_that_dies_goes_on_where_it_was(town: Town, monkeypatch: p
     assert charged == {"m000": 4, "m001": 4, "m002": 4}
     assert [number for number, _ in sent] == [1, 2, 2, 3, 4]
     assert sent[1] == sent[2]
+    began = time.monotonic()
+    assert town.coordinator().run(run, out, resume=True).rounds == 4
+    assert time.monotonic() - began < 10, "what is finished asks nobody"
+    with pytest.raises(HushError, match="not empty"):
+        town.coordinator().run(run, out)
     simulated = out.with_name(out.name + "-simulated")
     simulate(run, out=simulated)
     assert same(model(out), model(simulated))
+
+
+def test_who_is_away_when_a_run_begins_takes_part_once_it_is_back(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    with town.members() as members:
+        coordinator, out = town.coordinator(), town.out()
+        begin = coordinator._begin
+
+        def without(agreement: Any, names: Any, quorum: int) -> Any:
+            if len(names) == 3:
+                members["m001"].leave()
+            left = begin(agreement, names, quorum)
+            if len(names) == 3:
+                members["m001"] = Member(town.place, "m001")
+            return left
+
+        monkeypatch.setattr(coordinator, "_begin", without)
+        coordinator.run(config(rounds=2, quorum=2), out)
+    assert [sorted(line["weights"]) for line in rounds(out)] == [["0", "1", "2"]] * 2
+
+
+def test_a_broken_file_among_the_keys_lets_nobody_in_and_keeps_nobody_out(town: Town) -> None:
+    odd = town.place.path / "members" / "odd.pub"
+    extra = keys.new_key()
+    odd.write_bytes(b"no key")
+    try:
+        (odd.parent / "extra.pub").write_bytes(keys.public_pem(extra))
+        line = Line(town.place.settings.address, town.place.ca(), extra)
+
+        def opens() -> bool:
+            try:
+                line.open()
+            except RefusedError:
+                return False
+            return True
+
+        assert until(opens)
+        (odd.parent / "extra.pub").unlink()
+        with pytest.raises(RefusedError, match="revoked"):
+            for _ in range(100):
+                line.poll(1 << 20)
+                time.sleep(0.1)
+        line.close()
+    finally:
+        odd.unlink()
+    assert town.programs[0].said().count("odd.pub: not a public key") == 1
 
 
 def test_replayed_and_repeated_answers_change_nothing(town: Town) -> None:
@@ -162,8 +215,10 @@ def test_impostors_are_refused(town: Town, tmp_path: Path, monkeypatch: pytest.M
     address, ca = place.settings.address, place.ca()
     with pytest.raises((urllib.error.URLError, ConnectionError, OSError)):
         urllib.request.urlopen(f"http://{address}/v1/fleet/pull-messages", data=b"", timeout=5)
-    with pytest.raises(RefusedError, match="not registered"), closing(Line(address, ca, keys.new_key(), 0)) as line:
+    began = time.monotonic()
+    with pytest.raises(RefusedError, match="not registered"), closing(Line(address, ca, keys.new_key())) as line:
         line.open()
+    assert time.monotonic() - began < 5, "a stranger hears it at once, however patient it is"
 
     keys.make_authority(tmp_path, "other", 10)
     other = Line(address, (tmp_path / "ca.crt").read_bytes(), keys.new_key(), patience=0)
@@ -185,21 +240,28 @@ def test_impostors_are_refused(town: Town, tmp_path: Path, monkeypatch: pytest.M
         (timedelta(minutes=1), False),
     ):
         monkeypatch.setattr(auth, "now", lambda skew=skew: now() + skew)
-        with closing(Line(address, ca, key, patience=0)) as line:
+        with closing(Line(address, ca, key)) as line:
             if accepted:
                 line.open()
+                with pytest.raises(RefusedError, match="in use"), closing(Line(address, ca, key, 0)) as twin:
+                    twin.open()
             else:
+                began = time.monotonic()
                 with pytest.raises(RefusedError, match="clocks"):
                     line.open()
+                assert time.monotonic() - began < 5
     monkeypatch.undo()
 
     context = ssl.create_default_context(cadata=ca.decode())
+    known = {"flwr-public-key": base64.b64encode(place.members()["m000"]).decode(), "content-type": PROTOBUF}
     with httpx.Client(verify=context) as client:
-        for path, body, status in (
-            ("/v1/control/list-nodes", b"", 403), ("/v1/fleet/register-node", b"", 403), ("/docs", b"", 403),
-            ("/v1/runtime/acquire-task", b"", 403), ("/v1/fleet/push-object", b"x" * (9 << 20), 413),
+        for path, body, headers, status in (
+            ("/v1/control/list-nodes", b"", {}, 403), ("/v1/fleet/register-node", b"", {}, 403),
+            ("/docs", b"", {}, 403), ("/v1/runtime/acquire-task", b"", {}, 403),
+            ("/v1/fleet/push-object", b"x", {}, 403),
+            ("/v1/fleet/push-object", b"x" * (9 << 20), known, 413), ("/v1/fleet/pull-messages", b"", known, 401),
         ):  # fmt: skip
-            found = client.post(f"https://{address}{path}", content=body)
+            found = client.post(f"https://{address}{path}", content=body, headers=headers)
             assert found.status_code == status, path
         chunked = client.post(f"https://{address}/v1/fleet/push-object", content=iter([b"x"] * 10))
         assert chunked.status_code == 411
@@ -210,7 +272,7 @@ def test_a_revoked_key_is_out_at_once(town: Town) -> None:
     place = town.place
     extra = keys.new_key()
     place.admit("extra", keys.public_pem(extra))
-    line = Line(place.settings.address, place.ca(), extra, patience=0)
+    line = Line(place.settings.address, place.ca(), extra)
 
     def opens() -> bool:
         try:
@@ -222,10 +284,12 @@ def test_a_revoked_key_is_out_at_once(town: Town) -> None:
     assert until(opens)
     assert line.poll(1 << 20) is None
     place.revoke("extra")
-    with pytest.raises(RefusedError):
+    began = time.monotonic()
+    with pytest.raises(RefusedError, match="revoked"):
         for _ in range(100):
             line.poll(1 << 20)
             time.sleep(0.1)
+    assert time.monotonic() - began < 5
     line.close()
 
 
@@ -263,6 +327,13 @@ def test_a_superlink_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(HushError, match=r"127\.0\.0\.1:9: cannot be reached"):
         line.open()
     line.close()
+    began = time.monotonic()
+    with (
+        pytest.raises(HushError, match=r"127\.0\.0\.1:9: cannot be reached"),
+        closing(Hub("127.0.0.1:9", (tmp_path / "ca.crt").read_bytes(), "secret")) as hub,
+    ):
+        hub.open()
+    assert time.monotonic() - began < 15, "who was never there is not waited for"
     with pytest.raises(HushError, match="CA certificate cannot be used"):
         Line("127.0.0.1:9", b"nothing", keys.new_key(), patience=0)
     assert issubclass(patience.RefusedError, HushError)

@@ -61,4 +61,6 @@ def _measured(members: int, rounds: int) -> dict[str, float]:
 
 def _work(kit: Path) -> list[float]:
     """How long one member trained and sealed in each round, by its own trail."""
-    return [float(line["seconds"]) for line in audit.read(kit / "audit.jsonl") if line["event"] == "sent"]
+    return [
+        float(line["seconds"]) for line in audit.read(kit / "audit.jsonl") if line["event"] == "sent" and line["round"]
+    ]

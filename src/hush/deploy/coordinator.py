@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,20 +13,23 @@ from typing import Any
 
 import torch
 
+from hush import models, recipes
 from hush.config import Config
 from hush.data.datasets import Dataset
-from hush.deploy import keys, wire
-from hush.deploy.agreement import AGREEMENT, Agreement, agreed, check, kept
+from hush.deploy import centres, keys, wire
+from hush.deploy.agreement import AGREEMENT, Agreement, agreed, kept
 from hush.deploy.audit import Trail
-from hush.deploy.enrolled import Enrolled, assemble, shaped
-from hush.deploy.facts import Fact
-from hush.deploy.gathering import facts_of, fitting
+from hush.deploy.courses import fraction
+from hush.deploy.enrolled import Enrolled, assemble, plausible, settled, shaped, tells_centre, width_of
+from hush.deploy.facts import MEAN, Fact
+from hush.deploy.gathering import check_asked, facts_of, fitting
 from hush.deploy.place import Place
 from hush.deploy.post import Hub, Post
 from hush.deploy.replies import letter_of, opened, update_of
 from hush.deploy.template import code_hash
 from hush.deploy.wire import Letter
 from hush.engines.cohort import named
+from hush.engines.enrol import Told
 from hush.engines.evaluate import evaluate
 from hush.engines.outcome import manifest, outcome
 from hush.privacy.course import ENROLMENT
@@ -35,6 +39,7 @@ from hush.server.rundir import MANIFEST, ROUNDS, RunDir
 from hush.types import Decline, HushError, RoundRecord, RunResult, Task, Update
 
 _WORDS_CAP = 1 << 20
+_AGAIN = 3  # who is there and says nothing is not asked for ever
 
 Progress = Callable[[RoundRecord, Mapping[str, str]], None]
 
@@ -49,6 +54,8 @@ class Coordinator:
         self._post = Post(hub, place.members(), place.settings)
         self._heads = place.heads()
         self._under_way = False
+        self._begun: set[str] = set()
+        self._again: Counter[str] = Counter()
 
     def run(
         self, config: Config, out: Path, *, resume: bool = False, command: str = "", progress: Progress | None = None
@@ -69,18 +76,23 @@ class Coordinator:
 
     def _run(self, config: Config, out: Path, resume: bool, command: str, progress: Progress | None) -> RunResult:
         began = time.perf_counter()
-        check(config)
         held = resume and (out / AGREEMENT).exists()
+        if not resume and out.exists() and any(out.iterdir()):
+            # Before anyone is asked: to enrol may cost a member some of its budget.
+            raise HushError(f"{out}: not empty; give another directory, or --resume to go on with a run in it")
         agreement = kept(out, config) if held else self._enrolment(config)
-        federation = assemble(agreement.config, agreement.facts, self.test)
+        federation = assemble(agreement.config, agreement.facts, self.test, agreement.paced)
         directory = self._directory(federation, agreement, out, resume, held, command)
         self._under_way = True
-        state, records = start(federation.terms, federation.starts()), list[RoundRecord]()
+        state, records = start(federation.terms, federation.starts(), agreement.told), list[RoundRecord]()
         if held and (saved := directory.restore()) is not None:
             state, records = saved
             began -= records[-1].seconds
         ledgers = _recharged(federation, agreement, records)
-        left = self._begin(agreement)
+        done = state.round == len(federation.terms.schedule)
+        left = {} if done else self._begin(agreement, agreement.names, agreement.config.quorum)
+        if not records:
+            self._check_begun(agreement, left)
 
         def keep(new: ServerState, record: RoundRecord) -> None:
             accuracy, loss = self._evaluated(federation, new)
@@ -104,7 +116,7 @@ class Coordinator:
             state = end.value
         ended = short_of_quorum(federation.terms, state) or "all rounds are done"
         result = outcome(federation, ledgers, records, ended)
-        directory.finish(result, named(federation, state.released))
+        directory.finish(result, named(federation, federation.plain(state.released, state.slots["protect"])))
         self.trail.note("ended", run=agreement.run, rounds=result.rounds, why=ended)
         return result
 
@@ -116,16 +128,33 @@ class Coordinator:
         letters = {
             name: self._words("enrol", {**says, "number": number}, name) for number, name in enumerate(self._public)
         }
-        declared, out = dict[str, Fact](), dict[str, str]()
-        for name, reply in self._post.ask(letters, _WORDS_CAP, len(letters), gather=True).items():
-            letter = self._opened(name, reply, {})
+        _, recipe = recipes.parse(config.recipe, config.mode)
+        centre = tells_centre(recipe, config.rounds)
+        width = (
+            width_of(models.build(config.model, tuple(self.test.x.shape[1:]), self.test.classes, config.seed))
+            if centre
+            else 0
+        )
+        expected: wire.Spec = {MEAN: ("F64", (width,))} if centre else {}
+        replies = self._post.ask(letters, _WORDS_CAP + 8 * width, len(letters), gather=True)
+        declared, heard, out = dict[str, Fact](), dict[str, Told](), dict[str, str]()
+        for number, name in enumerate(self._public):
+            if name not in replies:
+                continue
+            letter = self._opened(name, replies[name], "facts", expected)
             try:
                 if letter.kind != "facts":
-                    raise HushError(str(letter.says.get("reason", f"an answer of kind {letter.kind}"))[:500])
-                declared[name], self._heads[name] = facts_of(letter, name, run)
+                    raise HushError(str(letter.says.get("reason"))[:500])
+                fact, self._heads[name] = facts_of(letter, name, run)
+                check_asked(recipe, fact)
+                plausible(offer, fact, number)
+                if centre:
+                    heard[name] = centres.told(offer, fact, number, letter)
+                declared[name] = fact
             except HushError as error:
                 out[name] = str(error)
-        facts, short = fitting(config, [declared[name] for name in self._public if name in declared])
+        facts, short = fitting(config, list(declared.values()))
+        self.place.keep_heads(self._heads)
         for fact in facts:
             self.trail.note("enrolled", run=run, member=fact.name, declared=asdict(fact))
         out |= short
@@ -137,34 +166,55 @@ class Coordinator:
             raise HushError(
                 f"enrolment: {len(facts)} of {len(self._public)} members take part, quorum {wanted}; {reasons}"
             )
-        return agreed(run, facts, config)
+        joined = centres.joined([heard[fact.name] for fact in facts]) if centre else None
+        made = agreed(run, facts, config, joined, config.local.lr == "auto")
+        return replace(made, config=settled(made.config, facts, self.test))
 
     def _schema(self) -> dict[str, Any]:
         return {"shape": list(self.test.x.shape[1:]), "classes": self.test.classes}
 
-    def _begin(self, agreement: Agreement) -> dict[int, str]:
-        """Have every member agree to the whole run. Returns who does not, and why."""
+    def _begin(self, agreement: Agreement, names: Sequence[str], quorum: int) -> dict[int, str]:
+        """Have these members agree to the whole run. Returns who does not, and why."""
         roster = [asdict(fact) for fact in agreement.facts]
         letters = {}
-        for client, name in enumerate(agreement.names):
+        for name in names:
+            client = agreement.names.index(name)
             says = {
                 "run": agreement.run, "config": agreement.config.model_dump(), "code": code_hash(),
-                "schema": self._schema(), "client": client, "roster": roster,
+                "schema": self._schema(), "client": client, "roster": roster, "centre": agreement.centre_name,
             }  # fmt: skip
             letters[name] = self._words("begin", says, name)
-        replies = self._post.ask(letters, _WORDS_CAP, agreement.config.quorum)
         left = {}
-        for client, name in enumerate(agreement.names):
-            letter = self._opened(name, replies[name], {}) if name in replies else None
-            if letter is not None and letter.kind == "no":
+        for name, reply in self._post.ask(letters, _WORDS_CAP, quorum).items():
+            if isinstance(reply, HushError):
+                # Lost on its way, which is no refusal: it is asked again.
+                continue
+            letter = self._opened(name, reply, "ready", {})
+            self._begun.add(name)
+            if letter.kind == "no":
+                client = agreement.names.index(name)
                 left[client] = str(letter.says.get("reason"))
                 self.trail.note("does not begin", run=agreement.run, member=name, reason=left[client])
         return left
 
+    def _check_begun(self, agreement: Agreement, left: Mapping[int, str]) -> None:
+        """Nothing was trained yet, and too few will: that is an error, and no run of a model that never moves."""
+        wanted, names = max(agreement.config.quorum, 1), agreement.names
+        if len(names) - len(left) < wanted:
+            reasons = "; ".join(f"{names[client]}: {reason}" for client, reason in left.items())[:600]
+            raise HushError(
+                f"begin: {len(names) - len(left)} of {len(names)} members agree to the run, quorum {wanted}; {reasons}"
+            )
+
     def _round(
-        self, federation: Enrolled, agreement: Agreement, tasks: Sequence[Task], left: Mapping[int, str]
+        self, federation: Enrolled, agreement: Agreement, tasks: Sequence[Task], left: dict[int, str]
     ) -> list[Answer]:
         """Send the tasks of a round, and what came back before it closed."""
+        # Who was away when the run began has not agreed to it, and would refuse every task.
+        if late := {name for name in agreement.names if name not in self._begun and self._again[name] < _AGAIN}:
+            late &= self._post.here()
+            self._again.update(late)
+            left |= self._begin(agreement, sorted(late), 0)
         answers: list[Answer] = [
             Decline(task.client, task.round, left[task.client], final=True) for task in tasks if task.client in left
         ]
@@ -178,22 +228,25 @@ class Coordinator:
         read: dict[str, Answer] = {}
 
         def counts(name: str, reply: bytes | HushError) -> bool:
-            answer = read[name] = self._admitted(agreement, name, asked[name], reply)
+            answer = read[name] = self._admitted(federation, agreement, name, asked[name], reply)
             return isinstance(answer, Update) and bool(gate(federation.terms, [asked[name]], [answer])[0])
 
         replies = self._post.ask(letters, cap, federation.terms.quorum, counts=counts)
         return [*answers, *(read[name] for name in replies)]
 
-    def _admitted(self, agreement: Agreement, name: str, task: Task, reply: bytes | HushError) -> Answer:
+    def _admitted(
+        self, federation: Enrolled, agreement: Agreement, name: str, task: Task, reply: bytes | HushError
+    ) -> Answer:
         """A reply as an answer; whatever is wrong with it costs its sender the round."""
-        letter = self._opened(name, reply, {"vector": ("F32", (task.answer.size,))})
+        letter = self._opened(name, reply, "update", {"vector": ("F32", (task.answer.size,))})
         if letter.kind == "no":
             final = letter.says.get("final") is True
             reason = str(letter.says.get("reason"))[:500]
             self.trail.note("refusal", run=agreement.run, round=task.round, member=name, reason=reason, final=final)
             return Decline(task.client, task.round, reason, final)
         try:
-            update = update_of(letter, agreement.run, name, task)
+            stage = federation.stage(task.client, task.round)
+            update = update_of(letter, agreement.run, name, task, fraction(stage, agreement.facts[task.client]))
         except Exception as error:  # whatever a stranger wrote costs the stranger the round, and nobody else
             self.trail.note("refused", run=agreement.run, round=task.round, member=name, reason=str(error))
             return Decline(task.client, task.round, f"refused: {error}")
@@ -204,10 +257,10 @@ class Coordinator:
         )
         return update
 
-    def _opened(self, name: str, reply: bytes | HushError, expected: wire.Spec) -> Letter:
+    def _opened(self, name: str, reply: bytes | HushError, kind: str, expected: wire.Spec) -> Letter:
         """A member's letter; a fault reads as a refusal."""
         try:
-            return opened(self._public[name], reply, expected)
+            return opened(self._public[name], reply, kind, expected)
         except Exception as error:  # the same
             self.trail.note("refused", member=name, reason=str(error))
             return Letter("no", {"run": "", "reason": f"refused: {error}", "final": False})
@@ -233,9 +286,9 @@ class Coordinator:
         test = shaped(self.test, federation.config)
         x, y = torch.from_numpy(test.x), torch.from_numpy(test.y)
         x = x if federation.model.features is None else federation.model.features(x)
-        models = state.released
+        released = federation.plain(state.released, state.slots["protect"])
         everything = [range(len(y))]
-        by_model = [evaluate(federation.model, models, [m], x, y, everything) for m in range(len(models))]
+        by_model = [evaluate(federation.model, released, [m], x, y, everything) for m in range(len(released))]
         homes = federation.recipe.assign.homes(range(len(federation.members)), state.slots["assign"])
         accuracies = tuple(by_model[home][0][0] for home in homes)
         return accuracies, sum(by_model[home][1] for home in homes) / len(homes)

@@ -1,22 +1,26 @@
 """What a member says of itself at enrolment: each number public by its own choice, or noised and charged.
 
 A noised number has Gaussian noise in units of what one row can change in it, is drawn once a run, charged to the
-member's ledger before it is told, and the same whenever it is asked again.
+member's ledger before it is told, and the same whenever it is asked again. A recipe may ask for a mean of the inputs
+besides, which is always noised.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hush.deploy.facts import BUDGET, IMPACT, Fact
+import torch
+from torch import Tensor
+
+from hush.deploy.facts import BUDGET, IMPACT, MEAN, Fact
 from hush.deploy.policy import MemberPolicy
+from hush.engines.enrol import deviation, noised_mean
 from hush.privacy.cost import Cost
-from hush.privacy.course import ENROLMENT
-from hush.privacy.ledger import Ledger
+from hush.privacy.noise import Source
 from hush.recipes import Recipe
 from hush.recipes.clusters import Oracle
+from hush.recipes.protect import CENTRE
 from hush.recipes.weigh import COUNT, Impact
 from hush.types import HushError
 
@@ -70,33 +74,46 @@ def group(policy: MemberPolicy, recipe: Recipe) -> int | None:
     return policy.enrol.group
 
 
-def declare(
-    fact: Fact, wanted: Mapping[str, Number], ledger: Ledger, run: str, normal: Callable[[], float],
-    affordable: Callable[[tuple[Cost, ...]], None],
-) -> Fact:  # fmt: skip
-    """The fact with its numbers, after what is noised was charged; raises `BudgetSpentError` if it cannot be."""
-    costs = tuple(Cost(number.what, "gaussian", number.noise, 1) for number in wanted.values() if number.noise)
-    if not costs:
-        return _with(fact, {name: number.value for name, number in wanted.items()}, wanted)
-    if (kept := ledger.sealed(run, ENROLMENT)) is not None:
-        return _with(fact, json.loads(kept[1]), wanted)
-    attempt = ledger.next_attempt(run, ENROLMENT)
-    if attempt == 0:
-        raise HushError("enrolment: what was told of this run is noised, was sent before, and is not kept any more")
-    affordable(costs)
-    receipt = ledger.reserve_costs(costs, run, ENROLMENT, attempt)
-    told = {name: number.noised(normal) for name, number in wanted.items()}
-    ledger.seal(receipt, json.dumps(told).encode())
-    ledger.sent(receipt)
-    return _with(fact, told, wanted)
+@dataclass(frozen=True)
+class Telling:
+    """What a member will say of itself for a run, and what that costs.
 
+    Attributes:
+        fact: What is public in any case.
+        numbers: What a weight may come from, by name.
+        centre: The noise multiplier of a mean of the inputs, or 0 where none is asked for.
+        rows: The inputs, behind the model's fixed features.
+        source: Draws the noise of the numbers.
+        mean_source: Draws that of the mean.
+    """
 
-def _with(fact: Fact, told: Mapping[str, float], wanted: Mapping[str, Number]) -> Fact:
-    noised = {
-        number.what: [number.noise, number.noise * number.row] for number in wanted.values() if number.noise
-    }  # fmt: skip
-    factor = told.get("factor")
-    return Fact(
-        fact.name, float(told["epsilon"]), fact.delta, fact.relation, max(1, round(told["samples"])),
-        None if factor is None else float(factor), fact.group, noised,
-    )  # fmt: skip
+    fact: Fact
+    numbers: Mapping[str, Number]
+    centre: float
+    rows: Callable[[], Tensor]
+    source: Source
+    mean_source: Source
+
+    def costs(self) -> tuple[Cost, ...]:
+        """What is to be charged before any of it is told."""
+        found = [Cost(number.what, "gaussian", number.noise, 1) for number in self.numbers.values() if number.noise]
+        return (*found, *((Cost(CENTRE, "gaussian", self.centre, 1),) if self.centre else ()))
+
+    def drawn(self) -> tuple[Fact, dict[str, Tensor]]:
+        """The numbers that are told, and the mean: drawn now, so to be called once a run."""
+        told = {name: number.noised(self._normal) for name, number in self.numbers.items()}
+        noised = {n.what: [n.noise, n.noise * n.row] for n in self.numbers.values() if n.noise}
+        samples, tensors = max(1, round(told["samples"])), dict[str, Tensor]()
+        if self.centre:
+            # By the number that is told: the true one, where it is noised, is nobody's business.
+            tensors[MEAN] = noised_mean(self.rows(), self.centre, samples, self.mean_source)
+            noised[CENTRE] = [self.centre, deviation(tensors[MEAN].numel(), self.centre, samples)]
+        factor = told.get("factor")
+        fact = replace(
+            self.fact, epsilon=float(told["epsilon"]), samples=samples,
+            factor=None if factor is None else float(factor), noised=noised,
+        )  # fmt: skip
+        return fact, tensors
+
+    def _normal(self) -> float:
+        return float(self.source.normal(1, torch.float64))

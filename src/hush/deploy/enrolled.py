@@ -13,21 +13,25 @@ import torch
 
 from hush import models, recipes
 from hush.config import Config
-from hush.data import transforms
+from hush.data import budgets, transforms
 from hush.data.clients import Clients
 from hush.data.datasets import Dataset
 from hush.deploy.courses import bounds, courses, training
 from hush.deploy.facts import Fact, roster, weighted
 from hush.engines import federation as engine
+from hush.engines import pace
 from hush.engines.federation import Federation
+from hush.local import centre
 from hush.models import Model
 from hush.privacy.cost import Cost
-from hush.privacy.course import Course, Outline, Output
+from hush.privacy.course import ENROLMENT, Course, Outline, Output, Stage
 from hush.recipes import Recipe
 from hush.recipes.check import check
+from hush.recipes.protect import CENTRE
 from hush.server.schedule import Schedule, schedule, stages_of
-from hush.types import Member, Policy
+from hush.types import HushError, Member, Policy
 
+_MANY = 1 << 40
 _PUBLIC = "what members declare at enrolment is public by their own choice, unless it is noised and charged"
 
 
@@ -53,14 +57,20 @@ class Own:
     outline: Outline
     rounds: Schedule
     told: tuple[Cost, ...] = ()
+    centre: str = ""
 
     def costs(self) -> tuple[Cost, ...]:
         """What all of the run releases, with what was told at enrolment."""
         return (*self.told, *training(self.course))
 
 
-def assemble(config: Config, facts: Sequence[Fact], test: Dataset) -> Enrolled:
-    """The federation as the coordinator knows it; `test` is its public test set."""
+def assemble(config: Config, facts: Sequence[Fact], test: Dataset, paced: bool = False) -> Enrolled:
+    """The federation as the coordinator knows it; `test` is its public test set.
+
+    `paced` says that the learning rate was left open; while it still is, the terms are drawn up with a rate of 1.
+    """
+    if config.local.lr == "auto":
+        config = with_rate(config, 1.0)
     name, recipe = recipes.parse(config.recipe, config.mode)
     recipe = weighted(recipe, facts)
     members = roster(config, facts)
@@ -75,8 +85,64 @@ def assemble(config: Config, facts: Sequence[Fact], test: Dataset) -> Enrolled:
     held = Clients(test, (), (), (), config.seed)
     return Enrolled(
         config, name, recipe, held, model, members, policies, planned, outputs, replace(terms, bounds=longest),
-        torch.device("cpu"),
+        torch.device("cpu"), paced,
     )  # fmt: skip
+
+
+def with_rate(config: Config, lr: float) -> Config:
+    """The config with this learning rate."""
+    return config.model_copy(update={"local": config.local.model_copy(update={"lr": lr})})
+
+
+def settled(config: Config, facts: Sequence[Fact], test: Dataset) -> Config:
+    """The config with a number for a learning rate that it leaves open, from the public plans alone."""
+    if config.local.lr != "auto":
+        return config
+    return with_rate(config, pace.rate(assemble(config, facts, test).terms, config.participation))
+
+
+def enrolment(config: Config, fact: Fact, number: int, policy: Policy) -> tuple[Course, Stage | None]:
+    """The course that a member is offered before it is known who else comes, and what enrolment asks of it."""
+    _, recipe = recipes.parse(config.recipe, config.mode)
+    facts = [fact if each == number else replace(fact, samples=_MANY) for each in range(config.data.clients)]
+    members = list(roster(config, facts))
+    members[number] = replace(members[number], policy=policy)
+    course = _course(config, recipe, members, [replace(each, noised={}) for each in facts], number)
+    stage = recipe.outline(config.rounds).of[ENROLMENT]
+    return course, course.stages[stage] if stage >= 0 else None
+
+
+def plausible(config: Config, fact: Fact, number: int) -> None:
+    """Raise a `HushError` if no plan can be made of what a member declares, whatever number it gets in the end."""
+    _, recipe = recipes.parse(config.recipe, config.mode)
+    fact = replace(fact, samples=max(fact.samples, batch_of(config, number)))
+    facts = [fact if each == number else replace(fact, samples=_MANY) for each in range(config.data.clients)]
+    member = replace(roster(config, facts)[number], client=0)
+    _, outline, orders = _timetable(config, recipe, len(facts))
+    wanted = ([member], [fact], outline, [orders[number]])
+    try:
+        planned = courses(config, recipe, *wanted)
+        outputs = recipe.protect.output([member], config.rounds)
+        bounds(with_rate(config, 1.0), recipe, [member], [fact], planned, outputs, *wanted[2:], 1)
+    except Exception as error:  # a stranger's numbers may be impossible in any way, and cost the stranger alone
+        raise HushError(f"facts: no plan can be made of them: {error}"[:300]) from None
+
+
+def batch_of(config: Config, number: int) -> int:
+    """The batch that a config has for a member."""
+    return int(budgets.batch_sizes(config.local.batch_size, config.data.clients, config.seed)[number])
+
+
+def width_of(model: Model) -> int:
+    """How many numbers a centre has; an error if the model can have none."""
+    return centre.form_of(model).width
+
+
+def tells_centre(recipe: Recipe, rounds: int) -> bool:
+    """Whether enrolment asks for a mean of the inputs."""
+    outline = recipe.outline(rounds)
+    stage = outline.of[ENROLMENT]
+    return stage >= 0 and any(aside.what == CENTRE for aside in outline.asks[stage].asides)
 
 
 def own(config: Config, facts: Sequence[Fact], client: int, rows: Dataset, policy: Policy, classes: int) -> Own:
@@ -84,14 +150,10 @@ def own(config: Config, facts: Sequence[Fact], client: int, rows: Dataset, polic
     _, recipe = recipes.parse(config.recipe, config.mode)
     members = list(roster(config, facts))
     members[client] = replace(members[client], policy=policy, samples=len(rows.y))
-    rounds, outline, orders = _timetable(config, recipe, len(members))
-    chosen = [client] if _alone(recipe) else list(range(len(members)))
-    planned = courses(
-        config, recipe, [members[c] for c in chosen], [facts[c] for c in chosen], outline, [orders[c] for c in chosen]
-    )
+    rounds, outline, _ = _timetable(config, recipe, len(members))
+    course = _course(config, recipe, members, facts, client)
     model = models.build(config.model, tuple(rows.x.shape[1:]), classes, config.seed)
     output = recipe.protect.output(members, config.rounds)[client]
-    course = planned[chosen.index(client)]
     told = facts[client].costs()
     return Own(config, recipe, model, client, members[client], course, output, outline, rounds, told)
 
@@ -105,6 +167,18 @@ def _timetable(config: Config, recipe: Recipe, number: int) -> tuple[Schedule, O
     rounds = schedule(config.seed, number, config.rounds, config.participation)
     outline = recipe.outline(config.rounds)
     return rounds, outline, stages_of(outline, rounds, number)
+
+
+def _course(config: Config, recipe: Recipe, members: Sequence[Member], facts: Sequence[Fact], client: int) -> Course:
+    """One member's course, with no more of the others' than it depends on."""
+    _, outline, orders = _timetable(config, recipe, len(members))
+    chosen = [client] if _alone(recipe) else list(range(len(members)))
+    at = chosen.index(client)
+    planned = courses(
+        config, recipe, [members[c] for c in chosen], [facts[c] for c in chosen], outline, [orders[c] for c in chosen],
+        sure=at,
+    )  # fmt: skip
+    return planned[at]
 
 
 def _alone(recipe: Recipe) -> bool:

@@ -14,6 +14,7 @@ from hush.recipes.weigh import COUNT, Impact
 from hush.types import HushError, Member, Policy, Relation
 
 BUDGET, IMPACT = "privacy budget", "impact factor"
+MEAN = "mean"
 _DEVIATIONS = 6.0
 
 

@@ -11,7 +11,10 @@ from hush.data import budgets
 from hush.deploy import wire
 from hush.deploy.facts import BUDGET, IMPACT, Fact
 from hush.deploy.wire import Letter
-from hush.recipes.weigh import COUNT
+from hush.recipes import Recipe
+from hush.recipes.clusters import Oracle
+from hush.recipes.protect import CENTRE
+from hush.recipes.weigh import COUNT, Impact
 from hush.types import HushError, Relation
 
 _FIELDS = ("epsilon", "delta", "relation", "samples", "factor", "group", "noised")
@@ -36,9 +39,29 @@ def facts_of(letter: Letter, name: str, run: str) -> tuple[Fact, str]:
     return Fact(name, **found), head
 
 
+def check_asked(recipe: Recipe, fact: Fact) -> None:
+    """Raise a `HushError` if a member told what the recipe does not ask for, or something that it has no place for."""
+    assign, weigh = recipe.assign, recipe.weigh
+    if (fact.group is not None) != isinstance(assign, Oracle):
+        raise HushError("facts: a true cluster that the recipe does not ask for, or none where it does")
+    if fact.group is not None and fact.group >= assign.models:
+        raise HushError(f"facts: true cluster {fact.group}; the recipe has 0 to {assign.models - 1}")
+    if fact.factor is not None and not (isinstance(weigh, Impact) and not weigh.factors):
+        raise HushError("facts: an impact factor that the recipe does not ask for")
+
+
 def fitting(config: Config, facts: Sequence[Fact]) -> tuple[list[Fact], dict[str, str]]:
-    """The members whose rows suffice for their batches, and why the others' do not."""
+    """The members that can take part together, and why the others cannot: too few rows, or factors for some alone."""
+    factors = [fact for fact in facts if fact.factor is not None]
     kept, out = list(facts), dict[str, str]()
+    if 0 < len(factors) < len(facts):
+        # From all or from none: what the most of them do.
+        wanted = 2 * len(factors) >= len(facts)
+        words = "no impact factor (enrol.factor), and the others have one" if wanted else (
+            "an impact factor (enrol.factor), and the others have none"
+        )  # fmt: skip
+        out = {fact.name: words for fact in facts if (fact.factor is not None) != wanted}
+        kept = [fact for fact in facts if fact.name not in out]
     while kept:
         batches = budgets.batch_sizes(config.local.batch_size, len(kept), config.seed)
         short = {
@@ -66,7 +89,7 @@ def _whole(value: Any, low: int, high: int) -> bool:
 def _noised(value: Any) -> bool:
     return (
         isinstance(value, Mapping)
-        and set(value) <= {COUNT, BUDGET, IMPACT}
+        and set(value) <= {COUNT, BUDGET, IMPACT, CENTRE}
         and all(isinstance(pair, list) and len(pair) == 2 for pair in value.values())
         and all(_number(each, 0, math.inf) for pair in value.values() for each in pair)
     )

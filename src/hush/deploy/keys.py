@@ -10,6 +10,7 @@ import datetime
 import hashlib
 import ipaddress
 import os
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -124,13 +125,42 @@ def make_server(folder: Path, hosts: Sequence[str], days: int) -> None:
 
 
 def check_server(folder: Path) -> None:
-    """Raise a `HushError` unless the server's certificate is there and still valid."""
-    for name in ("ca.crt", "server.crt", "server.key"):
-        read(folder / name, "a certificate of this federation")
+    """Raise a `HushError` unless the server's certificate is there, valid now, of its key, and signed by the CA."""
+    _certificate(folder / "ca.crt")
+    found = _certificate(folder / "server.crt")
+    read(folder / "server.key", "a certificate of this federation")
+    _check_date(folder, found)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        found = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
-    except ValueError as error:
-        raise HushError(f"{folder / 'server.crt'}: not a certificate: {error}") from None
+        server.load_cert_chain(folder / "server.crt", folder / "server.key", lambda: "")
+    except (ssl.SSLError, OSError):
+        raise HushError(
+            f"{folder / 'server.key'}: not the key of server.crt; make both with hush federation renew"
+        ) from None
+    try:
+        _greet(ssl.create_default_context(cafile=folder / "ca.crt"), server)
+    except ssl.SSLError as error:
+        raise HushError(
+            f"{folder / 'server.crt'}: members will not trust it ({error.reason or error}); it is to be signed by the "
+            "CA in ca.crt: hush federation renew"
+        ) from None
+
+
+def _greet(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
+    """A connection from one to the other within this process, until both trust it."""
+    client.check_hostname = False
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)]
+    while ends:
+        for end in list(ends):
+            try:
+                end.do_handshake()
+                ends.remove(end)
+            except ssl.SSLWantReadError:
+                continue
+
+
+def _check_date(folder: Path, found: x509.Certificate) -> None:
     now = datetime.datetime.now(datetime.UTC)
     if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
         raise HushError(
@@ -138,6 +168,13 @@ def check_server(folder: Path) -> None:
             f"{found.not_valid_after_utc:%Y-%m-%d %H:%M}, and it is {now:%Y-%m-%d %H:%M} (UTC); "
             "make a new one with hush federation renew, or set the clock"
         )
+
+
+def _certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(read(path, "a certificate of this federation"))
+    except ValueError as error:
+        raise HushError(f"{path}: not a certificate: {error}") from None
 
 
 def write_secret(path: Path, content: bytes) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +37,28 @@ def prepare(kit: Kit, policy_path: Path, data: Path) -> Node:
 
 def join(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], None], patience: float = 3600.0) -> None:
     """Take part until the process is stopped."""
-    from hush.engines.flower import Line
-
     if not (kit.path / "key.pem").exists():
         kit.key()
         say(f"made {kit.path / 'key.pem'}; send {kit.path / kit.member}.pub to the coordinator, then join again")
         return
+    with alone(kit):
+        _take_part(kit, policy_path, data, say, patience)
+
+
+@contextlib.contextmanager
+def alone(kit: Kit) -> Iterator[None]:
+    """Have a kit to oneself: two processes with one key would each get half of the messages."""
+    with (kit.path / "in-use").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise HushError(f"{kit.path}: another process takes part with this kit; stop it first") from None
+        yield
+
+
+def _take_part(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], None], patience: float) -> None:
+    from hush.engines.flower import Line
+
     node = prepare(kit, policy_path, data)
     line = Line(kit.address, kit.ca(), kit.key(), patience)
     signal.signal(signal.SIGTERM, _stopped)
@@ -49,6 +67,9 @@ def join(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], None], pa
         node.trail.note("online", node=str(number))
         say(f"{kit.member} is online at {kit.address}; budget left {node.ledger.left():.4g}")
         serve(node, line)
+    except KeyboardInterrupt:
+        say(f"{kit.member} has signed off")
+        raise
     finally:
         line.close()
         node.ledger.close()

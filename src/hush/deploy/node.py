@@ -9,39 +9,42 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from hush import recipes
+from hush import models, recipes
 from hush.config import Config, parse
 from hush.data.datasets import Dataset
 from hush.deploy import enrolled, keys, rows, wire
+from hush.deploy.asked import checked
 from hush.deploy.audit import Trail
-from hush.deploy.declare import declare, group, numbers
+from hush.deploy.declare import Telling, group, numbers
 from hush.deploy.enrolled import Own
 from hush.deploy.facts import BUDGET, IMPACT, Fact
 from hush.deploy.policy import MemberPolicy, check_imports, check_offer, check_plans
 from hush.deploy.wire import Letter, want
 from hush.engines import answer
 from hush.local.train import train
-from hush.privacy import limits, noise
+from hush.models import Model
+from hush.privacy import noise
 from hush.privacy.cost import Cost, from_json
 from hush.privacy.course import ENROLMENT, Stage
 from hush.privacy.ledger import BudgetSpentError, Ledger, balance
 from hush.privacy.ledger.book import RESERVED
 from hush.privacy.ledger.ledger import inspect
 from hush.recipes import Recipe
+from hush.recipes.protect import CENTRE
 from hush.recipes.weigh import COUNT
 from hush.server.rundir import write_atomically
 from hush.types import HushError, Receipt, Task
 
 TASK_CAP = 1 << 30
-_MANY = 1 << 40
-DECLARED = (COUNT, BUDGET, IMPACT)
+DECLARED = (COUNT, BUDGET, IMPACT, CENTRE)
 
 
 class Node:
@@ -58,6 +61,7 @@ class Node:
         self._key = key
         self._own: dict[str, tuple[str, Own]] = {}
         self._fitting: set[str] = set()
+        self._held: tuple[object, Tensor] | None = None
         self.members, self.seconds = 1, 0.0
 
     def handle(self, content: bytes) -> tuple[bytes, Receipt | None]:
@@ -67,7 +71,10 @@ class Node:
             letter = wire.decode(content, TASK_CAP)
             says = letter.says
             return self._answer(letter)
-        except (HushError, TypeError, ValueError, KeyError, IndexError, RuntimeError) as error:
+        except OSError:
+            # The disk is not the coordinator's doing, nor its business.
+            raise
+        except Exception as error:  # whatever it is that a coordinator says, it ends no member
             reason = str(error) if isinstance(error, HushError) else f"a message that makes no sense: {error!r}"
             final = isinstance(error, BudgetSpentError)
             run, number = str(says.get("run", ""))[:80], says.get("round", 0)
@@ -80,15 +87,15 @@ class Node:
 
     def _answer(self, letter: Letter) -> tuple[bytes, Receipt | None]:
         if letter.kind == "enrol":
-            return self._enrol(letter), None
+            return self._enrol(letter)
         if letter.kind == "begin":
             return self._begin(letter), None
         if letter.kind == "task":
             return self._task(letter)
         raise HushError(f"message: unknown kind {letter.kind[:40]!r}; accepted: enrol, begin, task")
 
-    def _enrol(self, letter: Letter) -> bytes:
-        """Whether this member would take part, and what it declares."""
+    def _enrol(self, letter: Letter) -> tuple[bytes, Receipt | None]:
+        """Whether this member would take part, and what it declares: the same however often it is asked."""
         run, raw, code, schema, number, head = want(letter, "run", "config", "code", "schema", "number", "head")
         config = parse(raw)
         check_imports(self.policy, config)
@@ -96,31 +103,67 @@ class Node:
         check_offer(self.policy, config, name, recipe, code)
         rows.check_schema(self.data, schema["shape"], schema["classes"])
         self.ledger.check_head(head)
-        fact = self._declared(run, config, recipe, int(number), int(schema["classes"]))
-        self.trail.note("enrolled", run=run, recipe=name, declared=asdict(fact), **self.balance())
-        return self._signed(Letter("facts", {"run": run, **asdict(fact), "head": self.ledger.head}))
+        self._state(run)
+        telling = self._telling(config, recipe, number, int(schema["classes"]))
+        costs = telling.costs()
+        if not costs:
+            return self._facts(run, name, telling, self.ledger.head), None
+        attempt = self.ledger.next_attempt(run, ENROLMENT)
+        if attempt == 0:
+            kept = self.ledger.sealed(run, ENROLMENT)
+            if kept is None:
+                raise HushError("enrolment: what was told of this run is noised, was sent before, and is not kept")
+            self.trail.note("resent", run=run, round=ENROLMENT)
+            return kept[1], kept[0]
+        self._affordable(run, costs)
 
-    def _declared(self, run: str, config: Config, recipe: Recipe, number: int, classes: int) -> Fact:
-        """What this member says of itself for a run: the same however often it is asked."""
-        one = self.policy.one_run
-        fact = Fact(self.name, **asdict(one), samples=len(self.data.y), group=group(self.policy, recipe))
-        noisy = 0.0
+        def make(receipt: Receipt) -> bytes:
+            return self._facts(run, name, telling, receipt.head)
+
+        return self._released(run, ENROLMENT, costs, attempt, make)
+
+    def _facts(self, run: str, recipe: str, telling: Telling, head: str) -> bytes:
+        fact, tensors = telling.drawn()
+        self.trail.note("enrolled", run=run, recipe=recipe, declared=asdict(fact), **self.balance())
+        return self._signed(Letter("facts", {"run": run, **asdict(fact), "head": head}, tensors))
+
+    def _telling(self, config: Config, recipe: Recipe, number: int, classes: int) -> Telling:
+        """What this member is to say of itself for a run, with the noise that its own course has for it."""
+        if type(number) is not int or not 0 <= number < config.data.clients:
+            raise HushError(f"enrolment: number {number!r:.20} of {config.data.clients} members")
+        fact = Fact(
+            self.name, **asdict(self.policy.one_run), samples=len(self.data.y), group=group(self.policy, recipe)
+        )
+        noisy = centre = 0.0
+        model = models.build(config.model, tuple(self.data.x.shape[1:]), classes, config.seed)
         if recipe.outline(config.rounds).of[ENROLMENT] >= 0:
-            # The recipe itself asks for a noisy count: with the noise that this member's course has for it.
-            others = replace(fact, samples=_MANY)
-            facts = [fact if other == number else others for other in range(config.data.clients)]
-            own = enrolled.own(config, facts, number, self.data, one, classes)
-            noisy = own.course.stages[own.outline.of[ENROLMENT]].noise_of(COUNT)
-        replayed = noisy > 0 and config.privacy.noise != "secure"
-        source = noise.replayable(config.seed, number, ENROLMENT) if replayed else noise.secure()
-        return declare(
-            fact, numbers(self.policy, len(self.data.y), recipe, noisy), self.ledger, run,
-            lambda: float(source.normal(1, torch.float64)), lambda costs: self._affordable(run, costs),
-        )  # fmt: skip
+            course, stage = enrolled.enrolment(config, fact, number, self.policy.one_run)
+            # What enrolment asks is charged before the run begins: so not for a run that would be refused then.
+            check_plans(self.policy, course)
+            noisy, centre = (stage.noise_of(what) if stage is not None else 0.0 for what in (COUNT, CENTRE))
+            if centre:
+                enrolled.width_of(model)
+        replayed = config.privacy.noise != "secure"
+        first, second = (
+            noise.replayable(config.seed, number, ENROLMENT) if replayed and asked else noise.secure()
+            for asked in (noisy > 0, True)
+        )
+        # The simulation draws a count before the mean.
+        second.normal(1, torch.float64)
+        wanted = numbers(self.policy, len(self.data.y), recipe, noisy)
+        return Telling(fact, wanted, centre, lambda: self._inputs(config, model), first, second)
+
+    def _inputs(self, config: Config, model: Model) -> Tensor:
+        """The rows as a run's model takes them; those of one run at a time are kept."""
+        kind = (config.model.model_dump_json(), config.data.rows, config.seed)
+        if self._held is None or self._held[0] != kind:
+            x = torch.from_numpy(enrolled.shaped(self.data, config).x)
+            self._held = (kind, x if model.features is None else model.features(x))
+        return self._held[1]
 
     def _begin(self, letter: Letter) -> bytes:
         """Agree to a run as a whole. From now on its config is fixed."""
-        run, client, roster, *_ = want(letter, "run", "client", "roster", "config", "code", "schema", "head")
+        run, client, roster, *_ = want(letter, "run", "client", "roster", "config", "code", "schema", "centre", "head")
         own, facts = self._computed(letter.says)
         if type(client) is not int or facts[client].name != self.name:
             raise HushError(f"begin: the roster does not have {self.name} as number {client}")
@@ -153,11 +196,18 @@ class Node:
         check_offer(self.policy, config, name, recipe, says["code"])
         rows.check_schema(self.data, says["schema"]["shape"], says["schema"]["classes"])
         self.ledger.check_head(says["head"])
+        if config.local.lr == "auto":
+            raise HushError("begin: local.lr is still open; accepted: a number")
         facts = [Fact(**fact) for fact in says["roster"]]
         own = enrolled.own(
             config, facts, says["client"], self.data, self.policy.one_run, int(says["schema"]["classes"])
         )
-        return own, facts
+        mine = facts[own.client]
+        if COUNT not in mine.noised and mine.samples != len(self.data.y):
+            raise HushError("begin: the roster has another number of rows for this member than it has now")
+        if enrolled.tells_centre(recipe, config.rounds) != bool(says["centre"]):
+            raise HushError("begin: a centre that the recipe does not have, or none where it has one")
+        return replace(own, centre=str(says["centre"])), facts
 
     def _agreed(self, run: str) -> Own:
         """The run that was agreed to, from memory or from the file that outlives this process."""
@@ -179,33 +229,42 @@ class Node:
         if type(number) is not int or not 1 <= number <= len(own.rounds) or own.client not in own.rounds[number - 1]:
             raise HushError(f"task: this member has no part in round {number!r:.20}")
         self.ledger.check_head(head)
-        task = self._checked(own, letter, number)
+        task = checked(own, letter, number, self.policy.bounds)
         asked = wire.digest(Letter("task", {"run": run, "round": number}, letter.tensors))
         stage = own.course.stages[own.outline.of[number]]
         attempt = self.ledger.next_attempt(run, number)
         if attempt == 0:
             return self._again(run, number, asked)
         self._affordable(run, stage.costs(), own)
-        receipt = self.ledger.reserve_costs(stage.costs(), run, number, attempt)
-        costs = [asdict(cost) for cost in stage.costs()]
-        self.trail.note("charged", run=run, round=number, attempt=attempt, costs=costs)
-        began = time.perf_counter()
-        try:
-            payload = self._sealed(own, task, stage, receipt, asked)
+
+        def make(receipt: Receipt) -> bytes:
+            began = time.perf_counter()
+            payload = self._trained(own, task, stage, receipt, asked)
             self.seconds = time.perf_counter() - began
+            return payload
+
+        return self._released(run, number, stage.costs(), attempt, make)
+
+    def _released(
+        self, run: str, number: int, costs: tuple[Cost, ...], attempt: int, make: Callable[[Receipt], bytes]
+    ) -> tuple[bytes, Receipt]:
+        """Charge, then make what is released, and seal it."""
+        receipt = self.ledger.reserve_costs(costs, run, number, attempt)
+        self.trail.note("charged", run=run, round=number, attempt=attempt, costs=[asdict(cost) for cost in costs])
+        try:
+            payload = make(receipt)
+            self.ledger.seal(receipt, payload)
             return payload, receipt
         except BaseException:
             # Nothing was released, but what was charged stays charged.
             self.ledger.burn(receipt)
             raise
 
-    def _sealed(self, own: Own, task: Task, stage: Stage, receipt: Receipt, asked: str) -> bytes:
+    def _trained(self, own: Own, task: Task, stage: Stage, receipt: Receipt, asked: str) -> bytes:
         config = own.config
         secure = config.privacy.noise == "secure"
         source = noise.secure() if secure else noise.replayable(config.seed, own.client, task.round)
-        held = enrolled.shaped(self.data, config)
-        x, y = torch.from_numpy(held.x), torch.from_numpy(held.y)
-        x = x if own.model.features is None else own.model.features(x)
+        x, y = self._inputs(config, own.model), torch.from_numpy(self.data.y)
         client = answer.Client(own.recipe, config, own.model, x, y, 0, source, own.output)
         done = answer.work(task, receipt, stage, client)
         limit = None if config.engine.physical_batch == "auto" else config.engine.physical_batch
@@ -215,9 +274,7 @@ class Node:
             "run": receipt.run, "round": task.round, "client": self.name, "serial": receipt.serial,
             "head": receipt.head, "asked": asked, "notes": dict(update.notes),
         }  # fmt: skip
-        payload = self._signed(Letter("update", says, {"vector": update.vector}))
-        self.ledger.seal(receipt, payload)
-        return payload
+        return self._signed(Letter("update", says, {"vector": update.vector}))
 
     def _again(self, run: str, number: int, asked: str) -> tuple[bytes, Receipt | None]:
         kept = self.ledger.sealed(run, number)
@@ -229,29 +286,6 @@ class Node:
             raise HushError(f"task: round {number} was answered for another model; nothing more is released for it")
         self.trail.note("resent", run=run, round=number)
         return payload, receipt
-
-    def _checked(self, own: Own, letter: Letter, number: int) -> Task:
-        layout = own.model.layout
-        tensors = dict(letter.tensors)
-        given = tensors.pop("models")
-        ask = own.outline.at(number)
-        most = own.recipe.assign.models if ask.choose else 1
-        if (
-            given.dtype != torch.float32
-            or given.ndim != 2
-            or given.shape[1] != layout.size
-            or not 1 <= len(given) <= most
-        ):
-            raise HushError(
-                f"task: models of shape {tuple(given.shape)}; accepted: up to {most} of {layout.size} numbers"
-            )
-        notes = {name.removeprefix("notes."): tensor for name, tensor in tensors.items()}
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in letter.tensors.values()):
-            raise HushError("task: it holds numbers that are not finite")
-        if "clip" in notes:
-            plan = own.course.stages[own.outline.of[number]].plan
-            limits.check(replace(plan, clip=float(notes["clip"])), self.policy.bounds)
-        return Task(own.client, number, given, layout, own.recipe.project.answer(layout, notes), notes)
 
     def _charged(self, run: str) -> tuple[Cost, ...]:
         found, _ = inspect(self._ledger_path)
@@ -287,8 +321,8 @@ class Node:
         return {"spent": round(self.ledger.spent(), 6), "left": round(self.ledger.left(), 6)}
 
     def _state(self, run: str) -> Path:
-        if not run.isalnum() or len(run) > 64:
-            raise HushError(f"run {run[:40]!r}: accepted: letters and digits")
+        if not isinstance(run, str) or not run.isascii() or not run.isalnum() or len(run) > 64:
+            raise HushError(f"run {run!r:.40}: accepted: letters and digits")
         return self._runs / f"{run}.json"
 
     def _signed(self, letter: Letter) -> bytes:

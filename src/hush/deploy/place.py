@@ -9,11 +9,12 @@ DIR/kits/NAME/           to be handed to the member: kit.toml, ca.crt, policy.to
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,15 +80,27 @@ class Place:
             "key": self.server / "server.key",
         }
 
-    def members(self) -> dict[str, bytes]:
-        """The public keys of all members, by name, in order."""
-        found = sorted((self.path / "members").glob("*.pub"))
-        return {path.stem: keys.public_pem(keys.load_public(path.read_bytes(), path)) for path in found}
+    def members(self, fault: Callable[[HushError], None] | None = None) -> dict[str, bytes]:
+        """The public keys of all members, by name, in order.
+
+        A file that holds none is an error; or, where `fault` is given, is told to it and lets nobody in.
+        """
+        found = {}
+        for path in sorted((self.path / "members").glob("*.pub")):
+            try:
+                found[path.stem] = keys.public_pem(keys.load_public(keys.read(path, "a public key"), path))
+            except HushError as error:
+                if fault is None:
+                    raise
+                fault(error)
+        return found
 
     def admit(self, name: str, public: bytes) -> None:
         """List a member."""
         path = self.path / "members" / f"{_named(name)}.pub"
         pem = keys.public_pem(keys.load_public(public, f"key of {name}"))
+        if any(old.read_bytes() == pem for old in (self.path / "members").glob("*.revoked")):
+            raise HushError(f"key of {name}: revoked before; accepted: a new key")
         if path.exists() and path.read_bytes() != pem:
             raise HushError(f"{path}: {name} has another key; revoke it first")
         if pem in (key for other, key in self.members().items() if other != name):
@@ -98,7 +111,7 @@ class Place:
         """Take a member off the list; its key can never be admitted as it was."""
         path = self.path / "members" / f"{_named(name)}.pub"
         content = keys.read(path, f"the public key of member {name}")
-        path.replace(path.with_suffix(".revoked"))
+        path.replace(path.with_name(f"{name}-{hashlib.sha256(content).hexdigest()[:16]}.revoked"))
         return content
 
     def heads(self) -> dict[str, str]:

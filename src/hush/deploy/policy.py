@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,11 +14,13 @@ from hush.config import Config, located
 from hush.deploy.template import code_hash
 from hush.privacy import limits
 from hush.privacy.limits import Limits
-from hush.recipes import Recipe
+from hush.recipes import RECIPES, Recipe
 from hush.types import Accountant, HushError, Policy, Relation, unknown
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-ANY = "any"
+ANY, CUSTOM, MODIFIED = "any", "custom", " (modified)"
+_MOST_ROUNDS, _MOST_TURNS = 10**6, 10**8
+_HASH = re.compile("[0-9a-f]{64}")
 
 
 class _Strict(BaseModel):
@@ -119,11 +122,40 @@ def load(path: Path) -> MemberPolicy:
     except (OSError, UnicodeDecodeError) as error:
         raise HushError(f"{path}: the policy cannot be read: {error}") from None
     try:
-        return MemberPolicy.model_validate(tomllib.loads(text))
+        found = MemberPolicy.model_validate(tomllib.loads(text))
+        _check(found)
+        return found
+    except HushError as error:
+        raise located(error, path) from None
     except tomllib.TOMLDecodeError as error:
         raise HushError(f"{path}: not valid TOML: {error}") from None
     except ValidationError as error:
         raise located(_explained(error), path) from None
+
+
+def _check(policy: MemberPolicy) -> None:
+    """Raise a `HushError` for rules that contradict each other, or that no run could ever meet."""
+    bounds, budget = policy.limits, policy.budget
+    if bounds.min_clip > bounds.max_clip:
+        raise HushError(
+            f"limits.min_clip: {bounds.min_clip:g} is more than max_clip {bounds.max_clip:g}", "limits.min_clip"
+        )
+    if budget.lifetime is not None and budget.lifetime < budget.epsilon:
+        raise HushError(
+            f"budget.lifetime: {budget.lifetime:g} is less than the {budget.epsilon:g} of one run (epsilon); "
+            "accepted: as much, or more",
+            "budget.lifetime",
+        )
+    for name in policy.accept.recipes:
+        if name.removesuffix(MODIFIED) not in (ANY, CUSTOM, *RECIPES):
+            raise unknown("accept.recipes", "recipe", name, [ANY, CUSTOM, *RECIPES])
+    for name in policy.accept.code:
+        if name != ANY and not _HASH.fullmatch(name):
+            raise HushError(
+                f"accept.code: found {name[:80]!r}; accepted: 64 digits and letters a to f (hush federation code), "
+                'or "any"',
+                "accept.code",
+            )
 
 
 def _explained(error: ValidationError) -> HushError:
@@ -164,6 +196,8 @@ def _texts(value: Any) -> Iterator[str]:
 def check_offer(policy: MemberPolicy, config: Config, name: str, recipe: Recipe, code: str) -> None:
     """Raise a `HushError` unless the policy lets this config be taken part in at all."""
     accept, own = policy.accept, code_hash()
+    if config.rounds > _MOST_ROUNDS or config.rounds * config.data.clients > _MOST_TURNS:
+        raise HushError(f"{config.rounds} rounds of {config.data.clients} members: more than a member plans for")
     if ANY not in accept.recipes and name not in accept.recipes:
         raise HushError(f"recipe {name}: not accepted here; accepted: {', '.join(accept.recipes)}")
     for what, found in (("this member's code", own), ("the coordinator's code", code)):

@@ -75,6 +75,13 @@ class Post:
                 self._hub.open()
         return self._ask(letters, cap, quorum, gather, counts)
 
+    def here(self) -> set[str]:
+        """The members that could be asked now."""
+        try:
+            return {self._names[peer.key] for peer in self._hub.online() if peer.key in self._names}
+        except ForgottenError:
+            return set()
+
     def _ask(
         self, letters: Mapping[str, bytes], cap: int, quorum: int, gather: bool, counts: Counts
     ) -> dict[str, bytes | HushError]:

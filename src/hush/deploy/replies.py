@@ -9,7 +9,7 @@ from hush.deploy.wire import Letter
 from hush.privacy.ledger.ledger import stated
 from hush.types import HushError, Task, Update
 
-_KINDS = ("update", "facts", "ready", "no")
+_NO = "no"
 
 
 def letter_of(run: str, task: Task) -> Letter:
@@ -18,20 +18,26 @@ def letter_of(run: str, task: Task) -> Letter:
     return Letter("task", {"run": run, "round": task.round}, {"models": task.models, **notes})
 
 
-def opened(public: ec.EllipticCurvePublicKey, reply: bytes | HushError, expected: wire.Spec) -> Letter:
-    """A member's letter, its signature and header checked before it is decoded; or a `HushError`."""
+def opened(public: ec.EllipticCurvePublicKey, reply: bytes | HushError, kind: str, expected: wire.Spec) -> Letter:
+    """A member's letter, its signature and header checked before it is decoded; or a `HushError`.
+
+    `expected` are the numbers in an answer of the kind that is waited for. Any other has none.
+    """
     if isinstance(reply, HushError):
         raise reply
     content = keys.opened(public, reply)
-    spec = expected if wire.kind_of(content) == "update" else {}
+    spec = expected if wire.kind_of(content) == kind else {}
     letter = wire.decode(content, len(content), spec)
-    if letter.kind not in _KINDS or (letter.kind == "update") != bool(letter.tensors):
+    if letter.kind not in (kind, _NO):
         raise HushError(f"an answer of kind {letter.kind[:20]!r}")
     return letter
 
 
-def update_of(letter: Letter, run: str, name: str, task: Task) -> Update:
-    """The update in an answer to a task; or a `HushError` if it answers another, or says what it was not asked."""
+def update_of(letter: Letter, run: str, name: str, task: Task, far: float) -> Update:
+    """The update in an answer to a task; or a `HushError` if it answers another, or says what it was not asked.
+
+    `far` is how far from a half an honest fraction of gradients below the clip can be.
+    """
     told_run, number, client, serial, head, asked, notes = wire.want(
         letter, "run", "round", "client", "serial", "head", "asked", "notes"
     )
@@ -41,6 +47,8 @@ def update_of(letter: Letter, run: str, name: str, task: Task) -> Update:
     wanted |= {"below"} if "clip" in task.notes else set()
     if (told_run, client) != (run, name) or set(notes) != wanted:
         raise HushError("it answers another run or member, or says what it was not asked")
+    if "below" in wanted and abs(notes["below"] - 0.5) > far:
+        raise HushError(f"its fraction is beyond the {far:.4g} from a half that its plan can reach")
     if number == task.round and asked != wire.digest(letter_of(run, task)):
         raise HushError("it answers another task of this round")
     receipt = stated(task.client, number, serial, run, head[:200])

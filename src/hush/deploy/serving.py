@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hush.deploy.audit import Trail
 from hush.deploy.place import Place
 from hush.deploy.processes import check_port
+from hush.engines.gate import Listed
 from hush.types import HushError
 
 
@@ -20,29 +21,38 @@ def serve(place: Place, say: Callable[[str], None], host: str | None = None) -> 
     certificate, settings = place.certificate(), place.settings
     listen = host or settings.host
     check_port(listen, settings.port)
+    doors = Listed()
 
     def keep() -> None:
         hub = Hub(settings.address if host is None else f"{_near(host)}:{settings.port}", place.ca(), place.secret())
         listed: dict[str, bytes] | None = None
+        complaints: set[str] = set()
+
+        def complain(error: HushError) -> None:
+            if str(error) not in complaints:
+                complaints.add(str(error))
+                say(f"members: {error}")
+
         while True:
             try:
-                now = place.members()
+                now = place.members(complain)
                 if now != listed:
-                    synchronise(place, hub)
+                    synchronise(place, hub, now)
+                    doors.name(now.values())
                     if listed is None:
                         say(f"ready at {settings.address}, {len(now)} members listed")
                     listed = now
             except HushError as error:
-                say(f"members: {error}")
+                complain(error)
             time.sleep(0.5)
 
     threading.Thread(target=keep, daemon=True).start()
-    superlink(listen, settings.port, certificate, place.secret())
+    superlink(listen, settings.port, certificate, place.secret(), doors)
 
 
-def synchronise(place: Place, hub: Any) -> None:
-    """Register the keys that are listed and shut out those that are not."""
-    trail, wanted = Trail(place.server / "audit.jsonl"), place.members()
+def synchronise(place: Place, hub: Any, wanted: Mapping[str, bytes]) -> None:
+    """Register the keys that are wanted and shut out all others."""
+    trail = Trail(place.server / "audit.jsonl")
     known = {peer.key: peer for peer in hub.peers()}
     for name, key in wanted.items():
         if key not in known:

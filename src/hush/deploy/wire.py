@@ -75,6 +75,11 @@ def digest(letter: Letter) -> str:
     return hashlib.sha256(encode(letter)).hexdigest()
 
 
+def name_of(tensor: Tensor) -> str:
+    """A name for the numbers of a tensor, its type and its shape."""
+    return digest(Letter("tensor", {}, {"": tensor}))
+
+
 def want(letter: Letter, *names: str) -> list[Any]:
     """The values of exactly these names, or a `HushError`."""
     if set(letter.says) != set(names):

@@ -63,11 +63,22 @@ def answered(stage: Stage, samples: int, rows: Rows, client: int, source: Source
     spread = stage.noise_of(CENTRE)
     if not spread:
         return Told(count)
-    x = rows(client)
+    # A count that is told with noise is the one to divide by: the true one is nobody's business.
+    known, x = whole(count) if stage.noise_of(COUNT) else samples, rows(client)
+    return Told(count, noised_mean(x, spread, known, source), deviation(x[:1].numel(), spread, known))
+
+
+def noised_mean(x: Tensor, spread: float, samples: int, source: Source) -> Tensor:
+    """The sum of the bounded rows with noise of this multiplier, over a number of rows that is public."""
     limit = bound(x[:1].numel())
     total = bounded_sum(x, limit).cpu()
     noised = total + spread * limit * source.normal(total.numel(), torch.float64)
-    return Told(count, noised / samples, spread * limit / samples)
+    return noised / samples
+
+
+def deviation(width: int, spread: float, samples: int) -> float:
+    """The noise in each number of such a mean."""
+    return spread * bound(width) / samples
 
 
 def centred(heard: Sequence[Told]) -> State:
@@ -82,4 +93,9 @@ def centred(heard: Sequence[Told]) -> State:
 def with_counts(terms: Terms, counts: Sequence[float] | Tensor) -> Terms:
     """The terms with these sample counts, each at least 1."""
     members = zip(terms.members, [float(count) for count in counts], strict=True)
-    return replace(terms, members=tuple(replace(member, samples=max(1, round(count))) for member, count in members))
+    return replace(terms, members=tuple(replace(member, samples=whole(count)) for member, count in members))
+
+
+def whole(count: float) -> int:
+    """A noised count as a number of rows."""
+    return max(1, round(count))

@@ -3,17 +3,20 @@
 Flower's control and runtime interfaces (register a node, start a run, take a task) share the nodes' port and ask for
 no password. Behind this gate they need the coordinator's secret. Nothing is read that announces no size. And the
 coordinator says how long an answer can be: no node sends a longer request, nor more than a few such answers a round.
+Flower tells a stranger's key no different from one in use. The gate does, so that a member hears at once what is wrong.
 """
 
 from __future__ import annotations
 
 import hmac
+from base64 import b64encode
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 SECRET_HEADER = "hush-coordinator"
 LIMIT_PATH, LIMIT_HEADER = "/hush/limit", "hush-limit"
+UNLISTED = b"this key is not listed"
 REQUEST_CAP = 8 << 20
 _FRAME = 1 << 16
 _ANSWERS = 4
@@ -28,11 +31,30 @@ _NODE_PATHS = frozenset(
 _UPLOAD = "/v1/fleet/push-object"
 
 
+class Listed:
+    """The public keys (PEM) that are let in; nobody knows before they are named for the first time."""
+
+    def __init__(self) -> None:
+        self._keys: frozenset[bytes] | None = None
+
+    def name(self, keys: Iterable[bytes]) -> None:
+        """From now on these."""
+        self._keys = frozenset(b64encode(key) for key in keys)
+
+    def fault(self, key: bytes) -> tuple[int, bytes] | None:
+        """What a request with this header is answered, if it does not pass."""
+        if self._keys is None:
+            return 503, b"not ready yet"
+        return None if key in self._keys else (403, UNLISTED)
+
+
 class Gate:
     """What every request passes before Flower sees it."""
 
-    def __init__(self, app: Callable[..., Awaitable[None]], secret: str, cap: int = REQUEST_CAP) -> None:
-        self._app = app
+    def __init__(
+        self, app: Callable[..., Awaitable[None]], secret: str, cap: int = REQUEST_CAP, listed: Listed | None = None
+    ) -> None:
+        self._app, self._listed = app, listed
         self._secret = secret.encode()
         self._most = self._cap = cap
         self._whole = _ANSWERS * cap
@@ -51,6 +73,8 @@ class Gate:
             return await _answer(send, 411, b"a request must announce its size")
         if path == LIMIT_PATH:
             return await self._limit(headers.get(LIMIT_HEADER.encode(), b""), send)
+        if of_node and self._listed and (fault := self._listed.fault(headers.get(_KEY_HEADER, b""))):
+            return await _answer(send, *fault)
         if of_node and int(size or b"0") > self._cap:
             return await _answer(send, 413, b"larger than this federation allows")
         if path == _UPLOAD:

@@ -10,13 +10,19 @@ from typing import TypeVar
 
 import httpx
 
+from hush.engines.gate import UNLISTED
 from hush.types import HushError
 
 T = TypeVar("T")
+_UNKNOWN, _IN_USE = 401, 412
 
 
 class RefusedError(HushError):
-    """The SuperLink does not accept this key."""
+    """The SuperLink does not accept this key. `passing`: for how many seconds it may yet do so."""
+
+    def __init__(self, message: str, passing: float = 0.0) -> None:
+        super().__init__(message)
+        self.passing = passing
 
 
 class ForgottenError(HushError):
@@ -31,11 +37,9 @@ def called(call: Callable[[], T], where: str, patience: float = 0.0) -> T:
             return call()
         except httpx.HTTPStatusError as error:
             status = error.response.status_code
-            if status in (401, 412):
-                raise RefusedError(
-                    f"{where}: this key is refused: not registered, revoked, in use by another process, or the clocks "
-                    "differ by more than Flower allows (5 minutes behind, 5 seconds ahead)"
-                ) from None
+            if refused := _refused(status, error.response.content):
+                words, passing = refused
+                raise RefusedError(f"{where}: this key is refused: {words}", passing) from None
             if status < 500 or time.monotonic() > deadline:
                 raise HushError(f"{where}: the SuperLink answers {status}: {error.response.text[:200]}") from None
         except httpx.TransportError as error:
@@ -46,6 +50,19 @@ def called(call: Callable[[], T], where: str, patience: float = 0.0) -> T:
                 raise HushError(f"{where}: cannot be reached: {text}") from None
         time.sleep(wait)
         wait = min(2 * wait, 2.0)
+
+
+def _refused(status: int, content: bytes) -> tuple[str, float] | None:
+    """Why a key is refused, if it is that, and for how many seconds that may pass."""
+    if content == UNLISTED:
+        # A key that was just admitted is listed within a second.
+        return "not registered, or revoked; the coordinator lists it with hush federation admit", 2.0
+    if status == _IN_USE:
+        # Flower takes a node for online until it has missed two heartbeats.
+        return "in use by another process, or by one that died less than 25 seconds ago", 25.0
+    if status == _UNKNOWN:
+        return "the clocks differ by more than Flower allows (5 minutes behind, 5 seconds ahead)", 0.0
+    return None
 
 
 @contextlib.contextmanager

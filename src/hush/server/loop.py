@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -210,8 +211,18 @@ def _bounds(terms: Terms, number: int, tasks: Sequence[Task]) -> dict[int, float
     for task in tasks:
         scale = float(task.notes["clip"]) / terms.clip if "clip" in task.notes else 1.0
         drift = float(task.notes["drift"].norm(dim=-1).max()) if "drift" in task.notes else 0.0
-        found[task.client] = scale * terms.bounds[stage][task.client] + terms.reach[stage][task.client] * drift
+        whole = scale * terms.bounds[stage][task.client] + terms.reach[stage][task.client] * drift
+        found[task.client] = whole if task.answer == terms.layout else _projected(task, whole)
     return found
+
+
+def _projected(task: Task, whole: float) -> float:
+    """How long an answer can be that says how far an update goes in some directions."""
+    if "basis" not in task.notes:
+        return math.inf
+    parts = task.notes["basis"].double().split(task.layout.sizes, dim=1)
+    stretch = math.sqrt(max(float(torch.linalg.matrix_norm(part @ part.T, 2)) for part in parts))
+    return stretch * (whole + float(task.notes["middle"].double().norm()))
 
 
 def _view(terms: Terms, number: int, tasks: Sequence[Task], updates: Sequence[Update]) -> RoundView:

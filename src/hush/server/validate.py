@@ -18,8 +18,8 @@ def validate(
 ) -> tuple[list[Update], Mapping[int, str]]:
     """The updates that may be used, in order of client number, and why each of the others may not.
 
-    `choosing` says whether clients were asked which of the models they were sent fits best, `bounds` how long a whole
-    update of each can be: clipped steps and a quantile of the noise.
+    `choosing` says whether clients were asked which of the models they were sent fits best, `bounds` how long an answer
+    of each can be: clipped steps and a quantile of the noise.
     """
     asked = {task.client: task for task in tasks}
     accepted: dict[int, Update] = {}
@@ -50,7 +50,7 @@ def _fault(task: Task | None, update: Update, choosing: bool, bound: float) -> s
         return f"its numbers are {update.vector.dtype}, not float32"
     if not bool(torch.isfinite(update.vector).all()):
         return "it holds numbers that are not finite"
-    if task.answer == task.layout and float(update.vector.double().norm()) > bound:
+    if float(update.vector.double().norm()) > bound:
         return f"its norm is beyond the {bound:.4g} that its plan can reach"
     if not all(math.isfinite(note) for note in update.notes.values()):
         return "its notes are not finite"

@@ -32,6 +32,7 @@ from hush.engines.patience import ForgottenError, RefusedError, called, trusting
 from hush.types import HushError
 
 _HEARTBEAT = 10.0
+_FIRST = 5.0
 _AT_ONCE = 4
 _FEDERATION_APP = b"""[project]
 name = "hush"
@@ -95,7 +96,10 @@ class Hub:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of a library that Flower uses
             fab, _ = build_fab_from_files({"pyproject.toml": _FEDERATION_APP, "app.py": b"none = None\n"})
-        run = self._call(lambda: self._control.StartRun(control_pb2.StartRunRequest(fab=Fab(content=fab)))).run_id
+        begin = control_pb2.StartRunRequest(fab=Fab(content=fab))
+        # A SuperLink that was never there is told of soon; one that was may be on its way back.
+        patience = self._patience if self._run else min(_FIRST, self._patience)
+        run = called(lambda: self._control.StartRun(begin), self._where, patience).run_id
         deadline = time.monotonic() + self._patience
         while time.monotonic() < deadline:
             plain = self._client([])

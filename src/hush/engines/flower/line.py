@@ -25,7 +25,6 @@ from hush.engines.flower.packing import arrival, packed, push, record
 from hush.engines.patience import RefusedError, called, trusting
 
 _HEARTBEAT = 10.0
-_PATIENCE = 2.5 * _HEARTBEAT  # Flower takes a node for online until it has missed two
 
 
 class Line:
@@ -65,13 +64,13 @@ class Line:
         self._keep(int(self._node.node_id))
 
     def _return(self) -> None:
-        """Report for duty. Refused are also, for a while, the keys of a node that died, and all after a new start."""
-        deadline = time.monotonic() + min(_PATIENCE, self._patience)
+        """Report for duty. Refused are also, for a while, the keys of a node that died, and of one just admitted."""
+        began = time.monotonic()
         while True:
             try:
                 return self._activate()
-            except RefusedError:
-                if time.monotonic() > deadline:
+            except RefusedError as error:
+                if time.monotonic() - began >= min(error.passing, self._patience):
                     raise
                 time.sleep(0.5)
 
@@ -80,7 +79,7 @@ class Line:
         try:
             return self._polled(cap)
         except RefusedError:
-            # A SuperLink that was started anew has forgotten this node, and will soon know its key again.
+            # A SuperLink that was started anew has forgotten this node, and knows its key again.
             self._return()
             return None
 
