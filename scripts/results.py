@@ -62,7 +62,7 @@ def _summary(content: Mapping[str, Any]) -> list[str]:
         str(len(cells)),
         str(sum(any(v["printed"] is not None for v in cell["measures"].values()) for cell in cells)),
         _near(content),
-        _best(cells) if content["metric"] == "accuracy" else "",
+        _best(cells) if content["metric"] == "accuracy" and not content["entry"].startswith("hush/") else "",
         f"{sum(order['holds'] is True for order in orders)} of {len(orders)}" if orders else "",
         _ahead(content["entry"], cells),
     ]

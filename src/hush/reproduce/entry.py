@@ -2,7 +2,8 @@
 
 A file has a `title`, the `metric`, the `printed` table, a base `config`, `columns` and `algorithms`, each with the keys
 of the config that it sets. `rates` names the table with the paper's learning rates. `extends` takes everything from
-another file first. `ours` are algorithms that the paper does not have. What an algorithm sets in faithful mode alone
+another file first. An algorithm's `as` is its name here, `row` and `column` are where its numbers are printed, if
+elsewhere than the names say. `ours` are algorithms that the paper does not have. What an algorithm sets in faithful mode alone
 stands under its `faithful`. A `tradeoff` takes the place of columns and algorithms. `orders` are what the paper says
 about its results in words.
 """
@@ -19,7 +20,7 @@ from hush.reproduce import files, tradeoff
 from hush.types import HushError, unknown
 
 Settings = Mapping[str, Any]
-_MARKS = ("as", "row", "faithful")
+_MARKS = ("as", "row", "column", "faithful")
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def _crossed(raw: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[
                 **{key: value for key, value in settings.items() if key not in _MARKS},
                 **{key: value for key, value in values.items() if key not in _MARKS},
             },
-            _cell(rows, values.get("row", algorithm), column), own, values.get("faithful", {}),
+            _cell(rows, values.get("row", algorithm), values.get("column", column)), own, values.get("faithful", {}),
         )
         for own, algorithms in ((False, raw["algorithms"]), (True, raw.get("ours", {})))
         for algorithm, values in algorithms.items()
