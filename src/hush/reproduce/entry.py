@@ -3,9 +3,9 @@
 A file has a `title`, the `metric`, the `printed` table, a base `config`, `columns` and `algorithms`, each with the keys
 of the config that it sets. `rates` names the table with the paper's learning rates. `extends` takes everything from
 another file first. An algorithm's `as` is its name here, `row` and `column` are where its numbers are printed, if
-elsewhere than the names say. `ours` are algorithms that the paper does not have. What an algorithm sets in faithful mode alone
-stands under its `faithful`. A `tradeoff` takes the place of columns and algorithms. `orders` are what the paper says
-about its results in words.
+elsewhere than the names say. `ours` are algorithms that the paper does not have. What an algorithm sets in faithful
+mode alone stands under its `faithful`. A `tradeoff` takes the place of columns and algorithms. `orders` are what the
+paper says about its results in words.
 """
 
 from __future__ import annotations
