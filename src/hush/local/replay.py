@@ -80,8 +80,9 @@ class Replay:
         places = {key: number for number, key in enumerate(distinct)}
         self._known = known_lengths(self._x, list(distinct.values()), self._form.bias is not None)
         self._which.copy_(torch.tensor([places[id(centre)] for centre in given]))
-        for place, centre in zip(self.centres, given, strict=True):
-            place.copy_(torch.zeros_like(place) if centre is None else centre)
+        none = torch.zeros(self._form.width)
+        shifts = torch.stack([none if centre is None else centre.cpu() for centre in distinct.values()])
+        self.centres.copy_(shifts.to(self.centres)[self._which])
 
     def load(self, rows: Tensor, noise: Tensor | None) -> None:
         """Bring the rows and the noise of a step to their places."""
