@@ -89,7 +89,7 @@ class Coordinator:
             state, records = saved
             began -= records[-1].seconds
         ledgers = _recharged(federation, agreement, records)
-        done = state.round == len(federation.terms.schedule)
+        done = state.round == len(federation.terms.schedule) or short_of_quorum(federation.terms, state) is not None
         left = {} if done else self._begin(agreement, agreement.names, agreement.config.quorum)
         if not records:
             self._check_begun(agreement, left)
@@ -151,7 +151,7 @@ class Coordinator:
                 if centre:
                     heard[name] = centres.told(offer, fact, number, letter)
                 declared[name] = fact
-            except HushError as error:
+            except Exception as error:  # whatever a stranger declares keeps the stranger out, and nobody else
                 out[name] = str(error)
         facts, short = fitting(config, list(declared.values()))
         self.place.keep_heads(self._heads)
