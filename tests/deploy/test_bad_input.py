@@ -245,3 +245,12 @@ def test_the_commands_of_a_coordinator(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(call("code").strip()) == 64
     assert "error: fed/federation" not in call("status", "fed", "--json")
     keys.check_server(tmp_path / "fed" / "server")
+
+
+def test_a_program_says_only_what_it_says_itself(tmp_path: Path) -> None:
+    """A log is added to: what stood in it before is not taken for the word of who was started now."""
+    log = tmp_path / "log"
+    log.write_text("ready at last year's address\n")
+    program = processes.Program(["federation", "status", str(tmp_path)], log)
+    assert "federation.toml: not there" in told(lambda: program.wait_for("ready at", 30))
+    assert "ready" not in program.said()

@@ -156,6 +156,26 @@ def test_a_run_that_too_few_agree_to_is_an_error_that_says_why(town: Town) -> No
         undo()
 
 
+def test_members_that_refuse_to_go_on_end_no_run(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator with other code than its members, as after half an upgrade: an error, and the run stays."""
+    run, out = config(rounds=3, quorum=2), town.out()
+    with town.members():
+
+        def stop(record: Any, left: Any) -> None:
+            raise HushError("enough")
+
+        with pytest.raises(HushError, match="enough"):
+            town.coordinator().run(run, out, progress=stop)
+        monkeypatch.setattr("hush.deploy.coordinator.code_hash", lambda: "0" * 64)
+        with pytest.raises(HushError, match=r"begin: 0 of 3 members agree.*code has hash.*--resume"):
+            town.coordinator().run(run, out, resume=True)
+        monkeypatch.undo()
+        assert len(rounds(out)) == 1
+        result = town.coordinator().run(run, out, resume=True)
+    assert result.rounds == 3
+    assert all(len(line["weights"]) == 3 for line in rounds(out))
+
+
 def _run(out: Path) -> str:
     return str(json.loads((out / "federation.json").read_text())["run"])
 

@@ -55,6 +55,7 @@ class Coordinator:
         self._heads = place.heads()
         self._under_way = False
         self._begun: set[str] = set()
+        self._spent: set[int] = set()
         self._again: Counter[str] = Counter()
 
     def run(
@@ -89,10 +90,10 @@ class Coordinator:
             state, records = saved
             began -= records[-1].seconds
         ledgers = _recharged(federation, agreement, records)
-        done = state.round == len(federation.terms.schedule)
+        done = state.round == len(federation.terms.schedule) or short_of_quorum(federation.terms, state) is not None
         left = {} if done else self._begin(agreement, agreement.names, agreement.config.quorum)
-        if not records:
-            self._check_begun(agreement, left)
+        # Who has spent its budget leaves a run. Who refuses for another reason may yet agree, and does not end it.
+        self._check_begun(agreement, {c: why for c, why in left.items() if not records or c not in self._spent})
 
         def keep(new: ServerState, record: RoundRecord) -> None:
             accuracy, loss = self._evaluated(federation, new)
@@ -151,7 +152,7 @@ class Coordinator:
                 if centre:
                     heard[name] = centres.told(offer, fact, number, letter)
                 declared[name] = fact
-            except HushError as error:
+            except Exception as error:  # whatever a stranger declares keeps the stranger out, and nobody else
                 out[name] = str(error)
         facts, short = fitting(config, list(declared.values()))
         self.place.keep_heads(self._heads)
@@ -194,11 +195,12 @@ class Coordinator:
             if letter.kind == "no":
                 client = agreement.names.index(name)
                 left[client] = str(letter.says.get("reason"))
+                self._spent |= {client} if letter.says.get("final") is True else set()
                 self.trail.note("does not begin", run=agreement.run, member=name, reason=left[client])
         return left
 
     def _check_begun(self, agreement: Agreement, left: Mapping[int, str]) -> None:
-        """Nothing was trained yet, and too few will: that is an error, and no run of a model that never moves."""
+        """Raise a `HushError` if too few agree: the run stays as it is until they do."""
         wanted, names = max(agreement.config.quorum, 1), agreement.names
         if len(names) - len(left) < wanted:
             reasons = "; ".join(f"{names[client]}: {reason}" for client, reason in left.items())[:600]

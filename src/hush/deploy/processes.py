@@ -24,16 +24,16 @@ class Program:
     def __init__(self, arguments: Sequence[str], log: Path) -> None:
         self.arguments, self.log = list(arguments), log
         environment = {**os.environ, _PARENT: str(os.getpid()), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        self._from = log.stat().st_size if log.exists() else 0
         with log.open("ab") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 env=environment,
             )  # fmt: skip
-        self._from = log.stat().st_size
 
     def said(self) -> str:
-        """What it has written so far."""
-        return self.log.read_text(encoding="utf-8", errors="replace")
+        """What it has written so far; not what one before it wrote into the same log."""
+        return self.log.read_bytes()[self._from :].decode("utf-8", errors="replace")
 
     def wait_for(self, words: str, seconds: float) -> None:
         """Wait until it says these words, or raise a `HushError` with what it said in their place."""
