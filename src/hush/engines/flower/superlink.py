@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,5 +63,10 @@ def superlink(host: str, port: int, certificate: Mapping[str, Path], secret: str
         isolation="process", runtime_dependency_install=False,
     )  # fmt: skip
     app = Gate(shortened(create_app(config, SuperLinkLifespan)), secret, REQUEST_CAP, listed)
+    # Requests end up in circles of references. With all that was imported set aside, those are found soon, and what
+    # members send does not pile up.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(700, 5, 2)
     uvicorn.run(app, host=host, port=port, ssl_certfile=files[1], ssl_keyfile=files[2], access_log=False,
                 log_level="warning", workers=1, timeout_graceful_shutdown=2)  # fmt: skip
