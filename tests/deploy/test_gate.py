@@ -6,8 +6,6 @@ import asyncio
 import base64
 from typing import Any
 
-import pytest
-
 from hush.engines.gate import LIMIT_HEADER, LIMIT_PATH, REQUEST_CAP, SECRET_HEADER, Gate, Listed
 
 UPLOAD = "/v1/fleet/push-object"
@@ -99,15 +97,3 @@ def test_only_listed_keys_pass_and_nobody_before_the_list_is_known() -> None:
     assert behind.post("/v1/fleet/pull-messages") == 403
     listed.name([])
     assert [behind.post("/v1/fleet/pull-messages", **poll) for poll in polls] == [403, 403]
-
-
-def test_the_short_way_leaves_out_no_layer_that_does_something() -> None:
-    """All that Flower has in the way of a request by now: whoever updates it looks at what is new."""
-    pytest.importorskip("flwr", reason="needs the deploy extra")
-    from flwr.superlink.main import _get_middleware
-
-    from hush.engines.flower.superlink import _IDLE
-
-    layers = {layer.cls.__name__ for layer in _get_middleware()}
-    assert layers - _IDLE == {"BaseHTTPMiddleware", "ProtobufTranslationMiddleware", "NodeAuthMiddleware"}
-    assert layers >= _IDLE

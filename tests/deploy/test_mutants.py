@@ -63,7 +63,7 @@ class Bell:
     def __init__(self, liars: int) -> None:
         self._closed, self._changed = 0, threading.Condition()
         self._fetched: dict[str, Any] = {}
-        self.pause = liars / 25
+        self.pause = max(0.7, liars / 25)
 
     def share(self, fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def shared(request: Any) -> Any:

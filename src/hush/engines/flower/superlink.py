@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import gc
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from hush.engines.gate import REQUEST_CAP, Gate, Listed
 
 _IN_MEMORY = ":flwr-in-memory:"
-_SHORT = ("/v1/fleet/", "/v1/runtime/")
-_IDLE = frozenset(
-    {
-        "ControlSensitiveResponseMiddleware", "ControlAuthenticationMiddleware", "ControlLicenseMiddleware",
-        "ControlEventLogMiddleware", "FleetEventLogMiddleware", "RuntimeTracingMiddleware",
-    }
-)  # fmt: skip
-
-
-def shortened(app: Any) -> Callable[..., Awaitable[None]]:
-    """The same app, with a short way for what nodes and tasks ask.
-
-    Flower leads every request through nine layers, of which six are for its control interface, or for logs and traces
-    that are off here. They pass on what nodes and tasks ask, and cost it a third of its time.
-    """
-    whole = app.user_middleware
-    app.user_middleware = [layer for layer in whole if layer.cls.__name__ not in _IDLE]
-    short = app.build_middleware_stack()
-    app.user_middleware = whole
-
-    async def call(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(_SHORT):
-            scope["app"] = app
-            await short(scope, receive, send)
-        else:
-            await app(scope, receive, send)
-
-    return call
 
 
 def superlink(host: str, port: int, certificate: Mapping[str, Path], secret: str, listed: Listed) -> None:
@@ -61,6 +33,11 @@ def superlink(host: str, port: int, certificate: Mapping[str, Path], secret: str
         ssl_ca_certfile=files[0], ssl_certfile=files[1], ssl_keyfile=files[2], database=_IN_MEMORY,
         isolation="process", runtime_dependency_install=False,
     )  # fmt: skip
-    app = Gate(shortened(create_app(config, SuperLinkLifespan)), secret, REQUEST_CAP, listed)
+    app = Gate(create_app(config, SuperLinkLifespan), secret, REQUEST_CAP, listed)
+    # Requests end up in circles of references. With all that was imported set aside, those are found soon, and what
+    # members send does not pile up.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(700, 5, 2)
     uvicorn.run(app, host=host, port=port, ssl_certfile=files[1], ssl_keyfile=files[2], access_log=False,
                 log_level="warning", workers=1, timeout_graceful_shutdown=2)  # fmt: skip
