@@ -139,6 +139,23 @@ def test_who_is_away_when_a_run_begins_takes_part_once_it_is_back(town: Town, mo
     assert [sorted(line["weights"]) for line in rounds(out)] == [["0", "1", "2"]] * 2
 
 
+def opens(line: Line) -> bool:
+    """Whether this key is let in by now."""
+    try:
+        line.open()
+    except RefusedError:
+        return False
+    return True
+
+
+def shut_out(line: Line) -> None:
+    """Ask until this key is refused as revoked."""
+    with pytest.raises(RefusedError, match="revoked"):
+        for _ in range(100):
+            line.poll(1 << 20)
+            time.sleep(0.1)
+
+
 def test_a_broken_file_among_the_keys_lets_nobody_in_and_keeps_nobody_out(town: Town) -> None:
     odd = town.place.path / "members" / "odd.pub"
     extra = keys.new_key()
@@ -146,20 +163,9 @@ def test_a_broken_file_among_the_keys_lets_nobody_in_and_keeps_nobody_out(town: 
     try:
         (odd.parent / "extra.pub").write_bytes(keys.public_pem(extra))
         line = Line(town.place.settings.address, town.place.ca(), extra)
-
-        def opens() -> bool:
-            try:
-                line.open()
-            except RefusedError:
-                return False
-            return True
-
-        assert until(opens)
+        assert until(lambda: opens(line))
         (odd.parent / "extra.pub").unlink()
-        with pytest.raises(RefusedError, match="revoked"):
-            for _ in range(100):
-                line.poll(1 << 20)
-                time.sleep(0.1)
+        shut_out(line)
         line.close()
     finally:
         odd.unlink()
@@ -273,22 +279,11 @@ def test_a_revoked_key_is_out_at_once(town: Town) -> None:
     extra = keys.new_key()
     place.admit("extra", keys.public_pem(extra))
     line = Line(place.settings.address, place.ca(), extra)
-
-    def opens() -> bool:
-        try:
-            line.open()
-        except RefusedError:
-            return False
-        return True
-
-    assert until(opens)
+    assert until(lambda: opens(line))
     assert line.poll(1 << 20) is None
     place.revoke("extra")
     began = time.monotonic()
-    with pytest.raises(RefusedError, match="revoked"):
-        for _ in range(100):
-            line.poll(1 << 20)
-            time.sleep(0.1)
+    shut_out(line)
     assert time.monotonic() - began < 5
     line.close()
 
