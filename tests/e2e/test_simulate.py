@@ -15,7 +15,7 @@ from torch import nn
 
 import hush
 from hush.data import from_arrays
-from hush.types import RoundRecord
+from hush.types import HushError, RoundRecord
 
 Raw = dict[str, Any]
 
@@ -96,6 +96,23 @@ def test_resume_of_a_finished_run_changes_nothing(small: Raw, tmp_path: Path) ->
     assert again == first
     assert numbers(tmp_path / "run") == before
     assert len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()) == 4
+
+
+def test_what_has_no_bound_has_none_after_a_resume_either(small: Raw, tmp_path: Path) -> None:
+    open_end = {**small, "recipe": {"name": "fedavg"}}
+    first = hush.simulate(open_end, out=tmp_path / "run")
+    assert all(card.epsilon_spent == math.inf for card in first.guarantees)
+    assert hush.simulate(open_end, out=tmp_path / "run", resume=True) == first
+    compared = hush.compare(small, ["fedavg"], seeds=1, out=tmp_path / "cmp")
+    again = hush.compare(small, ["fedavg"], seeds=1, out=tmp_path / "cmp", resume=True)
+    assert again["recipes"] == compared["recipes"]
+
+
+def test_a_result_of_another_version_is_named(small: Raw, tmp_path: Path) -> None:
+    hush.simulate(small, out=tmp_path / "run")
+    (tmp_path / "run" / "result.json").write_text('{"recipe": "robust-hdp"}')
+    with pytest.raises(HushError, match=r"result\.json: not written by this version"):
+        hush.simulate(small, out=tmp_path / "run", resume=True)
 
 
 def test_resume_with_another_config_is_refused(small: Raw, tmp_path: Path) -> None:

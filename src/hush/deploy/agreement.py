@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hush.config import Config, config_hash
 from hush.deploy import wire
-from hush.deploy.enrolled import with_rate
 from hush.deploy.facts import Fact
+from hush.engines.federation import with_rate
 from hush.server.rundir import MANIFEST, read_json, to_json, write_atomically
 from hush.types import HushError
 

@@ -20,7 +20,7 @@ from hush.deploy.courses import bounds, courses, training
 from hush.deploy.facts import Fact, roster, weighted
 from hush.engines import federation as engine
 from hush.engines import pace
-from hush.engines.federation import Federation
+from hush.engines.federation import Federation, with_rate
 from hush.local import centre
 from hush.models import Model
 from hush.privacy.cost import Cost
@@ -87,11 +87,6 @@ def assemble(config: Config, facts: Sequence[Fact], test: Dataset, paced: bool =
         config, name, recipe, held, model, members, policies, planned, outputs, replace(terms, bounds=longest),
         torch.device("cpu"), paced,
     )  # fmt: skip
-
-
-def with_rate(config: Config, lr: float) -> Config:
-    """The config with this learning rate."""
-    return config.model_copy(update={"local": config.local.model_copy(update={"lr": lr})})
 
 
 def settled(config: Config, facts: Sequence[Fact], test: Dataset) -> Config:

@@ -191,14 +191,15 @@ def prepare(
     outputs = tuple(recipe.protect.output(members, config.rounds))
     paced = config.local.lr == "auto"
     if paced:
-        config = _paced(config, 1.0)
+        config = with_rate(config, 1.0)
         drawn = terms_of(config, recipe, members, outline, courses, model, rounds)
-        config = _paced(config, pace.rate(drawn, config.participation))
+        config = with_rate(config, pace.rate(drawn, config.participation))
     terms = terms_of(config, recipe, members, outline, courses, model, rounds)
     return Federation(config, name, recipe, held, model, members, policies, courses, outputs, terms, device, paced)
 
 
-def _paced(config: Config, lr: float) -> Config:
+def with_rate(config: Config, lr: float) -> Config:
+    """The config with this learning rate."""
     return config.model_copy(update={"local": config.local.model_copy(update={"lr": lr})})
 
 

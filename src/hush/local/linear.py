@@ -1,4 +1,4 @@
-"""Softmax regression in closed form: the clipped sums of a model that is one linear layer, on a processor.
+"""Softmax regression in closed form: the clipped sums of a model that is one linear layer.
 
 An example's gradient is the outer product of (softmax - label) and its input, so its norm is a product of two norms, of
 which that of the input never changes. Nothing is recorded and no gradient is formed.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from hush.server.rundir import MANIFEST, REPORT, RESULT, ROUNDS, read_json
+from hush.server.rundir import MANIFEST, REPORT, RESULT, ROUNDS, guarantee, read_json
 from hush.types import Guarantee, HushError, RoundRecord
 
 COMPARISON = "comparison.json"
@@ -125,18 +125,10 @@ def _finished(begun: RunView, result: Mapping[str, Any]) -> RunView:
         finished=True,
         dataset=str(result["dataset"]),
         model=str(result["model"]),
-        guarantees=tuple(_guarantee(card) for card in result["guarantees"]),
+        guarantees=tuple(replace(guarantee(card), not_covered=()) for card in result["guarantees"]),
         not_covered=tuple(map(str, result["not_covered"])),
         seconds=_number(result["seconds"]),
     )
-
-
-def _guarantee(raw: Mapping[str, Any]) -> Guarantee:
-    """A missing budget, spending or clip is one that JSON could not hold: it has no bound."""
-    whole = {key: int(raw[key]) for key in ("client", "samples", "batch_size", "rounds", "steps")}
-    real = {key: float(raw[key]) for key in ("delta", "sample_rate", "noise_multiplier")}
-    bound = {k: math.inf if raw[k] is None else float(raw[k]) for k in ("epsilon_budget", "epsilon_spent", "clip")}
-    return Guarantee(**{**raw, **whole, **real, **bound, "not_covered": ()})
 
 
 def _comparison(path: Path, raw: Mapping[str, Any]) -> ComparisonView:

@@ -127,7 +127,14 @@ class RunDir:
 
     def finished(self) -> RunResult | None:
         """The outcome, if the run has come to its end."""
-        return _result(read_json(self.path / RESULT)) if (self.path / RESULT).exists() else None
+        path = self.path / RESULT
+        if not path.exists():
+            return None
+        raw = read_json(path)
+        try:
+            return _result(raw)
+        except (KeyError, TypeError, ValueError) as error:
+            raise HushError(f"{path}: not written by this version of hush: {error!r}; give another directory") from None
 
     def _checkpoint(self, number: int) -> Path:
         return self.path / f"checkpoint-{number:06d}.safetensors"
@@ -169,14 +176,19 @@ def _record(line: bytes) -> RoundRecord:
     return RoundRecord(**raw)
 
 
-def _result(raw: dict[str, Any]) -> RunResult:
-    cards = tuple(
-        Guarantee(**{
-            **card,
-            "not_covered": tuple(card["not_covered"]),
-            "stages": tuple(tuple(stage) for stage in card["stages"]),
-        })
-        for card in raw["guarantees"]
-    )  # fmt: skip
+def guarantee(raw: Mapping[str, Any]) -> Guarantee:
+    """A card as it was written. A missing bound is one that JSON could not hold: there is none."""
+    whole = {key: int(raw[key]) for key in ("client", "samples", "batch_size", "rounds", "steps")}
+    real = {key: float(raw[key]) for key in ("delta", "sample_rate", "noise_multiplier")}
+    bounds = {k: math.inf if raw[k] is None else float(raw[k]) for k in ("epsilon_budget", "epsilon_spent", "clip")}
+    if math.isinf(bounds["epsilon_spent"]):
+        # Whoever sees the models is promised no more than the server.
+        bounds["epsilon_third_party"] = math.inf
+    stages = tuple(tuple(stage) for stage in raw["stages"])
+    return Guarantee(**{**raw, **whole, **real, **bounds, "not_covered": tuple(raw["not_covered"]), "stages": stages})
+
+
+def _result(raw: Mapping[str, Any]) -> RunResult:
     listed = {key: tuple(raw[key]) for key in ("accuracy_per_client", "not_covered")}
-    return RunResult(**{**raw, **listed, "guarantees": cards})
+    loss = math.nan if raw["loss"] is None else raw["loss"]
+    return RunResult(**{**raw, **listed, "loss": loss, "guarantees": tuple(map(guarantee, raw["guarantees"]))})
