@@ -116,6 +116,18 @@ def test_training_is_that_of_the_processor(name: str, still: bool) -> None:
             torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["logreg", "mlp"])
+def test_groups_that_run_at_once_do_not_disturb_each_other(name: str) -> None:
+    expected = train(made(name), *data("cpu"), jobs(made(name), "cpu"))
+    model = on_cuda(made(name))
+    for _ in range(6):
+        # All groups wait for this, and then run side by side as fast as the device can.
+        torch.cuda._sleep(100_000_000)
+        found = train(model, *data("cuda"), jobs(model, "cuda"))
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-3, atol=1e-5)
+
+
 def test_noise_of_the_device_has_the_planned_scale_and_repeats() -> None:
     model = on_cuda(made("cnn"))
     x, y = data("cuda")

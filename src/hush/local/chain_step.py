@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from hush.local import memory
 from hush.local.chain import Chain
+from hush.local.graph import recorded
 from hush.local.job import Job
 from hush.local.precision import Precision, accelerated, how
 from hush.local.replay import Kind
@@ -116,20 +117,7 @@ class ChainStep:
             self.vectors.addcmul_(drift, self.drift, value=-1).addcmul_(pull, way, value=-1)
 
     def _recorded(self, size: int) -> torch.cuda.CUDAGraph | None:
-        if not self.vectors.is_cuda:
-            return None
-        scales = self.scales.clone()
-        self.scales.zero_()
-        graph = torch.cuda.CUDAGraph()
-        try:
-            self._run(self._packed, size)
-            with torch.cuda.graph(graph):
-                self._run(self._packed, size)
-        except RuntimeError:
-            return None
-        finally:
-            self.scales.copy_(scales)
-        return graph
+        return recorded(lambda: self._run(self._packed, size), self.scales) if self.vectors.is_cuda else None
 
 
 def slots(jobs: Sequence[Job]) -> int:

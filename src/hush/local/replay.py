@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from hush.local.graph import recorded
 from hush.local.linear import Closed, known_lengths, table_sums
 from hush.local.precision import Precision
 from hush.local.record import Recorder
@@ -136,19 +137,7 @@ class Replay:
         # What is known of the rows may lie elsewhere in the next round, so that with centres nothing is recorded.
         if len(self.table) * width > self._most or not self.table.is_cuda or self._form is not None:
             return None
-        scales = self.scales.clone()
-        self.scales.zero_()
-        graph = torch.cuda.CUDAGraph()
-        try:
-            for _ in range(2):
-                self._run(self.table[:, :width])
-            with torch.cuda.graph(graph, pool=self._pool):
-                self._run(self.table[:, :width])
-        except RuntimeError:
-            return None
-        finally:
-            self.scales.copy_(scales)
-        return graph
+        return recorded(lambda: self._run(self.table[:, :width]), self.scales, self._pool)
 
 
 _KEPT: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], Replay]] = WeakKeyDictionary()
