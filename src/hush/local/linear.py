@@ -30,6 +30,7 @@ from hush.local.precision import multiplying
 from hush.models import Model
 
 _BLOCK = 1 << 20  # numbers of which the norms are taken at a time
+_NEAR = 1 << 21  # numbers of rows that are worked on at a time: as many as stay in a processor's cache
 _ALIKE = 0.7  # a batch this much smaller than the largest is not padded to it
 _FEW = 64  # classes over which squares are summed in float32
 _LARGE = 1e15  # norms beyond, or clips below its inverse, are left to float64
@@ -133,7 +134,7 @@ def linear_sums(
     arrays = [rows.numpy() for rows in drawn]
     counts = [len(rows) for rows in arrays]
     alike = known is not None and all(each is known[0] for each in known)
-    for clients, start, stop in blocks(counts, limit):
+    for clients, start, stop in blocks(counts, min(limit, max(1, _NEAR // form.width))):
         table, real = _table([arrays[c][start:stop] for c in clients])
         flat = table.view(-1)
         inputs = x.index_select(0, flat).flatten(1)

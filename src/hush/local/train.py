@@ -41,6 +41,7 @@ from hush.local.sums import even_sums, ragged_sums
 from hush.models import Model
 
 _WORTH = 10_000_000  # examples times parameters from which threads pay
+_SOON = 8  # rounds within which what is kept of the rows must have paid
 
 
 def train(
@@ -110,8 +111,8 @@ def _train(
 
 
 def _known(x: Tensor, jobs: Sequence[Job], form: Closed) -> dict[int, Tensor] | None:
-    """The norms of all rows by the identity of the centre that they are counted from, if that pays."""
-    if sum(map(_work, jobs)) < len(x):
+    """The norms of all rows by the identity of the centre that they are counted from, if that pays within few rounds."""
+    if _SOON * sum(map(_work, jobs)) < len(x):
         return None
     distinct = {id(job.centre): job.centre for job in jobs}
     return dict(zip(distinct, known_lengths(x, list(distinct.values()), form.bias is not None), strict=True))

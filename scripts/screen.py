@@ -1,0 +1,172 @@
+"""The first screen of docs/results.md: how far ahead `hush` is, what was reproduced, and what was not and why."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from hush.reproduce import entries, entry
+from hush.reproduce.metrics import FIRST
+from hush.reproduce.pages import grid, number
+
+Content = Mapping[str, Any]
+NEAR = 3  # points of accuracy, or per cent of noise
+RATES = "hush/rates"
+
+HEADS = ["entry", "mode", "algorithms", "seeds", "cells", "in print", "near", "same best", "orders that hold"]
+LEGEND = """
+`in print`: cells for which the paper prints a number. `near`: of those, how many of ours are within 3 points of it
+(accuracies) or 3 % (noise), and the median distance. `same best`: columns in which the algorithm that is best in print
+is best here.
+"""
+
+
+def screen(results: Sequence[Content], anchors: Sequence[str]) -> Iterator[str]:
+    """The parts of it."""
+    yield "## In one screen\n"
+    yield "`hush`, and in brackets how far it is ahead of the best number that the paper prints in that column:\n"
+    yield ahead(results)
+    yield "\nWhat was run of the papers' own algorithms, and how near it comes:\n"
+    yield grid(HEADS, [summary(content, anchor) for content, anchor in zip(results, anchors, strict=True)])
+    yield LEGEND
+    for content in results:
+        yield from _missed(content, results)
+    left = [name for name in entries() if name not in {content["entry"] for content in results}]
+    yield f"Not run yet: {', '.join(f'`{name}`' for name in left)}.\n" if left else ""
+
+
+def ahead(results: Sequence[Content]) -> str:
+    """A line for each table in which `hush` was run, its columns, and the least and the mean of what it is ahead by."""
+    lines: list[list[str]] = []
+    columns = list(dict.fromkeys(name for _, own in _ours(results) for name in own))
+    for content, own in _ours(results):
+        best = _best_printed(content["entry"])
+        gains = {name: value["ours"] - best[name] for name, value in own.items()}
+        texts = [f"{_spread(own[name])} ({gains[name]:+.2f})" if name in own else "" for name in columns]
+        least, mean = min(gains.values()), statistics.mean(gains.values())
+        lines.append([content["entry"], f"{len(content['seeds'])}", f"{least:+.2f}", f"{mean:+.2f}", *texts])
+    return grid(["entry", "seeds", "least", "mean", *columns], lines)
+
+
+def _ours(results: Iterable[Content]) -> Iterator[tuple[Content, dict[str, Mapping[str, Any]]]]:
+    """The results with cells of `hush` beside printed ones, and those cells by their columns."""
+    for content in results:
+        best = _best_printed(content["entry"])
+        cells = [cell for cell in content["cells"] if cell["algorithm"] == "hush" and cell["column"] in best]
+        if cells:
+            yield content, {cell["column"]: cell["measures"]["value"] for cell in cells}
+
+
+def _best_printed(name: str) -> dict[str, float]:
+    """The best number that the paper prints, by column."""
+    best: dict[str, float] = {}
+    for cell in entry(name).cells:
+        printed = cell.printed.get("")
+        if printed is not None and printed.value is not None:
+            best[cell.column] = max(best.get(cell.column, printed.value), printed.value)
+    return best
+
+
+def _spread(value: Mapping[str, Any]) -> str:
+    return number(value["ours"]) + ("" if value["std"] is None else f" ± {number(value['std'])}")
+
+
+def summary(content: Content, anchor: str) -> list[str]:
+    """What was run, in one line."""
+    cells, orders = content["cells"], content["orders"]
+    algorithms = list(dict.fromkeys(cell["algorithm"] for cell in cells))
+    printed = [value for value in _values(content) if value["printed"] is not None]
+    same = _best(content)
+    return [
+        f"[{content['entry']}](#{anchor})",
+        content["mode"],
+        ", ".join(algorithms) if len(algorithms) <= 3 else f"{len(algorithms)}",
+        str(len(content["seeds"])),
+        str(len(cells)),
+        str(len(printed)),
+        _near(content),
+        f"{sum(here == there for here, there, *_ in same.values())} of {len(same)}" if same else "",
+        f"{sum(order['holds'] is True for order in orders)} of {len(orders)}" if orders else "",
+    ]
+
+
+def _values(content: Content) -> list[Mapping[str, Any]]:
+    """The first measure of each cell."""
+    return [next(iter(cell["measures"].values())) for cell in content["cells"]]
+
+
+def _near(content: Content) -> str:
+    """How many cells are close to print, and how far the one in the middle is."""
+    relative = content["metric"] == FIRST
+    if not relative and not _accuracies(content):
+        return ""
+    gaps = [
+        100 * abs(value["difference"] / value["printed"]) if relative else abs(value["difference"])
+        for value in _values(content)
+        if value["difference"] is not None
+    ]
+    if not gaps:
+        return ""
+    return f"{sum(gap <= NEAR for gap in gaps)} of {len(gaps)}, {statistics.median(gaps):.2g}{' %' if relative else ''}"
+
+
+def _accuracies(content: Content) -> bool:
+    return "accuracy" in content["metric"] or content["metric"] == "groups"
+
+
+def _best(content: Content) -> dict[str, tuple[str, str, list[float], float]]:
+    """By column: who is best here, who in print, and by how much the former leads the latter: each run, and print."""
+    columns: dict[str, dict[str, Mapping[str, Any]]] = {}
+    if content["metric"] != "accuracy" or content["entry"].startswith("hush/"):
+        return {}
+    for cell in content["cells"]:
+        value = cell["measures"]["value"]
+        if value["printed"] is not None and not cell["own"]:
+            columns.setdefault(cell["column"], {})[cell["algorithm"]] = value
+    found = {}
+    for column, rows in columns.items():
+        if len(rows) > 1:
+            here, there = (max(rows, key=lambda name: rows[name][key]) for key in ("ours", "printed"))
+            leads = [a - b for a, b in zip(rows[here]["runs"], rows[there]["runs"], strict=True)]
+            found[column] = (here, there, leads, rows[here]["printed"] - rows[there]["printed"])
+    return found
+
+
+def _missed(content: Content, results: Sequence[Content]) -> Iterator[str]:
+    """The cells that are far from print with what the same cell gives at other rates, and columns with another best."""
+    if content["mode"] != "faithful" or content["metric"] != "accuracy" or content["entry"].startswith("hush/"):
+        return
+    far = [c for c in content["cells"] if abs(c["measures"]["value"]["difference"] or 0) > NEAR]
+    rates = _at_rates(results) if content["entry"] == "robust-hdp/table-12" else {}
+    if far:
+        yield f"Cells of `{content['entry']}` that are not near" + (
+            ", and what the neighbouring learning rates of the paper's grid give there:\n" if rates else ":\n"
+        )
+        yield grid(["cell", "in print", "ours", *(["rate", "at other rates"] if rates else [])], [
+            [f"{c['algorithm']} {c['column']}", number(c["measures"]["value"]["printed"]),
+             _spread(c["measures"]["value"]),
+             *([f"{c['lr']:g}", rates.get((c["algorithm"], c["column"]), "")] if rates else [])]
+            for c in far
+        ]) + "\n"  # fmt: skip
+    other = {column: row for column, row in _best(content).items() if row[0] != row[1]}
+    if other:
+        yield f"Columns of `{content['entry']}` in which another algorithm is best than in print:\n"
+        yield grid(["column", "best in print", "best here", "its lead here", "its lead in print"], [
+            [column, there, here, _lead(leads), f"{before:+.2f}"]
+            for column, (here, there, leads, before) in other.items()
+        ]) + "\n"  # fmt: skip
+
+
+def _lead(leads: Sequence[float]) -> str:
+    return f"{statistics.mean(leads):+.2f}" + (f" ± {statistics.stdev(leads):.2f}" if len(leads) > 1 else "")
+
+
+def _at_rates(results: Iterable[Content]) -> dict[tuple[str, str], str]:
+    """What was measured at other rates, by algorithm and column of the table."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for content in results:
+        for cell in content["cells"] if content["entry"] == RATES else []:
+            algorithm, _, column = cell["algorithm"].rpartition("-")
+            found.setdefault((algorithm, column), []).append(f"{cell['lr']:g}: {_spread(cell['measures']['value'])}")
+    return {key: ", ".join(texts) for key, texts in found.items()}
