@@ -12,7 +12,7 @@ import pytest
 
 from hush.models import build
 from hush.recipes import parse as parsed_recipe
-from hush.reproduce import asked, entries, entry, html, markdown, reproduce
+from hush.reproduce import asked, entries, entry, html, markdown, reproduce, tradeoff
 from hush.reproduce.files import printed, read, with_keys
 from hush.reproduce.metrics import METRICS
 from hush.reproduce.orders import checked, parsed
@@ -107,9 +107,12 @@ def test_rounds_of_dp_scaffold_come_from_our_accountant_and_are_within_one_of_th
 def test_noise_and_rates_of_dp_scaffold_are_the_papers() -> None:
     found = entry("dp-scaffold/table-1")
     cell = next(cell for cell in found.cells if cell.name == "sigma-g=40:k=10")
-    config, eta = found.configured(cell, "faithful"), read("dp-scaffold/table-1")["tradeoff"]["eta_0"]
+    config, trade = found.configured(cell, "faithful"), read("dp-scaffold/table-1")["tradeoff"]
     assert config.recipe["protect"]["noise"] == 80.0 and config.local.batch_size == 800
-    assert config.local.lr == pytest.approx(eta / (0.2 * 10)) and config.participation == 0.05
+    assert config.recipe["protect"]["draws"] == "shared" and config.local.weight_decay == 5e-3
+    assert config.local.lr == trade["lr"] and config.participation == 0.05
+    (*_, settings, _) = next(tradeoff.cells({**{k: v for k, v in trade.items() if k != "lr"}, "eta_0": 0.4}))
+    assert settings["local.lr"] == pytest.approx(0.4 / 0.2), "as the paper has it, divided by s K"
     assert cell.printed[""].value == 36.85 and cell.printed[""].std == 0.85
 
 

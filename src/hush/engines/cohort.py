@@ -81,7 +81,8 @@ class Cohort:
         federation = self.federation
         config = federation.config
         secure = config.privacy.noise == "secure"
-        source = noise.secure() if secure else noise.replayable(config.seed, client, number)
+        shared = getattr(federation.recipe.protect, "draws", "own") == "shared"
+        source = noise.secure() if secure else noise.replayable(config.seed, client, number, shared)
         first, end, _ = self._bounds[client]
         x, y = self.x[first:end], self.y[first:end]
         return Client(federation.recipe, config, federation.model, x, y, first, source, federation.outputs[client])

@@ -111,7 +111,7 @@ def _train(
 
 
 def _known(x: Tensor, jobs: Sequence[Job], form: Closed) -> dict[int, Tensor] | None:
-    """The norms of all rows by the identity of the centre that they are counted from, if that pays within few rounds."""
+    """The norms of all rows by the identity of the centre that they are counted from, if that pays soon."""
     if _SOON * sum(map(_work, jobs)) < len(x):
         return None
     distinct = {id(job.centre): job.centre for job in jobs}

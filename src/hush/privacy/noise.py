@@ -39,6 +39,11 @@ class Twin:
     def __init__(self, generator: torch.Generator, choosing: torch.Generator) -> None:
         self._generator, self._choosing = generator, choosing
 
+    @classmethod
+    def of(cls, noise: Twin, rows: Twin) -> Twin:
+        """The noise of one and the bits of the other."""
+        return cls(noise._generator, rows._choosing)
+
     def fill(self, target: Tensor) -> None:
         """Write the next numbers into the target."""
         torch.randn(target.shape, generator=self._generator, out=target)
@@ -148,6 +153,23 @@ class _Replayable:
         return torch.randint(0, 2**BITS, (size,), generator=self._generator, dtype=torch.int64)
 
 
+class _Shared(_Replayable):
+    """Rows of a client's own, and noise that is the same for everyone of its round."""
+
+    def __init__(self, seed: int, common: int) -> None:
+        super().__init__(seed)
+        self._common = _Replayable(common)
+
+    def normal(self, size: int, dtype: torch.dtype) -> Tensor:
+        return self._common.normal(size, dtype)
+
+    def twin(self, device: torch.device) -> Twin:
+        return Twin.of(self._common.twin(device), super().twin(device))
+
+    def discrete(self, size: int, sigma: int) -> Tensor:
+        return self._common.discrete(size, sigma)
+
+
 class _Secure:
     def __init__(self) -> None:
         self._rows = Rows(self._raw)
@@ -186,6 +208,7 @@ def secure() -> Source:
     return _Secure()
 
 
-def replayable(seed: int, client: int, round_number: int) -> Source:
-    """A stream that can be drawn again: for experiments only."""
-    return _Replayable(derive(seed, "local", client, round_number))
+def replayable(seed: int, client: int, round_number: int, shared: bool = False) -> Source:
+    """A stream that can be drawn again: for experiments only. `shared` noise is that of all clients of a round."""
+    own = derive(seed, "local", client, round_number)
+    return _Shared(own, derive(seed, "everyone", round_number)) if shared else _Replayable(own)

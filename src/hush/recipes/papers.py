@@ -46,7 +46,7 @@ RECIPES: Mapping[str, Recipe] = {
 }
 
 _DATED = DpSgd(accountant="rdp-64", sampler="even")
-_FIXED = DpSgd(sampler="fixed")
+_FIXED = DpSgd(sampler="fixed", draws="shared")
 
 # As their papers ran them, where that differs: what they leave uncovered is declared by the same choices.
 FAITHFUL: Mapping[str, Recipe] = {

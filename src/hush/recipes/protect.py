@@ -15,7 +15,7 @@ from hush.privacy.course import Aside, Ask, Course, Outline, Output, calibrated,
 from hush.privacy.plan import UPDATE, PrivacyPlan
 from hush.recipes.option import Option
 from hush.recipes.view import RoundView, State
-from hush.types import Accountant, Member, Policy, Release
+from hush.types import Accountant, HushError, Member, Policy, Release
 
 BELOW = "clip quantile"
 CENTRE = "mean of the inputs"
@@ -87,6 +87,9 @@ class DpSgd(_Protect):
     `steps`: none as configured; a number lets every client make one pass over its rows in that many steps, whatever
     batch it would take. Clients of the same budget then move as far and are as noisy as each other.
 
+    `draws`: `own` noise for every client, or `shared`: the same for all of a round, as in DP-SCAFFOLD's experiments.
+    Then it does not average out over clients, and protects nobody from who sees two updates: named as not covered.
+
     `centre`: above 0, every client first tells a noised mean of its inputs, for this part of what all its training
     costs, and rows are counted from the mean of these means: what all rows have in common then takes nothing of the
     clip. For models that are one linear layer.
@@ -104,6 +107,7 @@ class DpSgd(_Protect):
     share: float = 0.05
     steps: int | None = None
     centre: float = 0.0
+    draws: Literal["own", "shared"] = "own"
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
@@ -153,6 +157,9 @@ class DpSgd(_Protect):
         self, members: Sequence[Member], outline: Outline, orders: Sequence[Sequence[int]], config: Config
     ) -> list[Course]:
         """How each client keeps its policy."""
+        if self.draws == "shared" and config.privacy.noise == "secure":
+            text = '"secure" noise cannot be shared; accepted: "replayable", or recipe.protect.draws = "own"'
+            raise HushError(f"privacy.noise: {text}", "privacy.noise")
         policies = self.policies(members)
         accountant = config.privacy.accountant if self.accountant == "configured" else self.accountant
         plans = [_draft(member, config, accountant, self.steps) for member in members]
@@ -181,6 +188,9 @@ class DpSgd(_Protect):
         if self.centre > 0:
             told.append(Release(CENTRE, True, "a noised mean of bounded rows, charged once, at enrolment", "gaussian"))
             told.append(Release("privacy plan", False, "taken as public at enrolment, and sets the weight of the mean"))
+        if self.draws == "shared":
+            broken = "the same for every client of a round, so that two updates tell their difference without any"
+            told.append(Release("noise of the updates", False, broken))
         if self.budget == "maximum":
             broken = "every client spends the largest budget of all, which may be more than its own"
             told.append(Release("privacy beyond the client's own budget", False, broken))
