@@ -39,7 +39,7 @@ def screen(results: Sequence[Content], anchors: Sequence[str]) -> Iterator[str]:
 def ahead(results: Sequence[Content]) -> str:
     """A line for each table in which `hush` was run, its columns, and the least and the mean of what it is ahead by."""
     lines: list[list[str]] = []
-    columns = list(dict.fromkeys(name for _, own in _ours(results) for name in own))
+    columns = sorted({name for _, own in _ours(results) for name in own})
     for content, own in _ours(results):
         best = _best_printed(content["entry"])
         gains = {name: value["ours"] - best[name] for name, value in own.items()}
