@@ -99,7 +99,7 @@ def _values(content: Content) -> list[Mapping[str, Any]]:
 def _near(content: Content) -> str:
     """How many cells are close to print, and how far the one in the middle is."""
     relative = content["metric"] == FIRST
-    if not relative and not _accuracies(content):
+    if content["entry"].startswith("hush/") or not (relative or _accuracies(content)):
         return ""
     gaps = [
         100 * abs(value["difference"] / value["printed"]) if relative else abs(value["difference"])
