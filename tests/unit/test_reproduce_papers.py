@@ -109,10 +109,10 @@ def test_noise_and_rates_of_dp_scaffold_are_the_papers() -> None:
     cell = next(cell for cell in found.cells if cell.name == "sigma-g=40:k=10")
     config, trade = found.configured(cell, "faithful"), read("dp-scaffold/table-1")["tradeoff"]
     assert config.recipe["protect"]["noise"] == 80.0 and config.local.batch_size == 800
-    assert config.recipe["protect"]["draws"] == "shared" and config.local.weight_decay == 5e-3
-    assert config.local.lr == trade["lr"] and config.participation == 0.05
-    (*_, settings, _) = next(tradeoff.cells({**{k: v for k, v in trade.items() if k != "lr"}, "eta_0": 0.4}))
-    assert settings["local.lr"] == pytest.approx(0.4 / 0.2), "as the paper has it, divided by s K"
+    assert config.recipe["protect"]["draws"] == "own"
+    assert config.local.lr == pytest.approx(trade["eta_0"] / (0.2 * 10)) and config.participation == 0.05
+    (*_, settings, _) = next(tradeoff.cells({**trade, "lr": 0.4, "draws": "shared"}))
+    assert settings["local.lr"] == 0.4 and settings["recipe.protect"]["draws"] == "shared"
     assert cell.printed[""].value == 36.85 and cell.printed[""].std == 0.85
 
 
