@@ -240,13 +240,13 @@ BUGS = (
     Bug(
         "noise-again-each-round",
         "every round starts from the same seed, so that differences of updates are free of noise",
-        lambda: patch.object(noise, "replayable", lambda seed, client, number: _replayable(seed, client, 0)),
+        lambda: patch.object(noise, "replayable", lambda seed, client, number, *_: _replayable(seed, client, 0)),
         ("streams", "audit_alternating"),
     ),
     Bug(
         "noise-shared-by-clients",
         "all clients draw the same noise",
-        lambda: patch.object(noise, "replayable", lambda seed, client, number: _replayable(seed, 0, number)),
+        lambda: patch.object(noise, "replayable", lambda seed, client, number, *_: _replayable(seed, 0, number)),
         ("streams",),
     ),
     Bug(
