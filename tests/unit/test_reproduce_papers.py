@@ -12,7 +12,7 @@ import pytest
 
 from hush.models import build
 from hush.recipes import parse as parsed_recipe
-from hush.reproduce import asked, entries, entry, html, markdown, reproduce, tradeoff
+from hush.reproduce import asked, entries, entry, html, markdown, reproduce
 from hush.reproduce.files import printed, read, with_keys
 from hush.reproduce.metrics import METRICS
 from hush.reproduce.orders import checked, parsed
@@ -107,12 +107,9 @@ def test_rounds_of_dp_scaffold_come_from_our_accountant_and_are_within_one_of_th
 def test_noise_and_rates_of_dp_scaffold_are_the_papers() -> None:
     found = entry("dp-scaffold/table-1")
     cell = next(cell for cell in found.cells if cell.name == "sigma-g=40:k=10")
-    config, trade = found.configured(cell, "faithful"), read("dp-scaffold/table-1")["tradeoff"]
+    config, eta = found.configured(cell, "faithful"), read("dp-scaffold/table-1")["tradeoff"]["eta_0"]
     assert config.recipe["protect"]["noise"] == 80.0 and config.local.batch_size == 800
-    assert config.recipe["protect"]["draws"] == "own"
-    assert config.local.lr == pytest.approx(trade["eta_0"] / (0.2 * 10)) and config.participation == 0.05
-    (*_, settings, _) = next(tradeoff.cells({**trade, "lr": 0.4, "draws": "shared"}))
-    assert settings["local.lr"] == 0.4 and settings["recipe.protect"]["draws"] == "shared"
+    assert config.local.lr == pytest.approx(eta / (0.2 * 10)) and config.participation == 0.05
     assert cell.printed[""].value == 36.85 and cell.printed[""].std == 0.85
 
 

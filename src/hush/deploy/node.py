@@ -262,8 +262,7 @@ class Node:
 
     def _trained(self, own: Own, task: Task, stage: Stage, receipt: Receipt, asked: str) -> bytes:
         config = own.config
-        secure = config.privacy.noise == "secure"
-        source = noise.secure() if secure else noise.replayable(config.seed, own.client, task.round)
+        source = answer.source(own.recipe, config, own.client, task.round)
         x, y = self._inputs(config, own.model), torch.from_numpy(self.data.y)
         client = answer.Client(own.recipe, config, own.model, x, y, 0, source, own.output)
         done = answer.work(task, receipt, stage, client)

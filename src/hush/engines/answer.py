@@ -17,6 +17,7 @@ from hush.local.gradients import gradient_norms
 from hush.local.job import Job
 from hush.local.losses import bounded_losses, reach
 from hush.models import Model
+from hush.privacy import noise
 from hush.privacy.course import Output, Stage
 from hush.privacy.noise import Source
 from hush.privacy.plan import PrivacyPlan
@@ -50,6 +51,13 @@ class Work:
     recipe: Recipe
     output: Output | None = None
     notes: dict[str, float] = field(default_factory=dict)
+
+
+def source(recipe: Recipe, config: Config, client: int, number: int) -> Source:
+    """Where a client's batches and noise of a round come from. Noise is its own, unless `protect` says otherwise."""
+    if config.privacy.noise == "secure":
+        return noise.secure()
+    return noise.replayable(config.seed, client, number, getattr(recipe.protect, "draws", "own") == "shared")
 
 
 def work(task: Task, receipt: Receipt, stage: Stage, client: Client) -> Work:
@@ -91,8 +99,8 @@ def below(stage: Stage, plan: PrivacyPlan, start: Tensor, client: Client, task: 
     if "centre" in task.notes:
         x = x - task.notes["centre"].to(x).view(x.shape[1:])
     within = (gradient_norms(client.model, start, x, client.y[rows]) <= plan.clip).double()
-    noise = 0.5 * stage.noise_of(BELOW) * float(client.source.normal(1, torch.float64))
-    return 0.5 + (float((within - 0.5).sum()) + noise) / plan.batch
+    added = 0.5 * stage.noise_of(BELOW) * float(client.source.normal(1, torch.float64))
+    return 0.5 + (float((within - 0.5).sum()) + added) / plan.batch
 
 
 def sealed(done: Work, vector: Tensor) -> Update:
@@ -108,6 +116,6 @@ def _perturbed(done: Work, vector: Tensor, output: Output) -> Tensor:
     start = done.job.vector
     end = start + vector
     end = end / (end.norm() / output.bound).clamp_min(1.0)
-    noise = done.job.source.normal(end.numel(), end.dtype).to(end.device)
-    moved: Tensor = end + output.deviation * noise - start
+    drawn = done.job.source.normal(end.numel(), end.dtype).to(end.device)
+    moved: Tensor = end + output.deviation * drawn - start
     return moved

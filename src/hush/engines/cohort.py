@@ -20,7 +20,6 @@ from hush.engines.federation import Federation
 from hush.engines.outcome import manifest, outcome
 from hush.engines.together import train_together
 from hush.models import unflatten
-from hush.privacy import noise
 from hush.privacy.course import ENROLMENT
 from hush.privacy.ledger import BudgetSpentError
 from hush.server.loop import Answer, ServerState, serve, short_of_quorum, start
@@ -80,9 +79,7 @@ class Cohort:
     def _client(self, client: int, number: int) -> Client:
         federation = self.federation
         config = federation.config
-        secure = config.privacy.noise == "secure"
-        shared = getattr(federation.recipe.protect, "draws", "own") == "shared"
-        source = noise.secure() if secure else noise.replayable(config.seed, client, number, shared)
+        source = answer.source(federation.recipe, config, client, number)
         first, end, _ = self._bounds[client]
         x, y = self.x[first:end], self.y[first:end]
         return Client(federation.recipe, config, federation.model, x, y, first, source, federation.outputs[client])

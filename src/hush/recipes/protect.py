@@ -189,8 +189,8 @@ class DpSgd(_Protect):
             told.append(Release(CENTRE, True, "a noised mean of bounded rows, charged once, at enrolment", "gaussian"))
             told.append(Release("privacy plan", False, "taken as public at enrolment, and sets the weight of the mean"))
         if self.draws == "shared":
-            broken = "the same for every client of a round, so that two updates tell their difference without any"
-            told.append(Release("noise of the updates", False, broken))
+            broken = "all clients of a round draw the same, so that two of them tell their difference without any"
+            told.append(Release("noise", False, broken))
         if self.budget == "maximum":
             broken = "every client spends the largest budget of all, which may be more than its own"
             told.append(Release("privacy beyond the client's own budget", False, broken))

@@ -29,10 +29,14 @@ def shown(value: Mapping[str, Any] | None) -> str:
     """One cell."""
     if value is None:
         return ""
-    text = number(value["ours"]) + (f" ± {number(value['std'])}" if value.get("std") is not None else "")
     if value.get("printed") is None:
-        return text
-    return f"{text} ({number(value['printed'])}, {value['difference']:+.2f})"
+        return spread(value)
+    return f"{spread(value)} ({number(value['printed'])}, {value['difference']:+.2f})"
+
+
+def spread(value: Mapping[str, Any]) -> str:
+    """Our number, and how far it scatters over the seeds."""
+    return number(value["ours"]) + (f" ± {number(value['std'])}" if value.get("std") is not None else "")
 
 
 def number(value: float) -> str:

@@ -19,8 +19,7 @@ def cells(table: Mapping[str, Any]) -> Iterator[tuple[str, str, str, dict[str, A
 
     Args:
         table: `epsilon` toward a third party, the shares `s` of rows and `l` of users, `users`, `rows` of a user,
-            the rate `lr` of every local step, or `eta_0`, which is divided by s K, the lists `sigma_g` and `K`, and
-            whose noise a user `draws`: its own, if nothing else is said, or one that all of a round share.
+            `eta_0`, and the lists `sigma_g` and `K`.
     """
     s, share, users, rows = table["s"], table["l"], table["users"], table["rows"]
     for sigma in table["sigma_g"]:
@@ -29,11 +28,10 @@ def cells(table: Mapping[str, Any]) -> Iterator[tuple[str, str, str, dict[str, A
             settings = {
                 "rounds": rounds,
                 "local.steps": steps,
-                "local.lr": table["lr"] if "lr" in table else table["eta_0"] / (s * steps),
+                "local.lr": table["eta_0"] / (s * steps),
                 # The paper counts its noise in what one replaced row can move, which is twice the clip.
                 "recipe.protect": {
                     "rule": "dp-sgd", "sampler": "fixed", "spread": "equal-noise", "noise": 2.0 * sigma,
-                    "draws": table.get("draws", "own"),
                 },
             }  # fmt: skip
             yield f"sigma_g={sigma}", f"K={steps}", f"sigma_g={sigma},K={steps}", settings, rounds
