@@ -27,7 +27,7 @@ WHY = {
 The other rates were tried afterwards, on one seed. At half the printed rate, `dp-fedavg` in Dist2 and Dist4 and
 `minimum` in Dist7 are near; `dp-fedavg` in Dist1 is at a tenth of it. For `dp-fedavg` in Dist8 and `minimum` in Dist1
 and Dist8, print lies between what two neighbouring rates give. That would fit other rates than the printed ones, but
-does not prove them. Not explained: `robust-hdp` in Dist9, below print at every rate tried, and Dist7, where none was tried.
+does not prove them. Not explained: `robust-hdp` in Dist9, below print at every rate tried, and Dist7, where none was.
 """,
     "robust-hdp/table-13": """\
 Ours are above print, most in the noisier columns. The noise is the printed one (table 3 is of the same data and

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hush.config import Config
+from hush.engines import answer
 from hush.engines.federation import prepare
 from hush.privacy import noise
 from hush.recipes.protect import DpSgd
@@ -47,3 +48,10 @@ def test_it_is_named_as_not_covered_and_refused_beside_secure_noise() -> None:
     assert "noise" in [release.what for release in found.recipe.releases() if not release.covered]
     with pytest.raises(HushError, match=r"privacy\.noise: "):
         prepare(Config.model_validate({**settings, "privacy": {"noise": "secure"}}))
+
+
+@pytest.mark.parametrize(("mode", "same"), [("faithful", True), ("sound", False)])
+def test_a_client_draws_what_its_recipe_says_whoever_runs_it(mode: str, same: bool) -> None:
+    found = prepare(Config.model_validate({"recipe": {"name": "dp-scaffold"}, "mode": mode, "rounds": 2}))
+    one, two = (answer.source(found.recipe, found.config, client, 1).normal(20, torch.float64) for client in (0, 1))
+    assert torch.equal(one, two) == same
