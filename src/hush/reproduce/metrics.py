@@ -112,8 +112,12 @@ def clean_loss(done: Done) -> Numbers:
 
 def accuracies(done: Done) -> Numbers:
     """The mean accuracy after the last round in per cent, and after each tenth of them: a curve."""
-    means = {f"round {r.round}": 100 * statistics.fmean(r.accuracy_per_client) for r in _tenths(done.rounds)}
-    return {"": 100 * done.result.accuracy["mean"], **means}
+    return {"": 100 * done.result.accuracy["mean"], **course(done.rounds)}
+
+
+def course(rounds: Sequence[RoundRecord]) -> Numbers:
+    """The mean accuracy after each tenth of the rounds, in per cent."""
+    return {f"round {r.round}": 100 * statistics.fmean(r.accuracy_per_client) for r in _tenths(rounds)}
 
 
 def loss_gap(done: Done) -> Numbers:

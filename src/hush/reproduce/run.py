@@ -14,7 +14,7 @@ from hush.comparison import executed, path_of
 from hush.config import Config, config_hash
 from hush.engines.outcome import versions
 from hush.reproduce.entry import Cell, Entry, Printed, check_seeds, entry
-from hush.reproduce.metrics import FIRST, Done, Numbers, first_round_noise, metric
+from hush.reproduce.metrics import FIRST, Done, Numbers, course, first_round_noise, metric
 from hush.reproduce.orders import checked
 from hush.reproduce.pages import html, markdown
 from hush.server.rundir import RunDir, to_json, write_atomically
@@ -33,6 +33,7 @@ class Asked:
     mode: str
     seeds: int
     configs: dict[str, Config]
+    changes: tuple[str, ...] = ()
 
     @property
     def rounds(self) -> int:
@@ -64,7 +65,7 @@ def asked(
     given += [] if rounds is None else [f"rounds={rounds}"]
     given += [] if device is None else [f'engine.device="{device}"']
     configs = {cell.name: table.configured(cell, how, given) for cell in chosen}
-    return Asked(table, chosen, how, seeds or table.seeds, configs)
+    return Asked(table, chosen, how, seeds or table.seeds, configs, tuple(given))
 
 
 def reproduce(
@@ -83,7 +84,13 @@ def reproduce(
     else:
         results = executed(what.configs, seeds, out, True, data, command, progress)
         found = _measured(what, results, out, data)
-    cells = [_row(cell, what.configs[cell.name], found[cell.name], results.get(cell.name, [])) for cell in what.cells]
+    cells = [
+        {
+            **_row(cell, what.configs[cell.name], found[cell.name], results.get(cell.name, [])),
+            "course": _course([out / path_of(cell.name, run.seed) for run in results.get(cell.name, [])]),
+        }
+        for cell in what.cells
+    ]
     content = {
         "entry": what.entry.name,
         "title": what.entry.title,
@@ -92,6 +99,7 @@ def reproduce(
         "mode": what.mode,
         "seeds": seeds,
         "config": dict(what.entry.config),
+        "changes": list(what.changes),
         "versions": _versions(results),
         "notes": [*what.entry.notes, *([f"In print: {what.entry.doubt}"] if what.entry.doubt else [])],
         "orders": checked(what.entry.orders, cells),
@@ -120,6 +128,12 @@ def _measured(
         return Done(config, result, RunDir(path).records(), path, data)
 
     return {name: [measure(done(name, result)) for result in runs] for name, runs in results.items()}
+
+
+def _course(runs: Sequence[Path]) -> dict[str, float]:
+    """The mean accuracy after each tenth of the rounds, over the runs, in per cent."""
+    courses = [course(RunDir(run).records()) for run in runs]
+    return {name: statistics.fmean(each[name] for each in courses) for name in courses[0]} if courses else {}
 
 
 def _first_rounds(what: Asked, seeds: Sequence[int], out: Path, data: str | None) -> dict[str, list[Numbers]]:
