@@ -92,7 +92,7 @@ def show_comparison(summary: Mapping[str, Any], path: Path) -> None:
         table.add_row(
             name,
             _percent(entry["accuracy"]["mean"]),
-            _percent(entry["accuracy"]["std"]),
+            _percent(entry["accuracy"]["std"]) if len(runs) > 1 else "–",
             _percent(min(run["accuracy"]["min"] for run in runs)),
             _epsilon(max(run["epsilon_spent_max"] or 0.0 for run in runs)),
             f"{sum(run['seconds'] for run in runs):.1f}",

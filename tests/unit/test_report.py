@@ -190,6 +190,16 @@ def test_a_comparison_ranks_recipes_and_links_to_their_runs(tmp_path: Path) -> N
     assert lines[1]["y"][4] == pytest.approx(sum(map(sum, both)) / (2 * CLIENTS))
 
 
+def test_one_seed_has_no_spread(tmp_path: Path) -> None:
+    bars = [shown(make_comparison(tmp_path / name, seeds=seeds)).charts["chart-recipes"]["data"][0]
+            for name, seeds in (("one", (1,)), ("two", (1, 2)))]  # fmt: skip
+    assert [bar["error_y"]["visible"] for bar in bars] == [False, True]
+    assert ["±" in bar["hovertemplate"] for bar in bars] == [False, True]
+    deviations = [read_comparison(tmp_path / name).recipes[0].deviation for name in ("one", "two")]
+    assert deviations[0] is None
+    assert deviations[1] is not None
+
+
 def test_a_comparison_links_to_nothing_outside_itself(tmp_path: Path) -> None:
     make_run(tmp_path / "outside")
     write(tmp_path / "outside")

@@ -49,10 +49,15 @@ def comparison_page(view: ComparisonView) -> str:
 def accuracy_by_recipe(view: ComparisonView) -> Chart:
     """A bar for each recipe, with its spread over seeds and its worst client."""
     names = [text(recipe.name) for recipe in view.recipes]
+    several = any(recipe.deviation is not None for recipe in view.recipes)
+    scatter = " ± %{error_y.array:.1%}" if several else ""
     bars = {
         "type": "bar", "x": names, "y": [recipe.accuracy["mean"] for recipe in view.recipes], "name": "mean",
-        "marker": {"color": MAIN}, "hovertemplate": "%{x}<br>mean %{y:.1%} ± %{error_y.array:.1%}<extra></extra>",
-        "error_y": {"type": "data", "array": [recipe.accuracy["std"] for recipe in view.recipes], "color": QUIET},
+        "marker": {"color": MAIN}, "hovertemplate": f"%{{x}}<br>mean %{{y:.1%}}{scatter}<extra></extra>",
+        "error_y": {
+            "type": "data", "array": [recipe.deviation or 0.0 for recipe in view.recipes], "color": QUIET,
+            "visible": several,
+        },
     }  # fmt: skip
     worst = {
         "mode": "markers", "x": names, "y": [_worst(recipe) for recipe in view.recipes], "name": "worst client",
@@ -67,6 +72,8 @@ def accuracy_by_recipe(view: ComparisonView) -> Chart:
     )
     words = (
         "Bars: mean over clients and seeds, and its standard deviation over seeds. Marks: the worst client of any seed."
+        if several
+        else "Bars: mean over clients, of one seed. Marks: the worst client."
     )
     return Chart("recipes", "Final accuracy by recipe", words, [bars, worst], shape, height=380, wide=True)
 
@@ -110,7 +117,7 @@ def _row(recipe: RecipeView, shared: Sequence[str]) -> list[Cell]:
     return [
         (recipe.name, recipe.name, "text"),
         (recipe.accuracy["mean"], percent(recipe.accuracy["mean"]), ""),
-        (recipe.accuracy["std"], percent(recipe.accuracy["std"]), ""),
+        (recipe.deviation if recipe.deviation is not None else math.nan, percent(recipe.deviation), ""),
         (_worst(recipe), percent(_worst(recipe)), ""),
         (largest, figure(largest, 3), ""),
         (judged.mark, judged.mark, f"text tone {judged.tone}"),

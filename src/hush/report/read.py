@@ -71,6 +71,11 @@ class RecipeView:
     not_covered: tuple[str, ...]
     runs: tuple[SeedView, ...]
 
+    @property
+    def deviation(self) -> float | None:
+        """How far its accuracy scatters over seeds; unknown with a single one."""
+        return self.accuracy["std"] if len(self.runs) > 1 else None
+
 
 @dataclass(frozen=True)
 class ComparisonView:
