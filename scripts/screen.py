@@ -9,7 +9,7 @@ from typing import Any
 from hush.reproduce import entries, entry
 from hush.reproduce.files import read
 from hush.reproduce.metrics import FIRST
-from hush.reproduce.pages import grid, number, spread
+from hush.reproduce.pages import grid, number, otherwise, spread
 
 Content = Mapping[str, Any]
 NEAR = 3  # points of accuracy, or per cent of noise
@@ -137,8 +137,7 @@ def _near(content: Content) -> str:
 def _accuracies(content: Content) -> bool:
     """Whether its cells are accuracies that a paper's table has, too."""
     own = content["entry"].startswith("hush/")
-    asked_otherwise = any(not change.startswith("engine.") for change in content.get("changes", ()))
-    return not own and not asked_otherwise and ("accuracy" in content["metric"] or content["metric"] == "groups")
+    return not own and not otherwise(content) and ("accuracy" in content["metric"] or content["metric"] == "groups")
 
 
 def _best(content: Content) -> dict[str, tuple[str, str, list[float], float]]:

@@ -101,7 +101,13 @@ def _orders(content: Mapping[str, Any]) -> list[list[str]]:
 def _lead(content: Mapping[str, Any]) -> str:
     seeds = len(content["seeds"])
     runs = f"{seeds} seeds, mean ± standard deviation" if seeds > 1 else "one seed"
-    return f"Ours (printed, difference); mode {content['mode']}, {runs}."
+    other = ", ".join(otherwise(content))
+    return f"Ours (printed, difference); mode {content['mode']}, {runs}." + (f" Not as printed: {other}." * bool(other))
+
+
+def otherwise(content: Mapping[str, Any]) -> list[str]:
+    """What was asked for that is not the table's own setting; where and how it is computed does not count."""
+    return [change for change in content.get("changes", ()) if not change.startswith("engine.")]
 
 
 _PAGE = """<!doctype html>
