@@ -19,7 +19,7 @@ HEADS = ["entry", "mode", "algorithms", "seeds", "cells", "in print", "near", "s
 LEGEND = """
 `in print`: cells for which the paper prints a number. `near`: of those, how many of ours are within 3 points of it
 (accuracies) or 3 % (noise), and the median distance. `same best`: columns in which the algorithm that is best in print
-is best here.
+is best here. The next section says what is off, and why.
 """
 
 WHY = {
@@ -57,10 +57,11 @@ def screen(results: Sequence[Content], anchors: Sequence[str]) -> Iterator[str]:
     yield "\nWhat was run of the papers' own algorithms, and how near it comes:\n"
     yield grid(HEADS, [summary(content, anchor) for content, anchor in zip(results, anchors, strict=True)])
     yield LEGEND
-    for content in results:
-        yield from _missed(content, results)
     left = [name for name in entries() if name not in {content["entry"] for content in results}]
     yield f"Not run yet: {', '.join(f'`{name}`' for name in left)}.\n" if left else ""
+    yield "## What is off, and why\n"
+    for content in results:
+        yield from _missed(content, results)
 
 
 def ahead(results: Sequence[Content]) -> str:
