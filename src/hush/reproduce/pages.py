@@ -101,8 +101,9 @@ def _orders(content: Mapping[str, Any]) -> list[list[str]]:
 def _lead(content: Mapping[str, Any]) -> str:
     seeds = len(content["seeds"])
     runs = f"{seeds} seeds, mean ± standard deviation" if seeds > 1 else "one seed"
-    other = ", ".join(otherwise(content))
-    return f"Ours (printed, difference); mode {content['mode']}, {runs}." + (f" Not as printed: {other}." * bool(other))
+    lead = f"Ours (printed, difference); mode {content['mode']}, {runs}."
+    other = otherwise(content)
+    return f"{lead} With settings other than the table's: {', '.join(other)}." if other else lead
 
 
 def otherwise(content: Mapping[str, Any]) -> list[str]:

@@ -80,17 +80,11 @@ def reproduce(
     out.mkdir(parents=True, exist_ok=True)
     if what.entry.metric == FIRST:
         found = _first_rounds(what, seeds, out, data)
-        results: dict[str, list[RunResult]] = {}
+        runs: dict[str, list[Done]] = {}
     else:
-        results = executed(what.configs, seeds, out, True, data, command, progress)
-        found = _measured(what, results, out, data)
-    cells = [
-        {
-            **_row(cell, what.configs[cell.name], found[cell.name], results.get(cell.name, [])),
-            "course": _course([out / path_of(cell.name, run.seed) for run in results.get(cell.name, [])]),
-        }
-        for cell in what.cells
-    ]
+        runs = _done(what, executed(what.configs, seeds, out, True, data, command, progress), out, data)
+        found = {name: [metric(what.entry.metric)(one) for one in done] for name, done in runs.items()}
+    cells = [_row(cell, what.configs[cell.name], found[cell.name], runs.get(cell.name, [])) for cell in what.cells]
     content = {
         "entry": what.entry.name,
         "title": what.entry.title,
@@ -100,7 +94,7 @@ def reproduce(
         "seeds": seeds,
         "config": dict(what.entry.config),
         "changes": list(what.changes),
-        "versions": _versions(results),
+        "versions": _versions([one.result for done in runs.values() for one in done]),
         "notes": [*what.entry.notes, *([f"In print: {what.entry.doubt}"] if what.entry.doubt else [])],
         "orders": checked(what.entry.orders, cells),
         "cells": cells,
@@ -111,28 +105,24 @@ def reproduce(
     return content
 
 
-def _versions(results: dict[str, list[RunResult]]) -> dict[str, str]:
+def _versions(results: Sequence[RunResult]) -> dict[str, str]:
     """Those that the runs were made with, wherever they were made."""
-    made = [run.versions for runs in results.values() for run in runs] or [versions()]
+    made = [run.versions for run in results] or [versions()]
     return {name: ", ".join(sorted({each[name] for each in made if name in each})) for name in made[0]}
 
 
-def _measured(
-    what: Asked, results: dict[str, list[RunResult]], out: Path, data: str | None
-) -> dict[str, list[Numbers]]:
-    measure = metric(what.entry.metric)
-
+def _done(what: Asked, results: dict[str, list[RunResult]], out: Path, data: str | None) -> dict[str, list[Done]]:
     def done(name: str, result: RunResult) -> Done:
         path = out / path_of(name, result.seed)
         config = what.configs[name].model_copy(update={"seed": result.seed})
         return Done(config, result, RunDir(path).records(), path, data)
 
-    return {name: [measure(done(name, result)) for result in runs] for name, runs in results.items()}
+    return {name: [done(name, result) for result in runs] for name, runs in results.items()}
 
 
-def _course(runs: Sequence[Path]) -> dict[str, float]:
+def _course(runs: Sequence[Done]) -> dict[str, float]:
     """The mean accuracy after each tenth of the rounds, over the runs, in per cent."""
-    courses = [course(RunDir(run).records()) for run in runs]
+    courses = [course(run.rounds) for run in runs]
     return {name: statistics.fmean(each[name] for each in courses) for name in courses[0]} if courses else {}
 
 
@@ -149,7 +139,8 @@ def _first_rounds(what: Asked, seeds: Sequence[int], out: Path, data: str | None
     return {name: [known[f"{name} {seed}"] for seed in seeds] for name in what.configs}
 
 
-def _row(cell: Cell, config: Config, values: Sequence[Numbers], results: Sequence[RunResult]) -> dict[str, Any]:
+def _row(cell: Cell, config: Config, values: Sequence[Numbers], runs: Sequence[Done]) -> dict[str, Any]:
+    results = [run.result for run in runs]
     measures = {
         name or "value": _beside([numbers[name] for numbers in values], cell.printed.get(name)) for name in values[0]
     }
@@ -166,6 +157,7 @@ def _row(cell: Cell, config: Config, values: Sequence[Numbers], results: Sequenc
         "seconds": sum(result.seconds for result in results),
         "not_covered": list(results[0].not_covered) if results else [],
         "measures": measures,
+        "course": _course(runs),
     }
 
 
