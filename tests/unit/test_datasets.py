@@ -90,6 +90,44 @@ def test_synthetic_spread_follows_the_appendix() -> None:
     assert abs(centres[:, 20:].var() - 10.0) > 0.3  # the twin: beta as a standard deviation
 
 
+def test_published_users_are_always_the_same_and_at_norm_one() -> None:
+    made = load("dp-scaffold-users", root=None, clients=6, samples=60, alpha=5, beta=5, seed=1)
+    again = load("dp-scaffold-users", root=None, clients=6, samples=60, alpha=5, beta=5, seed=2)
+    assert made.x.shape == (360, 40) and made.classes == 10 and made.owner is not None
+    np.testing.assert_array_equal(made.owner, np.repeat(np.arange(6), 60))
+    np.testing.assert_array_equal(made.x, again.x)
+    np.testing.assert_array_equal(made.y, again.y)
+    np.testing.assert_allclose(np.linalg.norm(made.x, axis=1), 1, rtol=1e-6)
+    other = load("dp-scaffold-users", root=None, clients=6, samples=60, alpha=0, beta=0)
+    assert not np.array_equal(other.x, made.x)
+
+
+def test_published_users_are_drawn_and_scaled_as_the_public_code_does_row_by_row() -> None:
+    """One user after the other, feature after feature, in plain loops; row j gives the limits of feature j."""
+    users, samples, alpha, beta = 3, 50, 5.0, 2.0
+    old = np.random.RandomState(0)
+    pairs = [(old.randn(users, *size), old.randn(users, *size)) for size in ((40,), (40, 10), (10,))]
+    centres, weights, biases = (
+        np.sqrt(spread) * mean + own for spread, (mean, own) in zip((beta, alpha, alpha), pairs, strict=True)
+    )
+    cov = np.diag([(j + 1) ** -1.2 for j in range(40)])
+    rows = [old.multivariate_normal(centres[u], cov, samples) for u in range(users)]
+    truth = [int(np.argmax(row @ weights[u] + biases[u])) for u in range(users) for row in rows[u]]
+    changed = old.binomial(1, 0.05, len(truth))
+    labels = old.randint(0, 10, len(truth))
+    for mine in rows:
+        for j in range(40):
+            low, high = min(mine[j]), max(mine[j])
+            for row in mine:
+                row[j] = (row[j] - low) / (high - low)
+    x, y, _ = synthetic.published_users(users, samples, alpha, beta)
+    expected = np.concatenate([[row / np.sqrt(np.sum(row**2)) for row in mine] for mine in rows])
+    np.testing.assert_allclose(x, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(
+        y, [new if flip else old for old, flip, new in zip(truth, changed, labels, strict=True)]
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

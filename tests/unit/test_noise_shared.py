@@ -1,43 +1,69 @@
-"""Noise that all clients of a round share, as DP-SCAFFOLD's experiments have it."""
+"""What all clients of a round share, as DP-SCAFFOLD's public code has it."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader, SubsetRandomSampler
 
 from hush.config import Config
 from hush.engines import answer
 from hush.engines.federation import prepare
 from hush.privacy import noise
 from hush.recipes.protect import DpSgd
+from hush.server.schedule import schedule
 from hush.types import HushError
 
 HERE = torch.device("cpu")
 
 
-def test_clients_of_a_round_draw_the_same_noise_and_rows_of_their_own() -> None:
+def test_clients_of_a_round_draw_the_same_batches_and_noise() -> None:
     one, two, own = (noise.replayable(5, client, 3, shared=client < 2) for client in (0, 1, 2))
-    same, other, third = (source.normal(50, torch.float64) for source in (one, two, own))
-    assert torch.equal(same, other) and not torch.equal(same, third)
-    assert not torch.equal(one.uniform(50), two.uniform(50))
-    assert not torch.equal(one.chosen(1000, 0.5), two.chosen(1000, 0.5))
-    later = noise.replayable(5, 0, 4, shared=True).normal(50, torch.float64)
-    assert not torch.equal(same, later), "another round has other noise"
+    for _ in range(3):
+        rows, same, third = one.uniform(50), two.uniform(50), own.uniform(50)
+        assert torch.equal(rows, same) and not torch.equal(rows, third)
+        numbers, same, third = (source.normal(50, torch.float64) for source in (one, two, own))
+        assert torch.equal(numbers, same) and not torch.equal(numbers, third)
+    later = noise.replayable(5, 0, 4, shared=True)
+    later.uniform(50)
+    assert not torch.equal(numbers, later.normal(50, torch.float64)), "another round has other noise"
 
 
-def test_on_a_device_it_is_the_same_noise_and_rows_of_their_own_too() -> None:
-    twins = [noise.replayable(5, client, 3, shared=True).twin(HERE) for client in (0, 1)]
-    filled, words = [torch.empty(50) for _ in twins], [torch.empty(50, dtype=torch.int64) for _ in twins]
-    for twin, numbers, bits in zip(twins, filled, words, strict=True):
-        assert twin is not None
-        twin.fill(numbers)
-        twin.words(bits)
-    assert torch.equal(*filled) and not torch.equal(*words)
+def test_poisson_batches_stay_independent_draws_of_every_row() -> None:
+    one, two = (noise.replayable(5, client, 3, shared=True) for client in (0, 1))
+    batches = [one.chosen(1000, 0.1) for _ in range(50)]
+    assert all(torch.equal(batch, two.chosen(1000, 0.1)) for batch in batches)
+    assert len({len(batch) for batch in batches}) > 10, "sizes vary"
 
 
-def test_rows_do_not_depend_on_whether_noise_is_shared() -> None:
-    one, two = (noise.replayable(5, 1, 3, shared=shared) for shared in (False, True))
-    assert torch.equal(one.chosen(1000, 0.1), two.chosen(1000, 0.1))
+def test_only_the_host_draws_what_is_shared() -> None:
+    assert noise.replayable(5, 0, 3, shared=True).twin(HERE) is None
+
+
+@pytest.mark.parametrize(("seed", "number"), [(0, 1), (2, 7)])
+def test_fixed_batches_and_noise_are_those_of_a_loader_seeded_as_the_public_code_says(seed: int, number: int) -> None:
+    """A step's seed is 500 (seed + 1) round + step + 1; its loader shuffles 40 rows, and weights are noised first."""
+    source = noise.replayable(seed, 3, number, shared=True)
+    kept = torch.get_rng_state()
+    try:
+        for step in (1, 2, 3):
+            torch.manual_seed(500 * (seed + 1) * number + step + 1)
+            rows = next(iter(DataLoader(range(40), 8, sampler=SubsetRandomSampler(range(40)))))  # type: ignore[arg-type]
+            weights = torch.normal(0, 1, (4, 8))
+            found = source.uniform(40).topk(8, largest=False).indices
+            assert sorted(found.tolist()) == sorted(rows.tolist())
+            assert torch.equal(source.normal(32, torch.float32), weights.flatten())
+    finally:
+        torch.set_rng_state(kept)
+
+
+def test_users_of_a_round_are_those_of_the_public_code() -> None:
+    old = np.random.RandomState(2 * 4)
+    chosen = schedule(1, 100, 6, 0.05, shared=True)[4]
+    assert chosen == tuple(sorted(old.choice(100, 5, replace=False)))
+    assert chosen != schedule(1, 100, 6, 0.05)[4]
+    assert schedule(1, 3, 2, 1.0, shared=True) == ((0, 1, 2),) * 2
 
 
 def test_it_is_named_as_not_covered_and_refused_beside_secure_noise() -> None:

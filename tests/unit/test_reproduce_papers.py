@@ -104,13 +104,24 @@ def test_rounds_of_dp_scaffold_come_from_our_accountant_and_are_within_one_of_th
     assert max(apart) <= 1 and apart.count(0) == 44
 
 
-def test_noise_and_rates_of_dp_scaffold_are_the_papers() -> None:
+def test_noise_of_dp_scaffold_is_the_papers_on_each_of_two_tensors() -> None:
     found = entry("dp-scaffold/table-1")
     cell = next(cell for cell in found.cells if cell.name == "sigma-g=40:k=10")
-    config, eta = found.configured(cell, "faithful"), read("dp-scaffold/table-1")["tradeoff"]["eta_0"]
-    assert config.recipe["protect"]["noise"] == 80.0 and config.local.batch_size == 800
-    assert config.local.lr == pytest.approx(eta / (0.2 * 10)) and config.participation == 0.05
+    config = found.configured(cell, "faithful")
+    protect, clip = config.recipe["protect"], config.privacy.clip
+    each = clip / math.sqrt(2)  # two tensors of this norm have the clip together
+    assert protect["noise"] * clip == pytest.approx(2 * 40 * each)
+    assert protect["draws"] == "shared" and config.local.batch_size == 800 and config.participation == 0.05
     assert cell.printed[""].value == 36.85 and cell.printed[""].std == 0.85
+
+
+def test_steps_of_dp_scaffold_are_divided_by_whole_passes_of_which_there_is_one_at_least() -> None:
+    found, traded = entry("dp-scaffold/table-1"), read("dp-scaffold/table-1")["tradeoff"]
+    eta = dict(zip(traded["sigma_g"], traded["eta_0"], strict=True))
+    rates = {cell.name: found.configured(cell, "faithful").local.lr for cell in found.cells}
+    for sigma, passes in ((10, (1, 1, 2, 4, 8)), (160, (1, 1, 2, 4, 8))):
+        for steps, over in zip((1, 5, 10, 20, 40), passes, strict=True):
+            assert rates[f"sigma-g={sigma}:k={steps}"] == pytest.approx(eta[sigma] / over)
 
 
 def test_faithful_settings_are_set_in_faithful_mode_alone() -> None:

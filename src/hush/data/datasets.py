@@ -15,7 +15,8 @@ from hush.data.files import data_root
 from hush.data.options import check_keys, integer, number, wrong
 from hush.types import HushError, unknown
 
-NAMES = ("digits", "synthetic", "mnist", "fashion-mnist", "cifar10", "emnist47", "imdb")
+NAMES = ("digits", "synthetic", "dp-scaffold-users", "mnist", "fashion-mnist", "cifar10", "emnist47", "imdb")
+MADE = ("synthetic", "dp-scaffold-users")
 PARTS = ("train", "test", "all")
 
 
@@ -40,21 +41,21 @@ def load(
 
     Args:
         name: One of `NAMES`.
-        root: The data directory; None means the environment variable HUSH_DATA. Not used by digits and synthetic.
-        part: "train", "test" or "all" (train then test). Digits and synthetic have one part, "train".
+        root: The data directory; None means the environment variable HUSH_DATA. Not used by digits and by `MADE`.
+        part: "train", "test" or "all" (train then test). Digits and those in `MADE` have one part, "train".
         seed: Used by synthetic only.
-        clients: The number of users of synthetic.
-        **options: Of synthetic: `alpha`, `beta` (default 0) and `samples` a user (default 5,000).
+        clients: The number of users of those in `MADE`.
+        **options: Of those in `MADE`: `alpha`, `beta` (default 0) and `samples` a user (default 5,000).
     """
     if name not in NAMES:
         raise unknown("data.name", "dataset", name, NAMES)
     if part not in PARTS:
         raise unknown("data.part", "part", part, PARTS)
-    check_keys("data", name, options, (), ("alpha", "beta", "samples") if name == "synthetic" else ())
-    if name in ("digits", "synthetic"):
+    check_keys("data", name, options, (), ("alpha", "beta", "samples") if name in MADE else ())
+    if name == "digits" or name in MADE:
         if part == "test":
             raise wrong("data.part", f'"{name}" has no test part; accepted: train, all')
-        dataset = _digits() if name == "digits" else _synthetic(clients, seed, options)
+        dataset = _digits() if name == "digits" else _users(name, clients, seed, options)
     else:
         parts = ("train", "test") if part == "all" else (part,)
         dataset = _from_files(name, data_root(root, name), parts)
@@ -107,13 +108,16 @@ def _digits() -> Dataset:
     return Dataset("digits", x, y, 10)
 
 
-def _synthetic(clients: int, seed: int, options: dict[str, object]) -> Dataset:
+def _users(name: str, clients: int, seed: int, options: dict[str, object]) -> Dataset:
     users = integer("data.clients", clients, low=1)
     samples = integer("data.samples", options.get("samples", 5000), low=1)
     alpha = number("data.alpha", options.get("alpha", 0.0), low=0.0)
     beta = number("data.beta", options.get("beta", 0.0), low=0.0)
-    x, y, owner = made.synthetic_users(users, samples, alpha, beta, seed)
-    return Dataset("synthetic", x, y, made.CLASSES, owner)
+    if name == "synthetic":
+        x, y, owner = made.synthetic_users(users, samples, alpha, beta, seed)
+    else:
+        x, y, owner = made.published_users(users, samples, alpha, beta)
+    return Dataset(name, x, y, made.CLASSES, owner)
 
 
 def _from_files(name: str, root: Path, parts: Sequence[str]) -> Dataset:

@@ -71,7 +71,10 @@ def similarity(labels: Rows, counts: Sequence[int], gen: np.random.Generator, ga
 def by_owner(owner: Rows | None, counts: Sequence[int], gen: np.random.Generator) -> list[Rows]:
     """The rows that belong to each client by nature, as many of them as its count."""
     if owner is None:
-        raise wrong("data.partition", '"owner" needs a dataset with natural clients (synthetic); accepted here: "iid"')
+        raise wrong(
+            "data.partition",
+            '"owner" needs a dataset with natural clients (synthetic, dp-scaffold-users); accepted here: "iid"',
+        )
     divided: list[Rows] = []
     for client, count in enumerate(counts):
         own = np.flatnonzero(owner == client)

@@ -1,4 +1,5 @@
-"""Data made on the spot: the synthetic users of DP-SCAFFOLD, and the digits that come with scikit-learn."""
+"""Data made on the spot: the synthetic users of DP-SCAFFOLD, drawn anew or as its authors did, and the digits that
+come with scikit-learn."""
 
 from __future__ import annotations
 
@@ -40,6 +41,29 @@ def _user(user: int, samples: int, alpha: float, beta: float, seed: int) -> tupl
     truth = np.argmax(x @ weights + bias, axis=1)
     shift = np.where(gen.random(samples) < CHANGED, gen.integers(1, CLASSES, samples), 0)
     return x.astype(np.float32), ((truth + shift) % CLASSES).astype(np.int64)
+
+
+def published_users(clients: int, samples: int, alpha: float, beta: float) -> tuple[Features, Labels, Labels]:
+    """The users whom DP-SCAFFOLD's public code draws, from NumPy's old generator at seed 0: always the same rows.
+
+    It means to scale each feature of a user to [0, 1], but takes the least and the largest number of one row for it:
+    row j for feature j. Rows are then brought to norm 1. That sets how hard the task is, so it is kept.
+    """
+    old = np.random.RandomState(0)
+    centres = np.sqrt(beta) * old.randn(clients, DIMENSION) + old.randn(clients, DIMENSION)
+    weights = np.sqrt(alpha) * old.randn(clients, DIMENSION, CLASSES) + old.randn(clients, DIMENSION, CLASSES)
+    biases = np.sqrt(alpha) * old.randn(clients, CLASSES) + old.randn(clients, CLASSES)
+    spread = np.diag(np.arange(1, DIMENSION + 1) ** -1.2)
+    x = np.stack([old.multivariate_normal(centre, spread, samples) for centre in centres])
+    truth = np.argmax(x @ weights + biases[:, None], axis=2).ravel()
+    changed = old.binomial(1, CHANGED, truth.size) == 1
+    y = np.where(changed, old.randint(0, CLASSES, truth.size), truth)
+    for j in range(min(DIMENSION, samples)):
+        low, high = x[:, j].min(axis=1), x[:, j].max(axis=1)
+        x[:, :, j] = (x[:, :, j] - low[:, None]) / (high - low)[:, None]
+    x /= np.linalg.norm(x, axis=2, keepdims=True)
+    owner = np.repeat(np.arange(clients, dtype=np.int64), samples)
+    return x.reshape(-1, DIMENSION).astype(np.float32), y.astype(np.int64), owner
 
 
 def digits() -> tuple[Features, Labels]:

@@ -159,7 +159,7 @@ def shaped(data: Dataset, config: Config) -> Dataset:
 
 
 def _timetable(config: Config, recipe: Recipe, number: int) -> tuple[Schedule, Outline, list[tuple[int, ...]]]:
-    rounds = schedule(config.seed, number, config.rounds, config.participation)
+    rounds = schedule(config.seed, number, config.rounds, config.participation, recipe.shared)
     outline = recipe.outline(config.rounds)
     return rounds, outline, stages_of(outline, rounds, number)
 

@@ -54,10 +54,10 @@ class Work:
 
 
 def source(recipe: Recipe, config: Config, client: int, number: int) -> Source:
-    """Where a client's batches and noise of a round come from. Noise is its own, unless `protect` says otherwise."""
+    """Where a client's batches and noise of a round come from. They are its own, unless `protect` says otherwise."""
     if config.privacy.noise == "secure":
         return noise.secure()
-    return noise.replayable(config.seed, client, number, getattr(recipe.protect, "draws", "own") == "shared")
+    return noise.replayable(config.seed, client, number, recipe.shared)
 
 
 def work(task: Task, receipt: Receipt, stage: Stage, client: Client) -> Work:

@@ -181,7 +181,7 @@ def prepare(
         raise HushError("recipe.assign: needs models that start apart, and a module of your own starts one way only")
     if getattr(recipe.protect, "centre", 0.0) > 0:
         centre.form_of(model)
-    rounds = schedule(seed, number, config.rounds, config.participation)
+    rounds = schedule(seed, number, config.rounds, config.participation, recipe.shared)
     check(recipe, members, config.rounds)
     outline = recipe.outline(config.rounds)
     orders = stages_of(outline, rounds, number)
@@ -228,7 +228,7 @@ def load(config: Config, root: str | None = None) -> datasets.Dataset:
     """The dataset that a config names."""
     data = config.data
     options: dict[str, Any] = {}
-    if data.name == "synthetic":
+    if data.name in datasets.MADE:
         options = {"alpha": data.alpha, "beta": data.beta, "samples": data.samples}
     found = datasets.load(data.name, root=root, part=data.part, seed=config.seed, clients=data.clients, **options)
     return transforms.unit_rows(found) if data.rows == "unit-norm" else found

@@ -39,11 +39,6 @@ class Twin:
     def __init__(self, generator: torch.Generator, choosing: torch.Generator) -> None:
         self._generator, self._choosing = generator, choosing
 
-    @classmethod
-    def of(cls, noise: Twin, rows: Twin) -> Twin:
-        """The noise of one and the bits of the other."""
-        return cls(noise._generator, rows._choosing)
-
     def fill(self, target: Tensor) -> None:
         """Write the next numbers into the target."""
         torch.randn(target.shape, generator=self._generator, out=target)
@@ -136,7 +131,7 @@ class _Replayable:
     def normal(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.randn(size, generator=self._generator, dtype=dtype)
 
-    def twin(self, device: torch.device) -> Twin:
+    def twin(self, device: torch.device) -> Twin | None:
         noise, rows = (torch.Generator(device).manual_seed(derive(self._seed, name)) for name in ("twin", "twin rows"))
         return Twin(noise, rows)
 
@@ -154,20 +149,25 @@ class _Replayable:
 
 
 class _Shared(_Replayable):
-    """Rows of a client's own, and noise that is the same for everyone of its round."""
+    """Batches and noise that are the same for everyone of a round, drawn as in DP-SCAFFOLD's public code.
 
-    def __init__(self, seed: int, common: int) -> None:
-        super().__init__(seed)
-        self._common = _Replayable(common)
+    Its one generator is seeded anew for every batch of a fixed size, by 500 (seed + 1) round + step + 1; a seed for its
+    loader, the order of the rows and the noise follow.
+    """
 
-    def normal(self, size: int, dtype: torch.dtype) -> Tensor:
-        return self._common.normal(size, dtype)
+    def __init__(self, seed: int, round_number: int) -> None:
+        super().__init__((500 * (seed + 1) * round_number + 1) % 2**63)
 
-    def twin(self, device: torch.device) -> Twin:
-        return Twin.of(self._common.twin(device), super().twin(device))
+    def uniform(self, size: int) -> Tensor:
+        """The ranks of a new order over their number: the least are the first rows of it."""
+        self._seed += 1
+        self._generator.manual_seed(self._seed)
+        torch.empty((), dtype=torch.int64).random_(generator=self._generator)
+        order = torch.randperm(size, generator=self._generator)
+        return order.argsort().double() / size
 
-    def discrete(self, size: int, sigma: int) -> Tensor:
-        return self._common.discrete(size, sigma)
+    def twin(self, device: torch.device) -> None:
+        return None
 
 
 class _Secure:
@@ -209,6 +209,5 @@ def secure() -> Source:
 
 
 def replayable(seed: int, client: int, round_number: int, shared: bool = False) -> Source:
-    """A stream that can be drawn again: for experiments only. `shared` noise is that of all clients of a round."""
-    own = derive(seed, "local", client, round_number)
-    return _Shared(own, derive(seed, "everyone", round_number)) if shared else _Replayable(own)
+    """A stream that can be drawn again: for experiments only. What is `shared` is that of all clients of a round."""
+    return _Shared(seed, round_number) if shared else _Replayable(derive(seed, "local", client, round_number))

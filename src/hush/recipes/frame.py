@@ -192,6 +192,11 @@ class Recipe:
         """The six choices."""
         return (self.protect, self.local, self.assign, self.project, self.weigh, self.step)
 
+    @property
+    def shared(self) -> bool:
+        """Whether all clients of a round draw the same, as DP-SCAFFOLD's public code does."""
+        return getattr(self.protect, "draws", "own") == "shared"
+
     def releases(self) -> tuple[Release, ...]:
         """Everything the six choices reveal, each thing once."""
         return tuple(dict.fromkeys(release for option in self.options for release in option.releases()))

@@ -87,8 +87,9 @@ class DpSgd(_Protect):
     `steps`: none as configured; a number lets every client make one pass over its rows in that many steps, whatever
     batch it would take. Clients of the same budget then move as far and are as noisy as each other.
 
-    `draws`: `own` noise for every client, or `shared`: the same for all of a round, as in DP-SCAFFOLD's experiments.
-    Then it does not average out over clients, and protects nobody from who sees two updates: named as not covered.
+    `draws`: `own` batches and noise for every client, or `shared`: the same for all of a round, and users and seeds as
+    in DP-SCAFFOLD's public code. Then noise does not average out over clients, and protects nobody from who sees two
+    updates: named as not covered.
 
     `centre`: above 0, every client first tells a noised mean of its inputs, for this part of what all its training
     costs, and rows are counted from the mean of these means: what all rows have in common then takes nothing of the

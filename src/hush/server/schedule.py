@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from hush.privacy.course import Outline
 from hush.seeds import rng
 
 Schedule = tuple[tuple[int, ...], ...]
 
 
-def schedule(seed: int, clients: int, rounds: int, participation: float) -> Schedule:
-    """The clients of each round: a fixed number of them, drawn without replacement, in rising order."""
+def schedule(seed: int, clients: int, rounds: int, participation: float, shared: bool = False) -> Schedule:
+    """The clients of each round: a fixed number of them, drawn without replacement, in rising order.
+
+    With `shared` draws they are those of DP-SCAFFOLD's public code, which seeds NumPy's old generator by (seed + 1)
+    times the rounds that are over.
+    """
     chosen = max(1, round(participation * clients))
     if chosen == clients:
         return (tuple(range(clients)),) * rounds
-    return tuple(
-        tuple(sorted(rng(seed, "participation", r).choice(clients, chosen, replace=False).tolist()))
-        for r in range(1, rounds + 1)
-    )
+
+    def of(number: int) -> np.random.Generator | np.random.RandomState:
+        if shared:
+            return np.random.RandomState((seed + 1) * (number - 1) % 2**32)
+        return rng(seed, "participation", number)
+
+    return tuple(tuple(sorted(of(r).choice(clients, chosen, replace=False).tolist())) for r in range(1, rounds + 1))
 
 
 def stages_of(outline: Outline, plan: Schedule, clients: int) -> list[tuple[int, ...]]:
