@@ -156,7 +156,7 @@ def _gap(content: Content, value: Mapping[str, Any]) -> float:
     """How far a number is from print, in points, or for noise in per cent; 0 where nothing is printed."""
     if value["difference"] is None:
         return 0.0
-    scale = 100 / value["printed"] if content["metric"] == FIRST else 1.0
+    scale = 100 / float(value["printed"]) if content["metric"] == FIRST else 1.0
     return abs(scale * float(value["difference"]))
 
 
