@@ -189,9 +189,10 @@ def _missed(content: Content, results: Sequence[Content]) -> Iterator[str]:
     broken = [one["order"] for one in content["orders"] if one["holds"] is False]
     if broken:
         yield f"What `{content['entry']}` says in words and does not hold here: {'; '.join(broken)}.\n"
-        yield WHY.get(content["entry"], "")
     compared = content["metric"] == FIRST or (content["metric"] in ("accuracy", "groups") and _accuracies(content))
     if content["mode"] != "faithful" or not compared:
+        if broken:
+            yield WHY.get(content["entry"], "")
         return
     yield from _sooner(content)
     far = [c for c in content["cells"] if _gap(content, _first(c)) > NEAR]
@@ -205,6 +206,7 @@ def _missed(content: Content, results: Sequence[Content]) -> Iterator[str]:
              *([f"{c['lr']:g}", _listed(rates.get((c["algorithm"], c["column"]), {}))] if rates else [])]
             for c in far
         ]) + "\n"  # fmt: skip
+    if broken or far:
         yield WHY.get(content["entry"], "")
     other = {column: row for column, row in _best(content).items() if row[0] != row[1]}
     if other:

@@ -1,5 +1,4 @@
-"""Data made on the spot: the synthetic users of DP-SCAFFOLD, drawn anew or as its authors did, and the digits that
-come with scikit-learn."""
+"""Data made on the spot: DP-SCAFFOLD's synthetic users, drawn anew or as its code does, and scikit-learn's digits."""
 
 from __future__ import annotations
 

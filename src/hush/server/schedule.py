@@ -19,13 +19,14 @@ def schedule(seed: int, clients: int, rounds: int, participation: float, shared:
     chosen = max(1, round(participation * clients))
     if chosen == clients:
         return (tuple(range(clients)),) * rounds
+    draws = (_draw(seed, number, shared) for number in range(1, rounds + 1))
+    return tuple(tuple(sorted(draw.choice(clients, chosen, replace=False).tolist())) for draw in draws)
 
-    def of(number: int) -> np.random.Generator | np.random.RandomState:
-        if shared:
-            return np.random.RandomState((seed + 1) * (number - 1) % 2**32)
-        return rng(seed, "participation", number)
 
-    return tuple(tuple(sorted(of(r).choice(clients, chosen, replace=False).tolist())) for r in range(1, rounds + 1))
+def _draw(seed: int, number: int, shared: bool) -> np.random.Generator | np.random.RandomState:
+    if shared:
+        return np.random.RandomState((seed + 1) * (number - 1) % 2**32)
+    return rng(seed, "participation", number)
 
 
 def stages_of(outline: Outline, plan: Schedule, clients: int) -> list[tuple[int, ...]]:
