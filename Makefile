@@ -1,32 +1,64 @@
-# Every target does its own set-up on a machine with Python 3.11, pip and make, and is quick when nothing changed.
+# Every target sets itself up on a machine with Python 3.11 to 3.13, pip and make, and is quick when nothing has changed.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
-PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
-# One arithmetic thread a test worker: two workers on two cores.
+INSTALL := --disable-pip-version-check install --quiet --constraint constraints.txt
+PIP := $(BIN)/pip $(INSTALL)
+# One arithmetic thread per test worker: two workers on two cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+CLEAN := build/$(notdir $(PYTHON))
 
-.PHONY: demo check test bench results soak clean
+.PHONY: demo check quick test coverage build build-all bench docs results soak clean
 
 demo: .venv/base
 	$(BIN)/hush demo
 
+# Format, lint, types and import rules of src, tests, scripts and examples, and of the code in the documentation.
+# .pre-commit-config.yaml runs the same commands.
 check: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m scripts.check_docs_code
+
+# The fast tier: under a minute on two cores. tests/conftest.py says what is slow.
+quick: .venv/dev
+	$(PYTEST) -m "not soak and not slow"
 
 test: check
+	$(PYTEST) -m "not soak"
+
+coverage: .venv/dev
 	$(PYTEST) -m "not soak" --cov --cov-report=term
+
+soak: .venv/dev
+	$(PYTEST) -m soak
+
+# A wheel, installed into a clean environment; the demo runs from there, outside the source tree, so that a file missing
+# from the wheel is noticed. With another interpreter: make build PYTHON=python3.12
+build: .venv/base
+	rm -rf build dist
+	$(BIN)/pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist .
+	$(PYTHON) -m venv $(CLEAN)
+	$(CLEAN)/bin/pip $(INSTALL) dist/hush-*.whl
+	command=$$PWD/$(CLEAN)/bin/hush && cd $$(mktemp -d) && env --unset=PYTHONPATH $$command demo
+
+# The same with every supported interpreter that is installed.
+build-all:
+	for version in 3.11 3.12 3.13; do \
+		if python$$version --version 2> /dev/null; then $(MAKE) build PYTHON=python$$version || exit 1; fi; done
 
 bench: .venv/dev
 	$(BIN)/hush bench
 
-results: .venv/base
-	$(BIN)/python scripts/results.py
+# The generated pages: results, performance, recipes.
+docs: .venv/dev
+	$(BIN)/python -m scripts.results
+	$(BIN)/python -m scripts.performance
+	$(BIN)/python -m scripts.recipe_pages
 
-soak: .venv/dev
-	$(PYTEST) -m soak
+results: .venv/base
+	$(BIN)/python -m scripts.results
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage

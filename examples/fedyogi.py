@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hush.recipes.option import Option
-from hush.recipes.view import Chance, State
+import hush
 
 
 @dataclass(frozen=True)
-class FedYogi(Option):
+class FedYogi(hush.ServerStep):
     """As FedAdam, but the second moment moves by (1 - beta2) move^2, however far it is from there."""
 
     lr: float = 0.1
@@ -24,17 +23,13 @@ class FedYogi(Option):
         if not self.tau > 0:
             raise ValueError(f"tau: expected a positive number, found {self.tau}")
 
-    def start(self, models: Tensor) -> State:
+    def start(self, models: Tensor) -> hush.State:
         """At rest; the second moment starts at tau squared."""
         return {"first": torch.zeros_like(models), "second": torch.full_like(models, self.tau**2)}
 
-    def step(self, models: Tensor, move: Tensor, state: State, chance: Chance) -> tuple[Tensor, State]:
+    def step(self, models: Tensor, move: Tensor, state: hush.State, rng: hush.ServerRng) -> tuple[Tensor, hush.State]:
         """Move by the first moment over the root of the second."""
         square = move.square()
         first = self.beta1 * state["first"] + (1 - self.beta1) * move
         second = state["second"] - (1 - self.beta2) * square * torch.sign(state["second"] - square)
         return models + self.lr * first / (second.sqrt() + self.tau), {"first": first, "second": second}
-
-    def released(self, models: Tensor, state: State) -> Tensor:
-        """The models as they are."""
-        return models

@@ -6,24 +6,22 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hush.recipes.option import Option
-from hush.recipes.view import RoundView, State, Weighing
-from hush.types import Release
+import hush
 
 
 @dataclass(frozen=True)
-class SquareRoot(Option):
+class SquareRoot(hush.Weight):
     """Between equal weights and weights by amount of data."""
 
-    def weigh(self, view: RoundView, state: State) -> tuple[Weighing, State]:
+    def weight(self, view: hush.RoundView, state: hush.State) -> tuple[hush.Weights, hush.State]:
         """In proportion to sqrt(N_i)."""
-        return Weighing(self.foreseen(view)), state
+        return hush.Weights(self.foreseen(view)), state
 
-    def foreseen(self, view: RoundView) -> Tensor:
+    def foreseen(self, view: hush.RoundView) -> Tensor:
         """The same: no update is needed to know it."""
         roots = view.samples.sqrt()
         return roots / roots.sum()
 
-    def releases(self) -> tuple[Release, ...]:
+    def releases(self) -> tuple[hush.Release, ...]:
         """How much data each client has."""
-        return (Release("number of training samples", False, "taken as public, and its root used as the weight"),)
+        return (hush.Release("number of training samples", False, "taken as public, and its root used as the weight"),)

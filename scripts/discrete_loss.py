@@ -1,6 +1,6 @@
 """Measure what discrete noise costs: the demo with and without it, over some seeds, into results/discrete.json.
 
-Run it from the repository: `.venv/bin/python scripts/discrete_loss.py [SEEDS]`. Takes some minutes on one core.
+Run it from the repository: `.venv/bin/python -m scripts.discrete_loss [SEEDS]`. Takes some minutes on one core.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def measured(seeds: list[int]) -> dict[str, Any]:
     """Accuracy (the mean over clients) of every run, and what the two kinds of noise differ by, seed by seed."""
     import hush
     from hush.config import load
-    from hush.engines.outcome import versions
+    from hush.engines.results import versions
 
     file = ROOT / "src" / "hush" / "demo.toml"
     accuracy = {
@@ -31,7 +31,7 @@ def measured(seeds: list[int]) -> dict[str, Any]:
     }
     lost = [a - b for a, b in zip(accuracy["floating_point"], accuracy["discrete"], strict=True)]
     return {
-        "command": f"python scripts/discrete_loss.py {len(seeds)}",
+        "command": f"python -m scripts.discrete_loss {len(seeds)}",
         "config": load(file).model_dump(),
         "seeds": seeds,
         "versions": versions(),
@@ -46,7 +46,7 @@ def _spread(values: list[float]) -> dict[str, Any]:
 
 def main() -> None:
     """Write the file."""
-    from hush.server.rundir import to_json
+    from hush.server.run_directory import to_json
 
     seeds = list(range(1, 1 + (int(sys.argv[1]) if len(sys.argv) > 1 else SEEDS)))
     (ROOT / "results" / "discrete.json").write_bytes(to_json(measured(seeds)))

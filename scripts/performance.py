@@ -1,6 +1,6 @@
-"""Writes docs/performance.md from the measurements under results/bench, one file for each machine.
+"""Write docs/performance.md from the measurements under results/bench, one file per machine.
 
-python scripts/performance.py
+python -m scripts.performance
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hush.bench.found import TARGETS, met
+from hush.bench.findings import TARGETS, met
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance.md"
@@ -18,63 +18,67 @@ RESULTS = ROOT / "results" / "bench"
 
 HEAD = """# Performance
 
-This page is written by `python scripts/performance.py` from `results/bench/*.json`, one file for each machine; what is
-in those files is what `hush bench --json` found there, or a part of it where the command says so.
-Rivals are measured in the same run on the same tensors, warm,
-taking turns, and the best of several turns counts. A ratio is worth more than a time: other work on a machine slows
-both sides.
+This page is written by `python -m scripts.performance` from `results/bench/*.json`, one file per machine. Each file
+contains the output of `hush bench --json` on that machine, or a part of it where the command says so. Baselines are
+measured in the same run on the same tensors, warmed up and alternating with Hush; the best of several repetitions
+counts. Ratios are more reliable than times, because other load on a machine slows down both sides.
 
-W1 is a round of 20 clients x 2,400 MNIST-shaped samples, five clients at each batch size 16, 32, 64 and 128, one epoch,
-the CNN of 28,938 parameters, clip 3. W2 is a round of logistic regression 40 -> 10 with control variates: 20 users, 50
-local steps of 800 of 4,000 samples. The plain loop is PyTorch without any privacy; Opacus uses its own Poisson sampler,
-hooks and optimiser.
+W1 is a round of 20 clients with 2,400 MNIST-shaped samples each, five clients at each batch size of 16, 32, 64 and
+128, one epoch, the CNN with 28,938 parameters, clipping norm 3. W2 is a round of logistic regression 40 -> 10 with
+control variates: 20 users, 50 local steps on 800 of 4,000 samples. The plain loop is PyTorch without privacy; Opacus
+uses its own Poisson sampler, hooks and optimiser.
 """
 
-HOW = """## How the speed is got
+HOW = """## Implementation
 
-- **One backward pass.** The input and the output gradient of each layer are kept; norms of per-example gradients follow
-  from them, and the clipped sum is one more product for each layer. Gradients of linear layers are never formed.
-- **Clients side by side.** The model's own code sees one batch with the examples of all clients; only layers with
-  parameters know whose example is whose. On an accelerator, one launch serves all clients of about the same batch size.
-- **Softmax regression in closed form.** The norm of an example's gradient is that of (softmax - label) times that of
-  its input, and the latter is computed once a round. A step is a gather, two batched products and a softmax.
-- **Batches that fit the cache.** On a processor, convolutions work on 32 examples at a time, channels last, whatever
-  the size of the batch; each thread trains its own share of the clients.
-- **Rows in bulk.** A row is in a batch if a uniform number of 53 bits is below the rate. Its first 16 bits decide
-  nearly always, and several batches are decided on at a time. The probability is met exactly as before.
-- **Recorded steps.** On an accelerator a step is a CUDA graph, replayed with new rows and noise; convolutions, their
-  per-example weight gradients with norms, and rectified pooling are kernels of their own (`hush.local.kernels`).
-- **Chains.** A network that is a chain of 2 x 2-pooled convolutions and a linear layer, as the product's `cnn` is, has
-  kernels of its own (`hush.local.chain_kernels`): a program for an example or a part of it, whosever it is. So clients
-  of all batch sizes share a launch and nothing is padded. A convolution and its pooling are one kernel; what a
-  position sees lies at one address for the position plus one for the tap, between zeros, so that no edge is asked for;
-  on the way back what is read once serves a row or a column of taps. Clients with many steps do not wait for those with
-  few.
-- **Draws on the device.** Replayable noise, and for chains all Poisson batches of a round at once, are drawn on the
-  device from generators of each client's own: 53 fair bits against the plan's rate, as on the host.
-- **Float32 means float32.** `engine.precision = "tf32"` or `"bf16"` is faster on an accelerator. Norms, clip factors
-  and clipped sums stay in full precision, so the clip holds in each; the tests measure what each costs.
-- **Server arithmetic.** RPCA shrinks singular values through the n x n Gram matrix, over-relaxed, with a growing
-  penalty. It and the pairwise estimator read runs of columns of a large model (200,000 and half a million of them),
-  which give energies to half a per cent and a fifth. Of RPCA's many columns one in six goes ahead while the penalty is
-  small; the others follow through those 18 iterations at once, within the cache, and the last half a dozen are of all
-  together. In five trials (200,000 columns, signals of rank one to three) every weight was within 1.3% of the exact
-  solution's; it was 1.2% when all went together from the start. It is over when M - L - S no longer changes, asked of
-  every fourth block after each iteration.
-- **No warm start.** RPCA starts afresh every round. What the last round leaves was tried on six successive rounds of
-  robust-hdp (MNIST, iid, 20 clients, the CNN, budgets and batches of the paper's second distribution). From nothing, 14
-  to 16 iterations bring the weights within a per cent, in sum, of the exact solution's. Starting at the penalty of the
-  12th iteration with the last round's low-rank subspace takes 10 to 12; at that of the 16th it takes 10 or 11, and the
-  weights are 1.1% to 1.5% off where the pursuit usually ends. The last state as a linear map of M, at the eighth, takes
-  11 or 12. The last dual saves up to three iterations at the fourth, one at most at the eighth, and spoils the weights
-  later on (3%, 7%); a higher penalty alone takes 15 at the fourth, 18 to 22 at the eighth, and spoils them too (6%,
-  30%). The last round's n x n products in place of fresh ones take 14 to 18 and would spare the Gram matrix alone. The
-  reason: 98% of the energy in these updates is noise, which is new every round; the subspace is found early, and what
-  takes the iterations is to find anew how far each entry is from it. Two to four iterations of 2 ms in a round of
-  seconds are not worth weights that depend on who took part before.
-- **Memory against arithmetic.** `server.resnet18.rpca_over_mean` sets one against the other: the mean took from 0.043
-  to 0.078 s on this machine at different times, while RPCA's own part, before columns went ahead, took 0.39 s whether
-  the mean was fast or slow. Now that part takes 0.29 s, which would be 7.8 by the fastest mean ever seen here.
+- **One backward pass.** The input and the output gradient of each layer are stored. The norms of the per-example
+  gradients follow from them, and the clipped sum takes one more matrix product per layer. Per-example gradients of
+  linear layers are never materialised.
+- **Clients in one batch.** The model's code processes one batch with the examples of all clients; only layers with
+  parameters distinguish the clients. On a GPU, one kernel launch serves all clients of similar batch size.
+- **Softmax regression in closed form.** The norm of an example's gradient is the norm of (softmax - label) times the
+  norm of its input, and the latter is computed once per round. A step is a gather, two batched products and a
+  softmax.
+- **Cache-sized micro-batches.** On a CPU, convolutions process 32 examples at a time in channels-last format,
+  regardless of the batch size; each thread trains its own share of the clients.
+- **Vectorised Poisson sampling.** A row is in a batch if a uniform 53-bit number is below the sampling rate. The
+  first 16 bits almost always decide, and several batches are sampled at a time. The probability is exact.
+- **CUDA graphs.** On a GPU, a step is a CUDA graph that is replayed with new rows and noise. Convolutions, their
+  per-example weight gradients with norms, and ReLU with max-pooling are custom kernels (`hush.training.gpu.kernels`).
+- **Pooled CNNs.** A network of convolutions with 2 x 2 pooling followed by a linear layer, such as the built-in
+  `cnn`, has its own kernels (`hush.training.gpu.pooled_cnn.forward_kernels`): one program per example or part of an
+  example, regardless of its client. Clients of all batch sizes therefore share a launch, without padding. A
+  convolution and its pooling are one kernel. Inputs are stored with zero borders, so that the address of an input is
+  the address of the position plus an offset for the tap and no bounds check is needed. In the backward pass, a value
+  that is read once is used for a row or a column of taps. Clients with many steps do not wait for those with few.
+- **Sampling on the device.** Seeded noise and, for pooled CNNs, all Poisson batches of a round are sampled on the
+  device from one generator per client: 53 random bits compared with the sampling rate of the plan, as on the host.
+- **Float32 by default.** `engine.precision = "tf32"` or `"bf16"` is faster on a GPU. Norms, clipping factors and
+  clipped sums remain in full precision, so the clipping bound holds in each mode; the tests measure the accuracy of
+  each.
+- **Server computation.** RPCA shrinks singular values through the n x n Gram matrix, with over-relaxation and a
+  growing penalty. RPCA and the pairwise estimator read contiguous blocks of columns of a large model (200,000 and
+  half a million columns), which yield the energies to within 0.5% and 0.2%. In RPCA, one column in six is iterated
+  first while the penalty is small; the other columns then apply these 18 iterations at once, within the cache, and
+  the last six or so iterations use all columns. In five trials (200,000 columns, signals of rank one to three) every
+  weight was within 1.3% of the exact solution; it was 1.2% with all columns from the start. The iteration ends when M
+  - L - S no longer changes, which is checked on every fourth block after each iteration.
+- **No warm start.** RPCA starts from scratch in every round. Reusing the state of the previous round was tested on
+  six successive rounds of robust-hdp (MNIST, iid, 20 clients, the CNN, budgets and batch sizes of the paper's second
+  distribution). From scratch, 14 to 16 iterations bring the weights within 1%, in sum, of the exact solution.
+  Starting at the penalty of the 12th iteration with the previous low-rank subspace takes 10 to 12; at that of the
+  16th it takes 10 or 11, and the weights are 1.1% to 1.5% off where the iteration usually ends. The previous state as
+  a linear map of M, at the eighth, takes 11 or 12. The previous dual variable saves up to three iterations at the
+  fourth, at most one at the eighth, and degrades the weights later (3%, 7%); a higher penalty alone takes 15 at the
+  fourth, 18 to 22 at the eighth, and degrades them as well (6%, 30%). The previous n x n products instead of new ones
+  take 14 to 18 and would save only the Gram matrix. The reason is that 98% of the energy in these updates is noise,
+  which is new in every round: the subspace is found early, and most iterations determine the distance of each entry
+  from it. Saving two to four iterations of 2 ms in a round of several seconds does not justify weights that depend on
+  earlier participants.
+- **Memory bandwidth and arithmetic.** `server.resnet18.rpca_over_mean` is a ratio of the two: the mean took from
+  0.043 to 0.078 s on this machine at different times, while RPCA's own part, before columns were iterated in advance,
+  took 0.39 s whether the mean was fast or slow. That part now takes 0.29 s, which would be a ratio of 7.8 for the
+  fastest mean observed on this machine.
 """
 
 
@@ -85,13 +89,13 @@ def page() -> str:
 
 
 def _targets(records: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    yield "## What was aimed at"
+    yield "## Targets"
     yield ""
-    yield "| figure | target | measured | where |"
+    yield "| figure | target | measured | machine |"
     yield "|---|---:|---:|---|"
     for key, (sense, bound) in TARGETS.items():
         found = {name: record["figures"][key] for name, record in records.items() if key in record["figures"]}
-        cells = ", ".join(_number(value) + ("" if met(key, value) else " (short)") for value in found.values())
+        cells = ", ".join(_number(value) + ("" if met(key, value) else " (missed)") for value in found.values())
         yield f"| `{key}` | {sense} {_number(bound)} | {cells or 'not measured'} | {', '.join(found)} |"
     yield ""
 
@@ -100,7 +104,7 @@ def _machine(name: str, record: Mapping[str, Any]) -> str:
     machine = record["machine"]
     versions = ", ".join(f"{part} {number}" for part, number in record["versions"].items())
     where = f"{machine['cores']} cores, {machine['threads']} threads, GPU: {machine['gpu']}"
-    load = f", load {machine['load']} when it ended" if "load" in machine else ""
+    load = f", load {machine['load']} at the end" if "load" in machine else ""
     lines = [
         f"## {name}",
         "",
@@ -118,7 +122,7 @@ def _table(figures: Mapping[str, float], notes: Mapping[str, str]) -> Iterator[s
     yield "|---|---:|---:|---|"
     for key, value in figures.items():
         target = " ".join([TARGETS[key][0], _number(TARGETS[key][1])]) if key in TARGETS else ""
-        verdict = ("met" if met(key, value) else "**short**") if key in TARGETS else ""
+        verdict = ("met" if met(key, value) else "**missed**") if key in TARGETS else ""
         yield f"| `{key}` | {_number(value)} | {target} | {verdict} |"
     for key in notes:
         if key in TARGETS and key not in figures:
@@ -134,11 +138,12 @@ def _notes(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _profile(key: str, rows: Sequence[Sequence[Any]], figures: Mapping[str, float]) -> Iterator[str]:
-    yield f"### Where the time goes: {key}"
+    yield f"### Profile: {key}"
     yield ""
     ours, floor = figures.get(f"{key}.ours_seconds"), figures.get(f"{key}.floor_seconds")
     if ours and floor:
-        yield f"Ours takes {ours:.3g} s a round; the arithmetic (or the memory) alone would take {floor:.3g} s."
+        yield f"Hush takes {ours:.3g} s per round; the lower bound from arithmetic or memory bandwidth is {floor:.3g} "
+        "s."
         yield ""
     yield "| operator or kernel | share |"
     yield "|---|---:|"

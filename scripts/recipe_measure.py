@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SEEDS = 3
-COMMAND = "OMP_NUM_THREADS=1 .venv/bin/python scripts/recipe_pages.py --measure"
+COMMAND = "OMP_NUM_THREADS=1 .venv/bin/python -m scripts.recipe_pages --measure"
 
 # A name of its own for few, large steps, so that is what these two are measured with; the others follow the config.
 LARGE_STEPS = ["local.batch_size=60", "local.steps=2"]
@@ -20,9 +20,9 @@ OVERRIDES: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One federation: how it differs from the others, and whose accuracy is looked at.
+    """One experimental setting, and the clients whose accuracy is reported.
 
-    `group` is the group of clients that the recipe has to serve, or none for all clients.
+    `group` is the group of clients whose accuracy is reported, or None for all clients.
     """
 
     title: str
@@ -59,37 +59,37 @@ def _config(partition: Any, budgets: Any, batch: Any, **more: Any) -> dict[str, 
 SETTINGS: Mapping[str, Setting] = {
     "budgets": Setting(
         "Budgets",
-        "where budgets and batches are far apart",
-        "Rows are dealt out at random; budgets are drawn from `dist2` (epsilon about 0.2, 1 or 5), batches are of 8, "
-        "16, 32 or 64 rows.",
+        "with widely different budgets and batch sizes",
+        "Rows are partitioned at random; budgets are sampled from `dist2` (epsilon about 0.2, 1 or 5), batch sizes are "
+        "8, 16, 32 or 64.",
         "mean over all clients",
         _config("iid", "dist2", [8, 16, 32, 64]),
     ),
     "labels": Setting(
         "Labels",
-        "where each client has few classes",
-        "Each client has rows of two classes, and takes four local epochs a round; every other client has epsilon 1, "
-        "the others 8.",
+        "with few classes per client",
+        "Each client has rows of two classes and trains for four local epochs per round; every other client has "
+        "epsilon 1, the others 8.",
         "mean over all clients",
         _config({"name": "shards", "classes": 2}, [1.0, 8.0] * 6, 32, epochs=4),
     ),
     "clusters": Setting(
         "Clusters",
-        "where clients are of two kinds",
-        "Eight clients see upright images, four see them turned by a quarter; epsilon 5 for all.",
+        "with two clusters of clients",
+        "Eight clients have upright images, four have images rotated by 90 degrees; epsilon 5 for all.",
         "mean over the four of the minority",
         _config({"name": "rotation", "clusters": [8, 4]}, 5.0, 32, rounds=20),
         group=1,
     ),
     "quality": Setting(
         "Quality",
-        "where the data of some are bad",
-        "Six clients have nine tenths of their pixels turned black or white, six have clean images; epsilon 5 for all. "
-        "`padpfl` is told to leave the former out (factors 0 and 1/6); the others know nothing of it.",
+        "with low-quality data at some clients",
+        "Six clients have 90 % of their pixels set to black or white, six have clean images; epsilon 5 for all. "
+        "`padpfl` is configured to exclude the former (factors 0 and 1/6); the other recipes do not know the quality.",
         "mean over the six with clean images",
         _config(
             {"name": "quality", "groups": [6, 6], "density": [0.9, 0.0]}, 5.0, 32,
-            recipe={"name": "padpfl", "weigh": {"rule": "impact", "factors": [0.0, 1 / 6]}},
+            recipe={"name": "padpfl", "weight": {"rule": "impact", "factors": [0.0, 1 / 6]}},
         ),
         group=1,
     ),
@@ -98,7 +98,7 @@ SETTINGS: Mapping[str, Setting] = {
 
 def measure(recipes: Sequence[str]) -> dict[str, Any]:
     """Every recipe on every setting: what results/recipes.json holds."""
-    from hush.engines.outcome import versions
+    from hush.engines.results import versions
 
     return {
         "command": COMMAND,
@@ -111,7 +111,7 @@ def measure(recipes: Sequence[str]) -> dict[str, Any]:
 def _measured(setting: Setting, recipes: Sequence[str]) -> dict[str, Any]:
     import hush
     from hush.config import parse
-    from hush.engines.federation import prepare
+    from hush.engines.setup import prepare
 
     config = parse(setting.config)
     groups = [member.group for member in prepare(config).members]
@@ -145,7 +145,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _spread(values: Sequence[float]) -> dict[str, Any]:
-    from hush.engines.outcome import spread
+    from hush.engines.results import spread
 
     found = spread(values)
     return {"mean": round(found["mean"], 6), "std": round(found["std"], 6), "by_seed": [round(v, 6) for v in values]}

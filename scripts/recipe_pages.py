@@ -1,6 +1,6 @@
 """Write docs/recipes.md and docs/recipes.svg from results/recipes.json and the code; `--measure` measures first.
 
-Run it from the repository: `.venv/bin/python scripts/recipe_pages.py`. Measuring takes some minutes on one core.
+Run it from the repository: `.venv/bin/python -m scripts.recipe_pages`. Measuring takes some minutes on one core.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import recipe_tables as tables
-from recipe_figure import figure
-from recipe_measure import SETTINGS, measure
-from recipe_words import WORDS
-
 from hush.recipes import RECIPES, Recipe
-from hush.recipes.papers import FAITHFUL
-from hush.recipes.protect import Nothing
+from hush.recipes.presets import FAITHFUL
+from hush.recipes.slots.protect import NoPrivacy
 from hush.types import Release
+from scripts import recipe_tables as tables
+from scripts.recipe_figure import figure
+from scripts.recipe_measure import COMMAND, SETTINGS, measure
+from scripts.recipe_words import WORDS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "recipes.json"
@@ -36,9 +35,9 @@ HEAD = """\
 This page and its figure are written by `scripts/recipe_pages.py` from `results/recipes.json` and the code; the tests
 check that they are up to date.
 
-A recipe is six choices: how privacy is kept (`protect`), what clients do in their steps (`local`), which model they
-work on (`assign`), what is kept of their updates (`project`), how much they count (`weigh`) and how the server moves
-(`step`). A name stands for all six, and any of them can be replaced:
+A recipe selects one option for each of six slots: the privacy mechanism (`protect`), the local training step
+(`local`), the assignment of clients to models (`assign`), the projection of updates (`project`), the aggregation
+weights (`weight`) and the server step (`step`). A recipe name stands for all six, and each of them can be overridden:
 
 ```toml
 [recipe]
@@ -47,26 +46,26 @@ local = "control-variates"
 step = {{ rule = "ema", decay = 0.9 }}
 ```
 
-[A recipe of your own](extending.md) takes one file. Coloured cells differ from the defaults, which are `dp-fedavg`:
+[Adding your own recipe](extending.md) takes one file. Coloured cells differ from the defaults, which are `dp-fedavg`:
 
-![Every recipe as a row of its six slots; the sections below list the same as text.](recipes.svg)
+![Every recipe as a row of its six slots; the sections below contain the same information as text.](recipes.svg)
 
-## What was measured
-Digits, logistic regression, {clients} clients, one learning rate for all, {seeds} seeds, in four settings that were
-chosen so that one difference between clients is strong. The numbers say which recipe suits which difference. They are
-no ranking: at another size, budget or learning rate the order may change, so measure your own
+## Measurements
+Digits, logistic regression, {clients} clients, one learning rate for all, {seeds} seeds, in four settings, each
+with one pronounced difference between clients. The results show which recipe suits which difference. They are not a
+ranking: with another size, budget or learning rate the order can change, so compare recipes on your own setting
 (`hush compare FILE.toml --recipes a,b --seeds 5`).
 
 {settings}
 
-Accuracy in per cent on clients' held-out rows after the last round, mean ± standard deviation over the seeds, of the
-clients that the setting is about:
+Accuracy in percent on clients' held-out rows after the last round, mean ± sample standard deviation over the seeds,
+for the clients reported in each setting:
 
 {table}
 
 `fedsgd` and `dp-fedsgd` were run with `{changes}`, `hush` with `{own}`.
-Below, a recipe is called better or worse than another where all {seeds} seeds agree and the mean differs by a point or
-more; the worst client is the worst of all clients. Everything is measured by
+Below, a recipe is called better or worse than another if all {seeds} seeds agree and the means differ by at least one
+point. The worst client is the minimum over all clients. All results are produced by
 
     {command}
 """
@@ -74,7 +73,7 @@ more; the worst client is the worst of all clients. Everything is measured by
 
 def papers() -> dict[str, tuple[str, str, list[str]]]:
     """By short title: the citation, the link and the recipes of each paper, from the comments in papers.py."""
-    source = (ROOT / "src" / "hush" / "recipes" / "papers.py").read_text(encoding="utf-8")
+    source = (ROOT / "src" / "hush" / "recipes" / "presets.py").read_text(encoding="utf-8")
     found: dict[str, tuple[str, str, list[str]]] = {}
     title = ""
     for line in source.partition("}\n")[0].splitlines():
@@ -95,7 +94,7 @@ def page(results: Mapping[str, Any]) -> str:
     config = next(iter(settings.values()))["config"]
     described = [
         f"- **{each.title}**, {each.where}. {each.words} "
-        f"{settings[key]['config']['rounds']} rounds. Looked at: {settings[key]['looked_at']}."
+        f"{settings[key]['config']['rounds']} rounds. Reported: {settings[key]['looked_at']}."
         for key, each in SETTINGS.items()
     ]
     rows = [["recipe", *(each.title for each in SETTINGS.values())]]
@@ -107,7 +106,7 @@ def page(results: Mapping[str, Any]) -> str:
         table=_table(rows),
         changes="`, `".join(results["overrides"]["fedsgd"]),
         own="`, `".join(results["overrides"]["hush"]),
-        command=results["command"],
+        command=COMMAND,
     )
     return head + "".join(_section(name, results) for name in RECIPES) + tables.options() + tables.pairs()
 
@@ -123,16 +122,16 @@ def _section(name: str, results: Mapping[str, Any]) -> str:
         *(f"{slot} = {tables.toml(getattr(recipe, slot))}" for slot in _slots()),
         "```",
         "",
-        _wrapped(f"**When.** {verdict(name, results)}{' ' + words.caution if words.caution else ''}"),
+        _wrapped(f"**When to use.** {verdict(name, results)}{' ' + words.caution if words.caution else ''}"),
         "",
         _figures(name, results),
         "",
         "**Releases.**",
         *(_wrapped(line, "  ") for line in map(_released, recipe.releases())),
         "",
-        _wrapped(f"**Faithful.** {_faithful(name)}{' ' + words.paper if words.paper else ''}"),
+        _wrapped(f"**Faithful mode.** {_faithful(name)}{' ' + words.paper if words.paper else ''}"),
         "",
-        *((f"**Paper.** [{citation}]({link})", "") if link else ("**Paper.** None: it is of this project.", "")),
+        *((f"**Paper.** [{citation}]({link})", "") if link else ("**Paper.** None: developed in this project.", "")),
     ]
     return "\n".join(parts)
 
@@ -141,7 +140,7 @@ def baseline(name: str) -> str:
     """What a recipe is compared with: the plain one with as much privacy, or with none."""
     if name == "fedavg":
         return "dp-fedavg"
-    return "fedavg" if name == "dp-fedavg" or type(RECIPES[name].protect) is Nothing else "dp-fedavg"
+    return "fedavg" if name == "dp-fedavg" or type(RECIPES[name].protect) is NoPrivacy else "dp-fedavg"
 
 
 def judged(name: str, results: Mapping[str, Any], what: str = "accuracy") -> dict[str, str]:
@@ -178,13 +177,13 @@ def verdict(name: str, results: Mapping[str, Any]) -> str:
     if better := told("better"):
         sentences.append(f"Above {other} {better}." if bound else f"Use it {better}: better than {other}.")
     elif not bound:
-        sentences.append(f"Nothing measured here speaks for it over {other}.")
+        sentences.append(f"No measured setting favours it over {other}.")
     if worse := told("worse"):
         sentences.append(f"Below {other} {worse}." if bound else f"Do not use it {worse}.")
     if unclear := told("unclear"):
         sentences.append(f"No clear difference {unclear}.")
     if equal := told("equal"):
-        sentences.append(f"The very numbers of {other} {equal}.")
+        sentences.append(f"Identical to {other} {equal}.")
     lows = [key for key, found in judged(name, results, "worst_client").items() if found == "worse"]
     hidden = [
         f"{SETTINGS[key].where} ({_against(name, key, results, 'worst_client')})"
@@ -192,7 +191,7 @@ def verdict(name: str, results: Mapping[str, Any]) -> str:
         if by_setting[key] != "worse"
     ]
     if hidden:
-        sentences.append(f"Its worst client is worse off {_listed(hidden)}.")
+        sentences.append(f"Lower accuracy of the worst client {_listed(hidden)}.")
     return " ".join(sentences)
 
 
@@ -213,13 +212,13 @@ def _figures(name: str, results: Mapping[str, Any]) -> str:
 
 def _faithful(name: str) -> str:
     if name not in FAITHFUL:
-        return '`mode = "faithful"` changes nothing here.'
+        return '`mode = "faithful"` changes nothing for this recipe.'
     sound, printed = RECIPES[name], FAITHFUL[name]
     slots = [slot for slot in _slots() if getattr(sound, slot) != getattr(printed, slot)]
     changed = [f"`{slot} = {tables.toml(getattr(printed, slot))}`" for slot in slots]
     bare = [r.what for r in printed.releases() if not r.covered and r not in sound.releases()]
     text = f'`mode = "faithful"` sets {_listed(changed)}.'
-    return text + (f" Not covered then: {_listed(bare)}." if bare else "")
+    return text + (f" Not covered in this mode: {_listed(bare)}." if bare else "")
 
 
 def _released(release: Release) -> str:
@@ -277,7 +276,9 @@ def _joined(known: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Measure if asked to, and write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--measure", nargs="*", metavar="RECIPE", help="measure these anew, or all, some minutes")
+    parser.add_argument(
+        "--measure", nargs="*", metavar="RECIPE", help="measure these recipes again, or all (takes minutes)"
+    )
     asked = parser.parse_args().measure
     if asked is not None:
         found = measure(asked or list(RECIPES))

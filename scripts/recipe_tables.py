@@ -20,33 +20,33 @@ ROUNDS = 16
 
 OPTIONS_HEAD = """
 ## All options
-Any option can be put in its slot, by its name or as a table with its settings. These are the settings and their
-defaults, from the code.
+Each slot accepts any of its options, by name or as a table with settings. The table lists the settings and their
+defaults, generated from the code.
 
-| slot | option | what it does | settings |
+| slot | option | description | settings |
 |---|---|---|---|
 """
 
 PAIRS_HEAD = """
 ## All pairs
-Which options go together, the other slots being at their defaults: {pairs} pairs, of which {refused} are refused,
-before anything is trained. A number leads to the reason below, as the error gives it.
+Which options can be combined, with the other slots at their defaults: {pairs} pairs, of which {refused} are refused
+before training. The numbers refer to the reasons below, which are the error messages.
 
-| option | protect | local | assign | project | weigh | step |
+| option | protect | local | assign | project | weight | step |
 |---|---|---|---|---|---|---|
 """
 
 CHANGED_HEAD = """
-With one setting changed from its default, these are refused as well:
+With one setting changed from its default, these combinations are refused as well:
 
-| | with | why |
+| option | with | reason |
 |---|---|---|
 """
 
 PAIRS_TAIL = """
-Whether the numbers fit the clients is checked as well: more clusters than clients, fewer models than true clusters for
-the oracle, `k` above the rank of the public updates, impact factors that do not sum to one, warm rounds or a switch
-that leave no round to train or to choose in. Each is an error of one line that names the key.
+Settings are also checked against the clients: more clusters than clients, fewer models than true clusters for the
+oracle, `k` above the rank of the public updates, impact factors that do not sum to one, and warm-up rounds or a switch
+that leave no round for training or for the choice. Each is a one-line error that names the key.
 """
 
 

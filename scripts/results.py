@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from screen import screen
-
-from hush.reproduce import entries, markdown
+from hush.reproduce import entries, entry, markdown
+from scripts.screen import screen
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "reproduce"
@@ -18,17 +17,21 @@ PAGE = ROOT / "docs" / "results.md"
 HEAD = """\
 # Results against the papers
 
-This page is written by `make results` from `results/reproduce/*.json`; a test checks that they agree. Every number was
-made by the command under its table. The printed numbers are the papers'.
+This page is written by `make results` from `results/reproduce/*.json`; a test checks that they agree. Every value was
+produced by the command below its table. Published values are those of the papers.
 
-Learning rates are the papers' where they print them; where they do not, the choice is noted with the table. As in the
-papers, what choosing them costs in privacy is not counted. `hush` chooses none: its rate follows from the noise.
+Learning rates are those of the papers if they are published; otherwise the choice is noted with the table. As in the
+papers, the privacy cost of choosing them is not counted. `hush` computes its learning rate from the noise.
 """
 
 
 def loaded() -> list[dict[str, Any]]:
     """Every result, in the order of the entries."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+    for content in found:
+        # Titles and notes are prose: the page shows those of the entry, not those recorded with the values.
+        described = entry(content["entry"])
+        content |= {"title": described.title, "notes": described.remarks}
     order = {name: number for number, name in enumerate(entries())}
     return sorted(found, key=lambda content: (order[content["entry"]], content["mode"]))
 

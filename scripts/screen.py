@@ -1,4 +1,4 @@
-"""The first screen of docs/results.md: how far ahead `hush` is, what was reproduced, and what was not and why."""
+"""The first screen of docs/results.md: the gain of `hush`, what was reproduced, and what was not and why."""
 
 from __future__ import annotations
 
@@ -12,71 +12,83 @@ from hush.reproduce.metrics import FIRST
 from hush.reproduce.pages import grid, number, otherwise, spread
 
 Content = Mapping[str, Any]
-NEAR = 3  # points of accuracy, or per cent of noise
+NEAR = 3  # points of accuracy, or percent of noise
 RATES = "hush/rates"
 
-HEADS = ["entry", "mode", "algorithms", "seeds", "cells", "in print", "near", "same best", "orders that hold"]
+HEADS = [
+    "entry",
+    "mode",
+    "algorithms",
+    "seeds",
+    "cells",
+    "published",
+    "within tolerance",
+    "same best",
+    "rankings reproduced",
+]
 LEGEND = """
-`in print`: cells for which the paper prints a number. `near`: of those, how many of ours are within 3 points of it
-(accuracies) or 3 % (noise), and the median distance. `same best`: columns in which the algorithm that is best in print
-is best here. The next section says what is off, and why.
+`published`: cells with a published value. `within tolerance`: how many of our values are within 3 points (accuracies)
+or 3 % (noise) of it, and the median difference. `same best`: columns in which the best published algorithm is also the
+best here. The next section lists the differences and their causes.
 """
 
 WHY = {
     "pfa/figure-4": """\
-Of the 30 clients of MixGauss1 in this run, none drew the large budget that one in ten has, so that no update stands out
-from the noise and every algorithm guesses.
+None of the 30 clients of MixGauss1 in this run has the large budget that is assigned with probability 0.1, so that
+every update is dominated by noise and every algorithm is at chance level.
 """,
     "rc-dpfl/table-3": """\
-`rc-dpfl` and the oracle are near; the algorithms that get clusters wrong, and so train few models for all rotations,
-are below print, and their accuracy still climbs when the rounds are over. With 8,000 rows a client, as in the
-successor's code (another table of this entry, below), all five are near at epsilon 5 and all above print at epsilon 2:
-neither number of rows gives the printed fall from 5 to 2. 2,285 was taken after 8,000 had been run.
+`rc-dpfl` and the oracle are within tolerance. The algorithms that misidentify clusters, and so train few models for all
+rotations, are below the published values, and their accuracy is still increasing in the last round. With 8,000 rows per
+client, as in the successor's code (another table of this entry, below), all five are within tolerance at epsilon 5 and
+above the published values at epsilon 2: neither number of rows reproduces the published drop from 5 to 2. 2,285 was
+chosen after 8,000 had been run.
 """,
     "robust-hdp/table-3": """\
-In Dist3 print has one digit, and ours rounded are the same. Dist6 and Dist8 have a client whose epsilon is next to the
-least that the paper's accountant can state at all, ln(1 / delta) / 63. Noise grows without bound there, so that small
-differences become large ones.
+In Dist3 the published values have one digit, and our rounded values are equal. Dist6 and Dist8 have a client whose
+epsilon is close to the smallest value that the paper's accountant can certify, ln(1 / delta) / 63. The noise diverges
+there, so that small differences become large.
 """,
     "robust-hdp/table-4": """\
-The paper prints no learning rates for this table; these are those of its table 8, which is for other clients and
-smaller batches. With batches of 128 a client takes few steps, and accuracy still climbs when the rounds are over. Two
-other rates were run for all cells (tables of their own, below): at 0.005 Dist8 comes within four points of print, and
-in Dist1 print lies between what 0.005 and 0.02 give.
+The paper states no learning rates for this table; we use those of its table 8, which is for other clients and smaller
+batch sizes. With batch size 128 a client takes few steps, and accuracy is still increasing in the last round. Two other
+rates were run for all cells (separate tables below): at 0.005 Dist8 is within four points of the published values, and
+in Dist1 they lie between the results for 0.005 and 0.02.
 """,
     "robust-hdp/table-12": """\
-The other rates were tried afterwards. `dp-fedavg` in Dist1, `pfa` and `minimum` in Dist7 are near print at smaller
-rates; for `minimum` in Dist1 and Dist8, print lies between what two neighbouring rates give. This would fit other rates
-than the printed ones, but does not prove them.
+The other rates were run afterwards. `dp-fedavg` in Dist1, `pfa` and `minimum` in Dist7 are within tolerance at smaller
+rates; for `minimum` in Dist1 and Dist8, the published value lies between the results for two neighbouring rates. This
+is consistent with learning rates other than the published ones, but does not prove it.
 """,
     "robust-hdp/table-13": """\
-Ours are above print, most in the noisier columns, where training is still under way when the rounds are over. The noise
-is the printed one (table 3 is of the same data and clients), so that it is not the cause. The printed numbers look like
-those of a training that came less far; why is not known.
+Our values are above the published ones, most in the noisier columns, where training has not converged in the last
+round. The noise equals the published noise (table 3 uses the same data and clients), so it is not the cause. The
+published values resemble those of a shorter training run; the reason is unknown.
 """,
 }
 
 
 FITTING = """\
-The last column lets every algorithm take, of the rates that were run (the printed one, and those of `hush/rates`), the
-one that comes closest to its printed number: a fit, to see whether other rates would explain print, not a choice that a
-user could make. Other rates were run only where a cell was off or the best algorithm another. In Dist1 the best two are
-within a hundredth of a point. In Dist8 the lead that is left, and in Dist9 the printed lead, are within the spread over
-seeds. RPCA in every round instead of the first changes nothing there, on one seed.
+In the last column every algorithm uses, of the rates that were run (the published one and those of `hush/rates`), the
+one closest to its published value. This is a fit, to see whether other rates would explain the published values, not a
+choice that a user could make. Other rates were run only for cells that were not reproduced or had a different best
+algorithm. In Dist1 the best two are within 0.01 points. In Dist8 the remaining lead, and in Dist9 the published lead,
+are within the standard deviation over seeds. RPCA in every round instead of the first makes no difference there, on one
+seed.
 """
 
 
 def screen(results: Sequence[Content], anchors: Sequence[str]) -> Iterator[str]:
     """The parts of it."""
-    yield "## In one screen\n"
-    yield "`hush`, and in brackets how far it is ahead of the best number that the paper prints in that column:\n"
+    yield "## Summary\n"
+    yield "Accuracy of `hush`, with its difference from the best published value of that column in parentheses:\n"
     yield ahead(results)
-    yield "\nWhat was run of the papers' own algorithms, and how near it comes:\n"
+    yield "\nReproduction of the papers' algorithms:\n"
     yield grid(HEADS, [summary(content, anchor) for content, anchor in zip(results, anchors, strict=True)])
     yield LEGEND
     left = [name for name in entries() if name not in {content["entry"] for content in results}]
     yield f"Not run yet: {', '.join(f'`{name}`' for name in left)}.\n" if left else ""
-    yield "## What is off, and why\n"
+    yield "## Differences and their causes\n"
     for content in results:
         yield from _missed(content, results)
 
@@ -91,7 +103,7 @@ def ahead(results: Sequence[Content]) -> str:
         texts = [f"{spread(own[name])} ({gains[name]:+.2f})" if name in own else "" for name in columns]
         least, mean = min(gains.values()), statistics.mean(gains.values())
         lines.append([content["entry"], f"{len(content['seeds'])}", f"{least:+.2f}", f"{mean:+.2f}", *texts])
-    return grid(["entry", "seeds", "least", "mean", *columns], lines)
+    return grid(["entry", "seeds", "minimum", "mean", *columns], lines)
 
 
 def _ours(results: Iterable[Content]) -> Iterator[tuple[Content, dict[str, Mapping[str, Any]]]]:
@@ -188,7 +200,7 @@ def _missed(content: Content, results: Sequence[Content]) -> Iterator[str]:
     """Orders that do not hold, cells far from print with what other rates give there, columns with another best."""
     broken = [one["order"] for one in content["orders"] if one["holds"] is False]
     if broken:
-        yield f"What `{content['entry']}` says in words and does not hold here: {'; '.join(broken)}.\n"
+        yield f"Claims of `{content['entry']}` that are not reproduced: {'; '.join(broken)}.\n"
     compared = content["metric"] == FIRST or (content["metric"] in ("accuracy", "groups") and _accuracies(content))
     if content["mode"] != "faithful" or not compared:
         if broken:
@@ -198,10 +210,10 @@ def _missed(content: Content, results: Sequence[Content]) -> Iterator[str]:
     far = [c for c in content["cells"] if _gap(content, _first(c)) > NEAR]
     rates = _at_rates(results) if content["entry"] == read(RATES)["extends"] else {}
     if far:
-        yield f"Cells of `{content['entry']}` that are not near" + (
-            ", and what other learning rates of the paper's grid give there:\n" if rates else ":\n"
+        yield f"Cells of `{content['entry']}` outside the tolerance" + (
+            ", with the results for other learning rates of the paper's grid:\n" if rates else ":\n"
         )
-        yield grid(["cell", "in print", "ours", *(["rate", "at other rates"] if rates else [])], [
+        yield grid(["cell", "published", "ours", *(["rate", "at other rates"] if rates else [])], [
             [f"{c['algorithm']} {c['column']}", number(_first(c)["printed"]), spread(_first(c)),
              *([f"{c['lr']:g}", _listed(rates.get((c["algorithm"], c["column"]), {}))] if rates else [])]
             for c in far
@@ -211,9 +223,9 @@ def _missed(content: Content, results: Sequence[Content]) -> Iterator[str]:
     other = {column: row for column, row in _best(content).items() if row[0] != row[1]}
     if other:
         fitted = _fitted(content, rates)
-        yield f"Columns of `{content['entry']}` in which another algorithm is best than in print:\n"
-        heads = ["column", "best in print", "best here", "its lead here", "its lead in print"]
-        yield grid([*heads, *(["best at fitting rates"] if rates else [])], [
+        yield f"Columns of `{content['entry']}` in which the best algorithm differs from the published one:\n"
+        heads = ["column", "published best", "best here", "its lead here", "its published lead"]
+        yield grid([*heads, *(["best at fitted rates"] if rates else [])], [
             [column, there, here, _lead(leads), f"{before:+.2f}", *([fitted[column]] if rates else [])]
             for column, (here, there, leads, before) in other.items()
         ]) + "\n"  # fmt: skip
@@ -231,7 +243,8 @@ def _sooner(content: Content) -> Iterator[str]:
     if near[best] - near[last] > len(courses) / 5:
         yield (
             f"After {best} of {last.removeprefix('round ')}, {near[best]} of {len(courses)} cells of "
-            f"`{content['entry']}` are near print, more than after any other tenth; at the end it is {near[last]}.\n"
+            f"`{content['entry']}` are within tolerance, the maximum over tenths of the run; at the end it is "
+            f"{near[last]}.\n"
         )
 
 

@@ -2,13 +2,55 @@
 
 from __future__ import annotations
 
+import atexit
 import os
-from pathlib import Path
-from typing import Any
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-BESIDE = Path(__file__).parents[2] / "shared" / "data"
+from tests.support.paths import ROOT, SHARED
+
+if TYPE_CHECKING:
+    from tests.support.federation_nursery import Nursery
+    from tests.support.federation_town import Town
+
+# What remembers ledgers outside their folders: of this process and of all that it starts, and never the user's own.
+os.environ["HUSH_WITNESS"] = tempfile.mkdtemp(prefix="hush-witness-")
+atexit.register(shutil.rmtree, os.environ["HUSH_WITNESS"], ignore_errors=True)
+
+BESIDE = SHARED / "data"
+# What `make quick` leaves out: whole runs, processes, statistics, and checks of many modules or layers. Single tests
+# elsewhere that take seconds are marked `slow` where they stand.
+SLOW = (
+    "bench",
+    "conformance",
+    "crash",
+    "data/test_sources.py",
+    "deploy/coordinator",
+    "deploy/member/test_exhaustion.py",
+    "deploy/member/test_hostile_coordinator.py",
+    "deploy/member/test_oracle.py",
+    "deploy/shared",
+    "end_to_end",
+    "models/isolation",
+    "reproduce",
+    "recipes/test_limits.py",
+    "statistical",
+    "test_text.py",
+    "training/gpu",
+    "training/per_example",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the slow folders and files."""
+    slow = tuple(ROOT / "tests" / place for place in SLOW)
+    for item in items:
+        if any(item.path.is_relative_to(place) for place in slow):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture
@@ -32,3 +74,21 @@ def data_root() -> str:
     if not root:
         pytest.skip("needs the public dataset files: set HUSH_DATA to their directory")
     return root
+
+
+@pytest.fixture(scope="session")
+def parent() -> Iterator[Nursery]:
+    """The parent of all processes that a worker starts: to start one anew takes seconds."""
+    from tests.support.federation_nursery import nursery
+
+    with nursery() as held:
+        yield held
+
+
+@pytest.fixture(scope="session")
+def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
+    """A federation of three with a real SuperLink, which also takes seconds to start."""
+    from tests.support.federation_town import Town
+
+    with Town(tmp_path_factory.mktemp("town") / "fed").up() as up:
+        yield up

@@ -1,18 +1,64 @@
 """Federated learning in which every participant sets its own privacy budget."""
 
-from hush.api import audit, compare, measure, outlook, plan, simulate, sweep
-from hush.types import HushError, RunResult
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from hush.api import audit, compare, measure, plan, preview, simulate, sweep
+from hush.types import HushError, NothingTrainedError, Release, RunResult
+
+if TYPE_CHECKING:
+    from hush import data as data
+    from hush.privacy.schedule import RoundSpec
+    from hush.privacy.side_release import ReleaseShape, RowModel, SideRelease
+    from hush.recipes.context import RoundView, ServerRng, State, Weights
+    from hush.recipes.interfaces import Assign, LocalRule, Project, Protect, ServerStep, Weight
+    from hush.recipes.recipe import Recipe
 
 __version__ = "0.1.0"
 __all__ = [
+    "Assign",
     "HushError",
+    "LocalRule",
+    "NothingTrainedError",
+    "Project",
+    "Protect",
+    "Recipe",
+    "Release",
+    "ReleaseShape",
+    "RoundSpec",
+    "RoundView",
+    "RowModel",
     "RunResult",
+    "ServerRng",
+    "ServerStep",
+    "SideRelease",
+    "State",
+    "Weight",
+    "Weights",
     "__version__",
     "audit",
     "compare",
     "measure",
-    "outlook",
     "plan",
+    "preview",
     "simulate",
     "sweep",
 ]
+
+# Imported when they are first asked for, so that `import hush` stays quick.
+_LAZY = {
+    "RoundSpec": "hush.privacy.schedule",
+    **dict.fromkeys(("ReleaseShape", "RowModel", "SideRelease"), "hush.privacy.side_release"),
+    **dict.fromkeys(("RoundView", "ServerRng", "State", "Weights"), "hush.recipes.context"),
+    **dict.fromkeys(("Assign", "LocalRule", "Project", "Protect", "ServerStep", "Weight"), "hush.recipes.interfaces"),
+    "Recipe": "hush.recipes.recipe",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """`hush.data`, and the names that a user's own option needs."""
+    if name == "data":
+        return importlib.import_module("hush.data")
+    if name in _LAZY:
+        return vars(importlib.import_module(_LAZY[name]))[name]
+    raise AttributeError(f"module 'hush' has no attribute {name!r}")

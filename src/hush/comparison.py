@@ -1,4 +1,4 @@
-"""Several runs side by side, in lockstep: recipes on the same clients, or any grid of settings, over several seeds."""
+"""Comparison of several runs in lockstep: recipes on the same clients, or any grid of settings, over several seeds."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 
 from hush import report
 from hush.config import Config, overridden, parse
-from hush.engines import cohort
-from hush.engines.federation import load, prepare
-from hush.engines.outcome import spread, versions
+from hush.engines import simulator
+from hush.engines.fingerprint import Hashes
+from hush.engines.results import spread, versions
+from hush.engines.setup import load, prepare
 from hush.recipes import RECIPES
-from hush.server.rundir import to_json, write_atomically
+from hush.server.run_directory import to_json, write_atomically
 from hush.types import HushError, RoundRecord, RunResult, unknown
 
 COMPARISON = "comparison.json"
@@ -32,8 +33,10 @@ def compared(
     progress: Progress | None,
 ) -> dict[str, Any]:
     """Run all variants over all seeds and gather the outcome. With `resume`, finished rounds are not run again."""
-    if seeds < 1:
-        raise HushError(f"--seeds: expected 1 or more, found {seeds}")
+    if not isinstance(seeds, int) or seeds < 1:
+        raise HushError(f"--seeds: expected an integer, 1 or more, found {seeds}")
+    if resume and out is None:
+        raise HushError("resume: requires out, the directory of the runs to resume")
     root = Path(out) if out is not None else None
     numbers = [config.seed + i for i in range(seeds)]
     runs = executed(variants, numbers, root, resume, data, command, progress)
@@ -66,9 +69,10 @@ def executed(
     asked = [(name, seed) for name in variants for seed in numbers]
     configs = [variants[name].model_copy(update={"seed": seed}) for name, seed in asked]
     loaded: dict[str, Any] = {}
-    arrays: cohort.Arrays = {}
+    arrays: simulator.Arrays = {}
+    hashes: Hashes = {}
 
-    def begun(name: str, one: Config) -> cohort.Execution:
+    def begun(name: str, one: Config) -> simulator.Execution:
         # What is read from files is read once; clients that share rows share them in memory, too.
         key = f"{one.data.model_dump_json()} {one.seed}"
         if key not in loaded:
@@ -80,11 +84,13 @@ def executed(
                 progress(name, one.seed, record)
 
         federation = prepare(one, dataset=loaded[key])
-        return cohort.execution(federation, path, resume=resume, command=command, progress=told, arrays=arrays)
+        return simulator.execution(
+            federation, path, resume=resume, command=command, progress=told, arrays=arrays, hashes=hashes
+        )
 
     executions = [begun(name, one) for (name, _), one in zip(asked, configs, strict=True)]
     runs: dict[str, list[RunResult]] = {name: [] for name in variants}
-    for (name, _), result in zip(asked, cohort.lockstep(executions), strict=True):
+    for (name, _), result in zip(asked, simulator.lockstep(executions), strict=True):
         runs[name].append(result)
     return runs
 
@@ -97,7 +103,9 @@ def by_recipe(config: Config, recipes: Sequence[str]) -> dict[str, Config]:
         if recipe not in RECIPES:
             raise unknown("--recipes", "recipe", recipe, RECIPES)
     if len(set(recipes)) != len(recipes):
-        raise HushError(f"--recipes: named twice: {', '.join(sorted({r for r in recipes if recipes.count(r) > 1}))}")
+        raise HushError(
+            f"--recipes: duplicate names: {', '.join(sorted({r for r in recipes if recipes.count(r) > 1}))}"
+        )
     own = config.recipe.get("name")
     return {
         name: config.model_copy(update={"recipe": config.recipe if own == name else {"name": name}}) for name in recipes
@@ -107,9 +115,9 @@ def by_recipe(config: Config, recipes: Sequence[str]) -> dict[str, Config]:
 def by_grid(config: Config, grid: Sequence[str]) -> dict[str, Config]:
     """A variant for each combination of `key=value,value,...` entries."""
     if not grid:
-        raise HushError("--grid: expected KEY=VALUE,VALUE,..., such as local.lr=0.01,0.02; may be repeated")
+        raise HushError("--grid: expected KEY=VALUE,VALUE,..., such as local.lr=0.01,0.02; can be repeated")
     axes = [[f"{key}={value}" for value in values] for key, values in map(_axis, grid)]
-    raw = config.model_dump()
+    raw = config.model_dump(exclude_unset=True)
     return {", ".join(chosen): parse(overridden(raw, chosen)) for chosen in itertools.product(*axes)}
 
 
@@ -120,7 +128,7 @@ def _axis(entry: str) -> tuple[str, list[str]]:
     if not equals or not key.strip() or not values or not all(values):
         raise HushError(f"--grid {entry}: expected KEY=VALUE,VALUE,..., such as local.lr=0.01,0.02")
     if len(set(values)) != len(values):
-        raise HushError(f"--grid {entry}: a value is given twice")
+        raise HushError(f"--grid {entry}: duplicate value")
     return key.strip(), values
 
 
@@ -134,6 +142,7 @@ def _gathered(name: str, results: Sequence[RunResult]) -> dict[str, Any]:
     return {
         "accuracy": spread([result.accuracy["mean"] for result in results]),
         "not_covered": list(results[0].not_covered),
+        "warnings": list(dict.fromkeys(text for result in results for text in result.warnings)),
         "runs": [
             {
                 "seed": result.seed,
@@ -142,6 +151,8 @@ def _gathered(name: str, results: Sequence[RunResult]) -> dict[str, Any]:
                 "loss": result.loss,
                 "epsilon_spent_max": max(g.epsilon_spent or 0.0 for g in result.guarantees),
                 "seconds": result.seconds,
+                "ended": result.ended,
+                "trained": result.trained,
             }
             for result in results
         ],

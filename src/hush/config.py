@@ -1,24 +1,26 @@
-"""TOML to strict models: an unknown key, a wrong type or an impossible value is an error that names key and line."""
+"""The config: TOML to strict models; an unknown key, a wrong type or an invalid value is an error with key and line."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import json
 import math
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_serializer
 
 from hush.types import HushError, unknown
 
 
 def _either(words: str, *kinds: type) -> Callable[[Any], Any]:
-    """A validator for a key that accepts several shapes; the owner of the key checks the rest."""
+    """Return a validator for a key that accepts several types; the module that uses the key checks the rest."""
 
     def check(value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, kinds):
@@ -29,10 +31,20 @@ def _either(words: str, *kinds: type) -> Callable[[Any], Any]:
 
 
 def _delta(value: Any) -> Any:
-    listed = value if isinstance(value, list) and value else [value]
+    held = list(value.values()) if isinstance(value, dict) else value
+    listed = held if isinstance(held, list) and held else [held]
     if any(isinstance(v, bool) or not isinstance(v, int | float) or not 0 < v < 1 for v in listed):
-        raise ValueError("expected a number between 0 and 1 (both excluded), or a list of them")
+        raise ValueError("expected a number between 0 and 1 (both excluded), a list of them, or a table by client name")
     return value
+
+
+def _plain(value: Any) -> Any:
+    """A table whose dates are texts, as JSON can hold it."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value.isoformat() if isinstance(value, date) else value
 
 
 def _rate(value: Any) -> Any:
@@ -43,22 +55,41 @@ def _rate(value: Any) -> Any:
 
 Name = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Budgets = Annotated[Any, BeforeValidator(_either("a number, a list, a file or a name", int, float, list, str))]
+# Bounds on what a row adds, with room for the squares of float64 and the noise's multiples of float32.
+Bound = Annotated[float, Field(ge=1e-20, le=1e20, allow_inf_nan=False)]
+Budgets = Annotated[
+    Any,
+    BeforeValidator(_either("a number, a list, a table by client name, a file or a name", int, float, list, str, dict)),
+]
 Delta = Annotated[Any, BeforeValidator(_delta)]
 Rate = Annotated[Any, BeforeValidator(_rate)]
-Batches = Annotated[Any, BeforeValidator(_either("a whole number, a list of choices or a name", int, list, str))]
+Batches = Annotated[
+    Any,
+    BeforeValidator(_either("an integer, a list of choices, a table by client name or a name", int, list, str, dict)),
+]
 Partition = Annotated[Any, BeforeValidator(_either("a name or a table with a name", str, dict))]
-Sizes = Annotated[Any, BeforeValidator(_either('"equal", a whole number, a list or a table', str, int, list, dict))]
+Sizes = Annotated[Any, BeforeValidator(_either('"equal", an integer, a list or a table', str, int, list, dict))]
+
+
+Files = Annotated[Any, BeforeValidator(_either("a path, a pattern such as sites/*.csv, or a list of paths", str, list))]
+Table = Annotated[
+    Any, BeforeValidator(_plain), BeforeValidator(_either("a table, or the path of a TOML file", dict, str))
+]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, serialize_by_alias=True)
 
 
 class DataConfig(_Strict):
-    """`[data]`: which data, and how it is divided over the clients."""
+    """`[data]`: the dataset and its partition among the clients."""
 
     name: Name = "digits"
+    files: Files | None = None
+    label: Name | None = None
+    client: Name | None = None
+    # A model of pydantic has a method of the name that the key has.
+    table_schema: Table | None = Field(default=None, alias="schema")
     clients: Annotated[int, Field(ge=1)] = 20
     partition: Partition = "auto"
     sizes: Sizes = "equal"
@@ -71,29 +102,30 @@ class DataConfig(_Strict):
 
 
 class ModelConfig(_Strict):
-    """`[model]`: a model by name, or `module:factory` for one of your own."""
+    """`[model]`: a built-in model, or `module:factory` for a custom one."""
 
     name: Name = "logreg"
     hidden: Annotated[int, Field(ge=1)] = 200
 
 
 class PrivacyConfig(_Strict):
-    """`[privacy]`: what each client insists on."""
+    """`[privacy]`: the privacy requirements of the clients."""
 
     budgets: Budgets = 1.0
     lifetime: Budgets | None = None
     delta: Delta = 1e-4
-    clip: Positive = 1.0
-    loss_clip: Positive = 4.0
+    clip: Bound = 1.0
+    loss_clip: Bound = 4.0
     relation: Literal["add-remove", "replace-one"] = "add-remove"
     accountant: Literal["pld", "rdp", "rdp-64"] = "pld"
-    noise: Literal["replayable", "secure"] = "replayable"
+    noise: Literal["seeded", "secure"] = "seeded"
     sampler: Literal["poisson", "fixed"] = "poisson"
     discrete: bool = False
+    retries: Annotated[int, Field(ge=0, le=1000)] = 0
 
 
 class LocalConfig(_Strict):
-    """`[local]`: a client's own training."""
+    """`[local]`: local training of a client."""
 
     batch_size: Batches = 32
     epochs: Annotated[int, Field(ge=1)] = 1
@@ -103,7 +135,7 @@ class LocalConfig(_Strict):
 
 
 class EngineConfig(_Strict):
-    """`[engine]`: where and how the arithmetic runs. It changes the speed, not the algorithm."""
+    """`[engine]`: device and numerical settings. They affect speed, not the algorithm."""
 
     device: Literal["cpu", "cuda", "auto"] = "cpu"
     physical_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
@@ -112,13 +144,14 @@ class EngineConfig(_Strict):
 
 
 class Config(_Strict):
-    """One run, whole."""
+    """The config of one run."""
 
     mode: Literal["sound", "faithful"] = "sound"
     seed: Annotated[int, Field(ge=0)] = 0
     rounds: Annotated[int, Field(ge=1)] = 20
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
     quorum: Annotated[int, Field(ge=1)] = 1
+    max_weight: Annotated[float, Field(gt=0, le=1)] | None = None
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     privacy: PrivacyConfig = PrivacyConfig()
@@ -126,9 +159,29 @@ class Config(_Strict):
     recipe: dict[str, Any] = Field(default_factory=lambda: {"name": "robust-hdp"})
     engine: EngineConfig = EngineConfig()
 
+    @field_serializer("recipe")
+    def _recipe(self, recipe: dict[str, Any]) -> dict[str, Any]:
+        return {key: described(value) for key, value in recipe.items()}
+
+
+def described(value: Any) -> Any:
+    """What a `[recipe]` table holds as plain values: a record is its class, `module:Class`, and its fields.
+
+    An importable class with plain fields reads back as the same option.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): described(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [described(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kind, fields = type(value), dataclasses.fields(value)
+        named = {field.name: described(value.__dict__[field.name]) for field in fields}
+        return {"rule": f"{kind.__module__}:{kind.__qualname__}", **named}
+    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+
 
 def config_hash(config: Config) -> str:
-    """SHA-256 of the whole config in canonical JSON."""
+    """Return the SHA-256 of the config in canonical JSON."""
     text = json.dumps(config.model_dump(), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -146,8 +199,27 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise located(error, path, overrides) from None
 
 
+RENAMED = {  # former keys, or keys with former values
+    "recipe.weigh": "recipe.weight",
+    "privacy.noise = replayable": "privacy.noise = seeded",
+}
+_ABSENT = object()
+
+
+def check_renamed(raw: Mapping[str, Any]) -> None:
+    """Raise a `HushError` with the new name if a nested mapping uses a former key or value."""
+    for old, new in RENAMED.items():
+        key, _, value = old.partition(" = ")
+        found: object = raw
+        for part in key.split("."):
+            found = found.get(part, _ABSENT) if isinstance(found, Mapping) else _ABSENT
+        if found is not _ABSENT and (not value or found == value):
+            raise HushError(f"{old}: renamed to {new}", key)
+
+
 def parse(raw: Mapping[str, Any]) -> Config:
-    """Check a nested mapping against the models."""
+    """Return the validated config, or raise a `HushError` that names the key."""
+    check_renamed(raw)
     try:
         return Config.model_validate(dict(raw))
     except ValidationError as error:
@@ -156,7 +228,7 @@ def parse(raw: Mapping[str, Any]) -> Config:
 
 
 def located(error: HushError, path: Path, overrides: Sequence[str] = ()) -> HushError:
-    """The same error, saying where in the file (or on the command line) its key stands."""
+    """Return the same error with the file and line (or the command-line option) of its key."""
     if error.key is None:
         return error
     for override in overrides:
@@ -167,7 +239,7 @@ def located(error: HushError, path: Path, overrides: Sequence[str] = ()) -> Hush
 
 
 def overridden(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A nested mapping with `key=value` strings applied to it."""
+    """Return a nested mapping with `key=value` overrides applied."""
     changed = copy.deepcopy(dict(raw))
     for override in overrides:
         _apply(changed, override)
@@ -200,7 +272,7 @@ def _apply(raw: dict[str, Any], override: str) -> None:
 
 
 def _explain(error: ValidationError) -> tuple[str, str]:
-    """The first complaint as (dotted key, words)."""
+    """Return the first validation error as (dotted key, message)."""
     first = error.errors()[0]
     parts = [str(part) for part in first["loc"]]
     key, found = ".".join(parts), first["input"]
@@ -215,11 +287,11 @@ def _keys_of(parts: Sequence[str]) -> list[str]:
     model: Any = Config
     for part in parts:
         model = model.model_fields[part].annotation
-    return sorted(model.model_fields)
+    return sorted(field.alias or name for name, field in model.model_fields.items())
 
 
 def _line_of(text: str, key: str) -> int | None:
-    """The line on which the longest written prefix of a dotted key stands."""
+    """Return the line of the longest prefix of a dotted key that occurs in the file."""
     table: tuple[str, ...] = ()
     best, best_length = None, 0
     wanted = tuple(key.split("."))

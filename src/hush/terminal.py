@@ -1,7 +1,8 @@
-"""What a person sees in a terminal: progress on standard error, tables on standard output."""
+"""Terminal output: progress on standard error, tables on standard output."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -10,8 +11,25 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
+from hush.privacy.ledger.book import STATE_NAMES
+from hush.server.participation import spent_words
+from hush.text import printable
 from hush.types import RoundRecord, RunResult
+
+_LONGEST = 1 << 20
+
+
+class TextConsole(Console):
+    """A console that shows every text as it is: names of files, clients or recipes bring no markup and no controls."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text, with what could move a cursor, reorder or hide other text escaped."""
+        return super().render_str(printable(text, _LONGEST), **options)
 
 
 class Bar:
@@ -19,10 +37,10 @@ class Bar:
 
     def __init__(self, total: int, *, quiet: bool) -> None:
         columns = (
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"),
+            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"),
             TimeRemainingColumn(),
         )  # fmt: skip
-        console = Console(stderr=True)
+        console = TextConsole(stderr=True)
         hidden = quiet or not console.is_terminal
         self._quiet = quiet
         self._progress = Progress(*columns, console=console, disable=hidden, transient=True)
@@ -37,14 +55,16 @@ class Bar:
     ) -> None:
         self._progress.stop()
 
-    def warn(self, gaps: tuple[str, ...]) -> None:
-        """The run's first line: what no epsilon covers."""
+    def warn(self, gaps: tuple[str, ...], warnings: tuple[str, ...]) -> None:
+        """Print what the guarantee does not cover, and warnings about weak guarantees."""
         if not self._quiet:
-            self._progress.console.print(f"Not covered by any epsilon here: {'; '.join(gaps)}", soft_wrap=True)
+            self._progress.console.print(f"Not covered by the privacy guarantee: {'; '.join(gaps)}", soft_wrap=True)
+            _show_warnings(self._progress.console, warnings)
 
     def advance(self, completed: int | None, record: RoundRecord, label: str = "training") -> None:
-        """One more round is done."""
-        words = f"{label}: accuracy {_percent(sum(record.accuracy_per_client) / len(record.accuracy_per_client))}"
+        """Advance by one round."""
+        mean = sum(record.accuracy_per_client) / len(record.accuracy_per_client)
+        words = f"{printable(label)}: accuracy {_percent(mean)}"
         if completed is None:
             self._progress.update(self._task, advance=1, description=words)
         else:
@@ -52,18 +72,18 @@ class Bar:
 
 
 def show_measures(found: Mapping[str, Any]) -> None:
-    """What `hush measure` found."""
-    table = Table(title="Measured without noise, for simulations alone", title_justify="left")
+    """Print the metrics of `hush measure`."""
+    table = Table(title="Metrics computed without noise (simulations only)", title_justify="left")
     table.add_column("measure")
     table.add_column("value", justify="right")
     for name, value in found.items():
         table.add_row(name.replace("_", " "), f"{value:.6g}")
-    Console(highlight=False).print(table)
+    TextConsole().print(table)
 
 
 def show_run(result: RunResult, path: Path) -> None:
-    """The outcome of one run."""
-    console = Console(highlight=False)
+    """Print the result of one run."""
+    console = TextConsole()
     table = Table(
         title=f"{result.recipe} on {result.dataset}, {result.model}, {result.rounds} rounds", title_justify="left"
     )
@@ -75,13 +95,16 @@ def show_run(result: RunResult, path: Path) -> None:
         _epsilon(max(g.epsilon_spent or 0.0 for g in result.guarantees)),
     )  # fmt: skip
     console.print(table)
+    if result.out_of_budget:
+        console.print(f"{spent_words(result.out_of_budget, len(result.guarantees), result.clients)}.", soft_wrap=True)
+    _show_warnings(console, result.warnings)
     _show_gaps(console, result.not_covered)
     console.print(f"{result.seconds:.1f} s. Report: {path / 'report.html'}", soft_wrap=True)
 
 
 def show_comparison(summary: Mapping[str, Any], path: Path) -> None:
-    """One line a recipe, best first."""
-    console = Console(highlight=False)
+    """Print one line per recipe, best first."""
+    console = TextConsole()
     table = Table(title=f"Accuracy over seeds {', '.join(map(str, summary['seeds']))}", title_justify="left")
     for column in ("recipe", "mean", "± std", "worst client", "largest epsilon spent", "seconds"):
         left = column == "recipe"
@@ -98,28 +121,36 @@ def show_comparison(summary: Mapping[str, Any], path: Path) -> None:
             f"{sum(run['seconds'] for run in runs):.1f}",
         )
     console.print(table)
+    for name, entry in ranked:
+        for run in entry["runs"]:
+            if not run["trained"]:
+                console.print(f"{name}, seed {run['seed']}: {run['ended']}.", soft_wrap=True)
+    if len(summary["seeds"]) > 1:
+        console.print("± std: the sample standard deviation over the seeds")
     shared = [set(entry["not_covered"]) for entry in summary["recipes"].values()]
     _show_gaps(console, tuple(sorted(set.union(*shared))))
+    texts = [text for entry in summary["recipes"].values() for text in entry.get("warnings", ())]
+    _show_warnings(console, tuple(dict.fromkeys(texts)))
     console.print(f"Report: {path / 'report.html'}", soft_wrap=True)
 
 
 def show_plan(answer: Mapping[str, Any]) -> None:
-    """The noise for a budget, how it is spent, and what other choices would need."""
-    console = Console(highlight=False)
+    """Print the noise for a budget, the epsilon by round, and alternative batch sizes and epochs."""
+    console = TextConsole()
     console.print(
         f"noise multiplier {answer['noise_multiplier']:.4f}: spends epsilon {answer['epsilon']:.4f} at delta "
-        f"{answer['delta']:g} toward the server, over {answer['steps']} steps at sampling rate "
+        f"{answer['delta']:g} against the server, over {answer['steps']} steps at sampling rate "
         f"{answer['sample_rate']:.4g} ({answer['relation']}, Poisson batches, accountant {answer['accountant']})",
         soft_wrap=True,
     )
-    console.print(f"At this noise the budget affords {answer['affordable_rounds']} rounds.")
+    console.print(f"With this noise the budget covers {answer['affordable_rounds']} rounds.")
     marks = list(answer["epsilon_by_round"].items())
     shown = sorted({round(i * (len(marks) - 1) / 5) for i in range(6)})
     console.print(
         "epsilon after round: " + ", ".join(f"{marks[i][0]}: {marks[i][1]:.3g}" for i in shown), soft_wrap=True
     )
-    table = Table(title="For the same budget and rounds", title_justify="left")
-    for column in ("batch", "epochs", "steps a round", "noise multiplier", "noise of a step", "noise of an update"):
+    table = Table(title="Alternatives for the same budget and number of rounds", title_justify="left")
+    for column in ("batch", "epochs", "steps per round", "noise multiplier", "noise per step", "noise per update"):
         table.add_column(column, justify="right")
     for choice in answer["choices"]:
         table.add_row(
@@ -128,34 +159,50 @@ def show_plan(answer: Mapping[str, Any]) -> None:
         )  # fmt: skip
     console.print(table)
     console.print(
-        "noise: of each coordinate, for clip 1 and learning rate 1; of a step its deviation, else its variance"
+        "noise per coordinate, for clipping norm 1 and learning rate 1: standard deviation per step, variance per "
+        "update"
     )
+    _show_warnings(console, tuple(answer["warnings"]))
 
 
-def show_outlook(found: Mapping[str, Any]) -> None:
-    """Every client of a federation."""
-    console = Console(highlight=False)
-    columns = ("client", "budget", "spends", "delta", "rows", "batch", "rounds", "steps", "noise", "variance", "weight")
+def show_preview(found: Mapping[str, Any]) -> None:
+    """Print the plan of every client of a config."""
+    console = TextConsole()
+    columns = (
+        "client",
+        "budget",
+        "epsilon",
+        "delta",
+        "rows",
+        "batch",
+        "rounds",
+        "steps",
+        "noise",
+        "variance",
+        "weight",
+    )
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for column in columns:
         table.add_column(column, justify="right")
     for each in found["clients"]:
         planned = each["epsilon_planned"]
         table.add_row(
-            str(each["client"]), f"{each['epsilon_budget']:.3g}", "no bound" if planned is None else f"{planned:.3g}",
+            each["name"] or str(each["client"]), f"{each['epsilon_budget']:.3g}",
+            "unbounded" if planned is None else f"{planned:.3g}",
             f"{each['delta']:g}", str(each["samples"]), str(each["batch_size"]), str(each["rounds"]),
             str(each["steps"]), f"{each['noise_multiplier']:.3g}", f"{each['noise_variance']:.3g}",
             f"{each['weight']:.4f}",
         )  # fmt: skip
-    console.print(f"{found['recipe']}: what each client may expect")
+    console.print(f"{found['recipe']}: plan for each client")
     console.print(table)
-    console.print(f"Toward a third party: {found['third_party']}", soft_wrap=True)
+    console.print(f"Against a third party: {found['third_party']}", soft_wrap=True)
     _show_gaps(console, tuple(found["not_covered"]))
+    _show_warnings(console, tuple(found["warnings"]))
 
 
 def show_bench(found: Mapping[str, Any]) -> None:
-    """The figures, a line each."""
-    console = Console(highlight=False)
+    """Print the benchmark results, one per line."""
+    console = TextConsole()
     for key, value in found["figures"].items():
         console.print(f"{key:48} {value:10.4g}", soft_wrap=True)
     machine = found["machine"]
@@ -163,57 +210,75 @@ def show_bench(found: Mapping[str, Any]) -> None:
 
 
 def show_ledger(found: Mapping[str, Any]) -> None:
-    """What a ledger says."""
+    """Print the contents of a ledger."""
     if not found["chain_ok"]:
         return
-    console = Console(highlight=False)
+    console = TextConsole()
     policy = found["policy"]
-    budget = "none promised" if policy["epsilon"] is None else f"{policy['epsilon']:.4g}"
+    budget = "no guarantee" if policy["epsilon"] is None else f"{policy['epsilon']:.4g}"
     rows = [
         ("client", str(found["client"])),
         (
             "budget",
             f"epsilon {budget}, delta {policy['delta']:g}, {policy['relation']}, accountant {found['accountant']}",
         ),
-        ("spent", "no bound" if found["spent"] is None else f"{found['spent']:.6g}"),
-        ("left", "no bound" if found["left"] is None else f"{found['left']:.6g}"),
-        ("charges", ", ".join(f"{number} {state.lower()}" for state, number in found["charges"].items())),
+        ("spent", "unbounded" if found["spent"] is None else f"{found['spent']:.6g}"),
+        ("left", "unbounded" if found["left"] is None else f"{found['left']:.6g}"),
+        ("charges", ", ".join(f"{number} {STATE_NAMES[state]}" for state, number in found["charges"].items())),
         (
             "runs",
             "; ".join(f"{each['run'] or '(unnamed)'}: {each['rounds']} rounds" for each in found["runs"]) or "none",
         ),
-        ("chain", f"whole, {found['rows']} rows, head {found['head']}"),
+        ("chain", f"hash chain verified, {found['rows']} entries, head {found['head']}"),
+        ("witness", "registered on this machine" if found["witnessed"] else "not registered on this machine"),
+        *(
+            ("adopted", f"in entry {each['row']}, {_day(each['at'])}, by key {each['key']}")
+            for each in found["adopted"]
+        ),
+        *(("replaces", f"ledger {name[:12]}, which was retired") for name in found["replaces"]),
     ]
     for name, value in rows:
-        console.print(f"{name:8} {value}", soft_wrap=True, markup=False)
+        console.print(f"{name:8} {value}", soft_wrap=True)
+
+
+def _day(seconds: int) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(seconds))
 
 
 def show_audit(found: Mapping[str, Any]) -> None:
-    """The bound, the claim, and what to make of them."""
-    console = Console(highlight=False)
+    """Print the lower bound, the claimed epsilon, and the conclusion."""
+    console = TextConsole()
     console.print(
         f"client {found['client']}: claimed epsilon {found['epsilon_claimed']:.4g} at delta {found['delta']:g}; the "
         f"attack shows at least {found['epsilon_lower']:.4g} with {100 * found['confidence']:g} % confidence",
         soft_wrap=True,
     )
     console.print(
-        f"{found['kind']} audit, {found['canaries']} canaries, {found['runs']} trainings of {found['steps']} steps, "
+        f"{found['kind']} audit, {found['canaries']} canaries, {found['runs']} training runs of {found['steps']} "
+        "steps, "
         f"noise {found['noise']}, {found['seconds']:.1f} s; "
-        f"if scores were normal: {found['epsilon_if_gaussian']:.4g} (no proof)",
+        f"estimate assuming Gaussian scores: {found['epsilon_if_gaussian']:.4g} (not a bound)",
         soft_wrap=True,
     )
-    verdict = "REFUTED: the claim cannot be true" if found["refuted"] else "not refuted; an audit cannot prove a claim"
+    seen = "; ".join(f"{each['what']} ({each['looked_at']} of {each['times']})" for each in found["releases"])
+    console.print(f"audited releases: {seen}", soft_wrap=True)
+    console.print(f"not audited: {', '.join(found['not_looked_at']) or 'none'}", soft_wrap=True)
+    verdict = (
+        "REFUTED: the lower bound exceeds the claimed epsilon"
+        if found["refuted"]
+        else "not refuted (an audit cannot prove the claim)"
+    )
     console.print(verdict)
 
 
 def show_catalogue(found: Mapping[str, Any]) -> None:
-    """All that can be named."""
-    console = Console(highlight=False)
-    recipes = Table("recipe", "what it does", title="Recipes", title_justify="left")
+    """Print the names of recipes, options, models, datasets, partitions and budgets."""
+    console = TextConsole()
+    recipes = Table("recipe", "description", title="Recipes", title_justify="left")
     for name, words in found["recipes"].items():
         recipes.add_row(name, words)
     console.print(recipes)
-    slots = Table("slot", "rules", title="Slots of a recipe", title_justify="left")
+    slots = Table("slot", "options", title="Recipe slots", title_justify="left")
     for name, rules in found["slots"].items():
         slots.add_row(name, ", ".join(rules))
     console.print(slots)
@@ -223,9 +288,14 @@ def show_catalogue(found: Mapping[str, Any]) -> None:
 
 def _show_gaps(console: Console, gaps: tuple[str, ...]) -> None:
     if gaps:
-        console.print("Not covered by any epsilon here:")
+        console.print("Not covered by the privacy guarantee:")
     for gap in gaps:
-        console.print(f"  - {gap}", markup=False, soft_wrap=True)
+        console.print(f"  - {gap}", soft_wrap=True)
+
+
+def _show_warnings(console: Console, warnings: tuple[str, ...]) -> None:
+    for text in warnings:
+        console.print(f"Warning: {text}", soft_wrap=True)
 
 
 def _percent(fraction: float) -> str:
@@ -233,26 +303,26 @@ def _percent(fraction: float) -> str:
 
 
 def _epsilon(value: float) -> str:
-    return "none promised" if value in (0.0, float("inf")) else f"{value:.3f}"
+    return "no guarantee" if value in (0.0, float("inf")) else f"{value:.3f}"
 
 
 def show_entries(listed: Sequence[Mapping[str, Any]]) -> None:
-    """What can be reproduced."""
+    """Print the tables and figures that can be reproduced."""
     table = Table(title="hush reproduce ENTRY [--cells ALGORITHM:COLUMN,...]", title_justify="left")
-    for column in ("entry", "what", "cells", "seeds"):
+    for column in ("entry", "description", "cells", "seeds"):
         table.add_column(column, justify="right" if column in ("cells", "seeds") else "left")
     for each in listed:
         table.add_row(each["entry"], each["title"], str(len(each["cells"])), str(each["seeds"]))
-    Console(highlight=False).print(table)
+    TextConsole().print(table)
 
 
 def show_reproduction(content: Mapping[str, Any], path: Path) -> None:
-    """Paper and ours, cell by cell."""
-    console = Console(highlight=False)
+    """Print published and reproduced values, cell by cell."""
+    console = TextConsole()
     for name in dict.fromkeys(name for cell in content["cells"] for name in cell["measures"]):
         title = content["title"] if name == "value" else f"{content['title']}: {name}"
         table = Table(title=title, title_justify="left")
-        for column in ("cell", "printed", "ours", "difference"):
+        for column in ("cell", "published", "ours", "difference"):
             table.add_column(column, justify="left" if column == "cell" else "right")
         for cell in content["cells"]:
             value = cell["measures"].get(name)

@@ -1,10 +1,11 @@
-"""The frozen records that cross every seam of Hush, and the one error a user sees."""
+"""Types: the frozen records that all packages share, and the one error a user sees."""
 
 from __future__ import annotations
 
 import difflib
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -14,10 +15,12 @@ if TYPE_CHECKING:
 
 Relation = Literal["add-remove", "replace-one"]
 Accountant = Literal["pld", "rdp", "rdp-64"]
+InputType = Literal["float32", "int64", "bool"]
+TargetKind = Literal["classes", "multilabel", "continuous"]
 
 
 class HushError(Exception):
-    """A mistake the user can mend. Its text names the key or file, what was found, and what is accepted.
+    """An error the user can fix. Its message names the key or file, what was found, and what is accepted.
 
     `key` is the dotted config key it concerns, if any: whoever knows the file adds the line.
     """
@@ -28,11 +31,33 @@ class HushError(Exception):
 
 
 def unknown(key: str, what: str, found: object, names: Iterable[str], more: str = "") -> HushError:
-    """The error for a name that is not known: it offers the nearest one, and all that are accepted."""
+    """Return the error for an unknown name, with the closest match and all accepted names."""
     known = list(names)
     near = difflib.get_close_matches(str(found), known, 1, cutoff=0.4)
     hint = f"did you mean {near[0]}? " if near else ""
     return HushError(f"{key}: unknown {what} {found!r}; {hint}accepted: {', '.join(known)}{more}", key)
+
+
+@dataclass(frozen=True)
+class InputPart:
+    """One input of a model: its name in a dict (or none), the shape of a row, and its type."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: InputType
+
+    @cached_property
+    def size(self) -> int:
+        """Numbers in a row."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What a stored row unpacks into: one array, or a tuple or dict of them, which lie side by side."""
+
+    kind: Literal["array", "tuple", "dict"]
+    parts: tuple[InputPart, ...]
 
 
 @dataclass(frozen=True)
@@ -42,20 +67,20 @@ class Layout:
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Numbers in each tensor."""
+        """The number of elements of each tensor."""
         return tuple(math.prod(shape) for shape in self.shapes)
 
-    @property
+    @cached_property
     def size(self) -> int:
-        """Numbers in all."""
+        """The total number of elements."""
         return sum(self.sizes)
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What a client insists on."""
+    """The privacy requirements of a client."""
 
     epsilon: float
     delta: float
@@ -66,7 +91,8 @@ class Policy:
 class Member:
     """A client as the server knows it: public facts, fixed at enrolment, never read from messages.
 
-    `group` is its true cluster, for the oracle of a simulation; 0 where nobody knows.
+    `group` is its true cluster, for the oracle of a simulation; 0 where nobody knows. `name` is empty where clients
+    have numbers alone.
     """
 
     client: int
@@ -74,9 +100,27 @@ class Member:
     samples: int
     batch: int
     group: int = 0
+    name: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class TaskExtras:
+    """What a task brings beside its models.
+
+    Attributes:
+        clip: The clipping norm of the round, where it changes from round to round.
+        input_mean: What inputs are centred by.
+        drift: What is added to every gradient, a row for each model of the task.
+        slots: What an option of the server's side sends to its own client half, by name.
+    """
+
+    clip: float | None = None
+    input_mean: Tensor | None = None
+    drift: Tensor | None = None
+    slots: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Task:
     """One round's message to one client.
 
@@ -86,7 +130,7 @@ class Task:
         models: The model to work on, or all there are where the client is asked to choose: models x p.
         layout: How a model splits into tensors.
         answer: The layout of the vector that is to come back.
-        notes: What the recipe's choices tell the client besides, by name.
+        extras: What the options of the recipe tell the client besides.
     """
 
     client: int
@@ -94,7 +138,7 @@ class Task:
     models: Tensor
     layout: Layout
     answer: Layout
-    notes: Mapping[str, Tensor] = field(default_factory=dict)
+    extras: TaskExtras = field(default_factory=lambda: TaskExtras())
 
 
 @dataclass(frozen=True)
@@ -112,36 +156,48 @@ class Receipt:
     head: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class SideAnswers:
+    """What goes with an update.
+
+    Attributes:
+        choice: Which model of the task fits the client best, where it was asked.
+        releases: The noised sums of the side releases of the round, in float64, by name.
+    """
+
+    choice: int | None = None
+    releases: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Update:
-    """One round's sealed answer: a flat float32 vector that a ledger receipt allowed out, and a few numbers by name."""
+    """One round's sealed answer: a flat float32 vector that a ledger receipt allowed out, and what goes with it."""
 
     client: int
     round: int
     vector: Tensor
     layout: Layout
     receipt: Receipt
-    notes: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def bytes(self) -> int:
-        """Its numbers on the wire: four bytes for each of the vector, eight for each of the notes."""
-        return 4 * self.vector.numel() + 8 * len(self.notes)
+    side: SideAnswers = field(default_factory=SideAnswers)
 
 
 @dataclass(frozen=True)
 class Decline:
-    """A client's no: nothing was trained, released or charged. `final` means that it will not come back."""
+    """A refusal by a client: nothing was trained, released or charged. `final`: the client leaves the run.
+
+    `fault`: what it sent was neither an update nor a refusal.
+    """
 
     client: int
     round: int
     reason: str
     final: bool = False
+    fault: bool = False
 
 
 @dataclass(frozen=True)
 class Release:
-    """Something a choice of the recipe reveals, and whether the accountant covers it.
+    """A quantity that an option of the recipe releases, and whether the accountant covers it.
 
     `event` is the kind of cost that the ledger is charged with for it: `sampled-gaussian` (a batch of the plan's
     sampler) or `gaussian` (all rows). What is not covered has none.
@@ -153,12 +209,13 @@ class Release:
     event: Literal["", "sampled-gaussian", "gaussian"] = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RoundRecord:
-    """What is kept of one round. Keys of the mappings are client numbers; `charged` clients released an update.
+    """The record of one round. Keys of the mappings are client numbers; `charged` clients released an update.
 
     `stage` says what the round asked (see `Guarantee.stages`), `placed` which model each client worked on where there
-    are several, `bytes_up` and `bytes_down` what went over the wire.
+    are several, `bytes_up` and `bytes_down` what went over the wire, `warnings` which clients count less than what they
+    declare would give them, and why.
     """
 
     round: int
@@ -174,15 +231,17 @@ class RoundRecord:
     placed: Mapping[int, int] = field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0
+    warnings: Mapping[int, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Guarantee:
     """The guarantee card of one client.
 
     `epsilon_spent` and `epsilon_left` are toward the server, which sees each of the client's updates;
     `epsilon_third_party` is toward someone who sees only the models, on the grounds that `third_party` names. `stages`
-    lists the costs of one round of each stage of the run.
+    lists the costs of one round of each stage of the run. `warnings` says where a guarantee that is kept means little.
+    `name` is the client's, empty where clients have numbers alone.
     """
 
     client: int
@@ -205,13 +264,19 @@ class Guarantee:
     epsilon_third_party: float | None = None
     third_party: str = ""
     stages: tuple[tuple[Mapping[str, Any], ...], ...] = ()
+    warnings: tuple[str, ...] = ()
+    name: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """The outcome of a run, as `result.json` and `hush run --json` show it. Accuracies are fractions.
+    """The result of a run, as in `result.json` and `hush run --json`. Accuracies are fractions.
 
-    `ended` says why the run stopped where it did.
+    `accuracy` is over the clients; its `std` is the sample standard deviation, NaN with a single client.
+
+    `ended` says why the run stopped where it did. `trained` is whether any client released an update, `out_of_budget`
+    the first round that a client could not afford, for each that came to one. `warnings` is what its user should know
+    before trusting it. `clients` are the names of the clients in order, empty where they have numbers alone.
     """
 
     recipe: str
@@ -229,3 +294,15 @@ class RunResult:
     versions: Mapping[str, str]
     config_hash: str
     config: Mapping[str, Any] = field(default_factory=dict)
+    trained: bool = True
+    out_of_budget: Mapping[int, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    clients: tuple[str, ...] = ()
+
+
+class NothingTrainedError(HushError):
+    """No client could afford a round, so the model is the initial one. `result` is the saved result of the run."""
+
+    def __init__(self, text: str, result: RunResult) -> None:
+        super().__init__(text)
+        self.result = result

@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from recipe_toys import Played, Script, Toy, play
-from references import dp_scaffold, padpfl, pfa, robust_hdp
-from references import hush as own
-from references.given import PLACES, P, drawn, rng, three
-from references.toy import Array, Client
 
 from hush.recipes import RECIPES, Recipe
-from hush.recipes.local import ControlVariates
-from hush.recipes.papers import FAITHFUL
-from hush.recipes.project import DelayedPublicSubspace, PublicSubspace, RandomSubspace
-from hush.recipes.protect import DpSgd
-from hush.recipes.weigh import EstimatedNoise, Impact
+from hush.recipes.presets import FAITHFUL
+from hush.recipes.slots.local import ControlVariates
+from hush.recipes.slots.project import DelayedPublicSubspace, PublicSubspace, RandomSubspace
+from hush.recipes.slots.protect import DpSgd
+from hush.recipes.slots.weight import EstimatedNoise, Impact
+from hush.server.loop import bytes_of_update
+from tests.conformance.references import dp_scaffold, padpfl, pfa, robust_hdp
+from tests.conformance.references import hush as own
+from tests.conformance.references.given import PLACES, P, drawn, rng, three
+from tests.conformance.references.toy import Array, Client
+from tests.support.recipe_toys import Played, Script, Toy, play
 
 TIGHT = 1e-10
 THETA = rng(5).normal(size=P)
@@ -71,9 +72,9 @@ def both(
 @pytest.mark.parametrize(("name", "recipe", "noise"), variants("fedavg", "dp-fedavg", "minimum", "maximum", "weiavg"))
 def test_weighted_averages(name: str, recipe: Recipe, noise: bool) -> None:
     toy = Toy(CLIENTS, rounds=4, steps=2)
-    weigh = robust_hdp.by_share(toy.epsilons if name == "weiavg" else [c.size for c in CLIENTS])
+    weight = robust_hdp.by_share(toy.epsilons if name == "weiavg" else [c.size for c in CLIENTS])
     played, models = both(
-        recipe, toy, noise, lambda known, given: robust_hdp.run(THETA, known, [range(3)] * 4, *given, toy.lr, weigh)
+        recipe, toy, noise, lambda known, given: robust_hdp.run(THETA, known, [range(3)] * 4, *given, toy.lr, weight)
     )
     np.testing.assert_allclose(played.models(), models, rtol=0, atol=TIGHT)
 
@@ -100,7 +101,7 @@ def wide(noise: bool) -> tuple[list[Client], Array, Draws]:
 @pytest.mark.parametrize(("name", "recipe", "noise"), variants("robust-hdp"))
 def test_robust_hdp(name: str, recipe: Recipe, noise: bool) -> None:
     clients, theta, given = wide(noise)
-    recipe = replace(recipe, weigh=EstimatedNoise(estimator="pairwise"))
+    recipe = replace(recipe, weight=EstimatedNoise(estimator="pairwise"))
     toy = Toy(clients, rounds=3, steps=2)
     played = play(recipe, toy, theta, scripted(given, True, theta.size))
     models = robust_hdp.run(theta, toy.known(recipe), [range(3)] * 3, *given, toy.lr, robust_hdp.by_pairs)
@@ -111,12 +112,12 @@ def test_robust_hdp(name: str, recipe: Recipe, noise: bool) -> None:
 def test_hush(noise: bool) -> None:
     clients, theta, given = wide(noise)
     recipe = RECIPES["hush"]
-    recipe = replace(recipe, protect=replace(recipe.protect, steps=2))
+    recipe = replace(recipe, protect=replace(recipe.protect, steps=2))  # type: ignore[type-var]
     toy = Toy(clients, rounds=3, steps=5)
     centre = rng(9).normal(size=clients[0].x.shape[1])
-    told = {"centre": torch.tensor(centre)}
+    told = {"input_mean": torch.tensor(centre)}
     played = play(recipe, toy, theta, scripted(given, True, theta.size), told=told)
-    known = own.centred(toy.known(recipe), centre, 2)
+    known = own.centred(toy.known(recipe), centre, 2)  # type: ignore[arg-type]
     models = robust_hdp.run(theta, known, [range(3)] * 3, *given, toy.lr, own.balanced(3))
     np.testing.assert_allclose(played.models(), models, rtol=0, atol=TIGHT)
     released = [state.released[0].numpy() for state in played.states]
@@ -127,7 +128,7 @@ def test_hush(noise: bool) -> None:
 def test_robust_hdp_by_pursuit(mode: str) -> None:
     """The product's pursuit grows its penalty and stops early, so it has a tolerance of its own."""
     recipe = (RECIPES if mode == "sound" else FAITHFUL)["robust-hdp"]
-    assert recipe.weigh == EstimatedNoise(estimator="rpca")
+    assert recipe.weight == EstimatedNoise(estimator="rpca")
     clients, theta, given = wide(noise=True)
     toy = Toy(clients, rounds=1, steps=2)
     played = play(recipe, toy, theta, scripted(given, True, theta.size))
@@ -204,13 +205,13 @@ def test_pfa(name: str, recipe: Recipe, noise: bool, projection: str) -> None:
     assert public == [False, True, True]
     given = drawn(toy.rounds, toy.steps, list(toy.clients), noise=noise)
     played = play(recipe, toy, THETA, scripted(given, True), server)
-    more = {} if plus else {"given": basis}
+    more: Any = {} if plus else {"given": basis}
     trace = (pfa.run_plus if plus else pfa.run)(
         THETA, toy.known(recipe), toy.epsilons, public, schedule, *given, toy.lr, PLACES,
         k=2 if basis else 1, centred=centred, **more,
     )  # fmt: skip
     np.testing.assert_allclose(played.models(), trace.models, rtol=0, atol=TIGHT)
-    assert [{c: u.bytes for c, u in sent.items()} for sent in played.sent] == trace.sent
+    assert [{c: bytes_of_update(u) for c, u in sent.items()} for sent in played.sent] == trace.sent
     assert [record.bytes_up for record in played.records] == [sum(sent.values()) for sent in trace.sent]
 
 
@@ -223,8 +224,8 @@ def test_proximal(name: str, recipe: Recipe, noise: bool) -> None:
     faithful = "output" in str(getattr(recipe.protect, "rule", ""))
     toy = Toy(CLIENTS, rounds=5, steps=2, schedule=schedule, epsilons=(2.0, 2.0, 2.0), whole=faithful)
     if name == "padpfl":
-        assert recipe.weigh == Impact()
-        recipe = replace(recipe, weigh=Impact(factors=first, changes={"3": later}))
+        assert recipe.weight == Impact()
+        recipe = replace(recipe, weight=Impact(factors=first, changes={"3": later}))
     else:
         sizes = np.array([c.size for c in CLIENTS], dtype=np.float64)
         factors = [sizes / sizes.sum()] * 5
@@ -236,12 +237,25 @@ def test_proximal(name: str, recipe: Recipe, noise: bool) -> None:
         )  # fmt: skip
         np.testing.assert_allclose(played.models(), models, rtol=0, atol=TIGHT)
         return
-    recipe = replace(recipe, protect=type(recipe.protect)(bound=1.2))
+    recipe = replace(recipe, protect=type(recipe.protect)(bound=1.2))  # type: ignore[call-arg]
     draws = rng(41).normal(size=(5, 3, P)) * noise
     everything = [[[range(c.size)] * 2 for c in CLIENTS]] * 5
     played = play(recipe, toy, THETA, lambda t, i: Script(everything[t - 1][i], [draws[t - 1][i]]))
     # With R = T the server adds nothing: sqrt(sum p^2) is at least max p.
     models = padpfl.run_faithful(
-        THETA, CLIENTS, factors, schedule, everything, draws, np.ones((5, P)), toy.lr, mu, 1.2, 5, 5, 2.0, 1e-3
+        THETA,
+        CLIENTS,
+        factors,
+        schedule,
+        everything,
+        draws,  # type: ignore[arg-type]
+        np.ones((5, P)),  # type: ignore[arg-type]
+        toy.lr,
+        mu,
+        1.2,
+        5,
+        5,
+        2.0,
+        1e-3,
     )
     np.testing.assert_allclose(played.models(), models, rtol=0, atol=TIGHT)

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recipe_toys import Played, Script, Toy, play
-from references import rc_dpfl, rc_mixture
-from references.given import D, P, rng
-from references.toy import Array, Client, losses
 
 from hush.recipes import RECIPES, Recipe
-from hush.recipes.clusters import ByLoss, GmmThenLoss, KMeansEachRound, Oracle
-from hush.recipes.papers import FAITHFUL
+from hush.recipes.presets import FAITHFUL
+from hush.recipes.slots.clusters import ByLoss, GmmThenLoss, KMeansEachRound, Oracle
+from tests.conformance.references import rc_dpfl, rc_mixture
+from tests.conformance.references.given import D, P, rng
+from tests.conformance.references.toy import Array, Client, losses
+from tests.support.recipe_toys import Played, Script, Toy, play
 
 TIGHT = 1e-10
 THETA = 0.3 * rng(6).normal(size=P)
@@ -54,7 +54,7 @@ def deviations(toy: Toy, recipe: Recipe, share: float) -> list[float]:
 
 def chooser(bound: float, deviation: list[float], draws: Array, asked: Callable[[int], bool]) -> rc_dpfl.Choose:
     """The noisy choice in the rounds that ask for one; in the others a client stays where it was."""
-    each = [rc_dpfl.noisy_lowest_loss(bound, d, draws) for d in deviation]
+    each = [rc_dpfl.noisy_lowest_loss(bound, d, draws) for d in deviation]  # type: ignore[arg-type]
     last: dict[int, int] = {}
 
     def choose(e: int, i: int, losses: Array) -> int:
@@ -91,12 +91,12 @@ def test_rc_dpfl(recipe: Recipe, noise: bool, every: int) -> None:
     batches, noises, uniforms, draws = numbers(rounds, noise)
 
     first = rc_dpfl.full_batch_updates(THETA, known, [n[:1] for n in noises[0]], toy.lr)
-    mixture = rc_mixture.gmm(rc_mixture.features(first, standardise=assign.features == "standardised"), 2, floor=1e-4)
+    mixture = rc_mixture.gmm(rc_mixture.features(first, standardise=assign.features == "standardised"), 2, floor=1e-4)  # type: ignore[attr-defined]
     E_c = max(2, rc_mixture.sampled_rounds(rc_mixture.max_overlap(mixture), rounds))
     assert 2 < E_c < rounds
 
     def asked(e: int) -> bool:
-        return e >= 3 and (e - 3) % assign.every == 0
+        return e >= 3 and (e - 3) % assign.every == 0  # type: ignore[attr-defined]
 
     def script(number: int, client: int) -> Script:
         if number == 1:
@@ -115,7 +115,7 @@ def test_rc_dpfl(recipe: Recipe, noise: bool, every: int) -> None:
     np.testing.assert_allclose(soft, pi, atol=1e-3)
 
     drawn = [rc_dpfl.draw(pi[i], uniforms[E_c - 1][i]) for i in range(3)]
-    noisy = chooser(toy.loss_clip, deviations(toy, recipe, assign.share), draws, asked)
+    noisy = chooser(toy.loss_clip, deviations(toy, recipe, assign.share), draws, asked)  # type: ignore[attr-defined]
 
     def choose(e: int, i: int, losses: Array) -> int:
         heard.setdefault(i, drawn[i])
@@ -123,7 +123,7 @@ def test_rc_dpfl(recipe: Recipe, noise: bool, every: int) -> None:
         return heard[i]
 
     heard: dict[int, int] = {}
-    trace = rc_dpfl.run(THETA, known, pi, uniforms, E_c, batches, noises, toy.lr, choose)
+    trace = rc_dpfl.run(THETA, known, pi, uniforms, E_c, batches, noises, toy.lr, choose)  # type: ignore[arg-type]
     assert placed(played)[1:] == trace.clusters[1:]
     np.testing.assert_allclose(played.all_models(), trace.models, rtol=0, atol=TIGHT)
 
@@ -139,14 +139,14 @@ def test_f_cdpfl(recipe: Recipe, noise: bool, every: int) -> None:
     starts = rng(61).normal(size=(2, P))
 
     def asked(e: int) -> bool:
-        return (e - 1) % recipe.assign.every == 0
+        return (e - 1) % recipe.assign.every == 0  # type: ignore[attr-defined]
 
     def script(number: int, client: int) -> Script:
         choice = [draws[number - 1][client]] if asked(number) else []
         return Script(batches[number - 1][client], [*choice, *noises[number - 1][client]])
 
     played = play(recipe, toy, starts, script)
-    choose = chooser(toy.loss_clip, deviations(toy, recipe, recipe.assign.share), draws, asked)
+    choose = chooser(toy.loss_clip, deviations(toy, recipe, recipe.assign.share), draws, asked)  # type: ignore[attr-defined]
     trace = rc_dpfl.f_cdpfl(starts, toy.known(recipe), batches, noises, toy.lr, choose=choose)
     assert placed(played) == trace.clusters
     np.testing.assert_allclose(played.all_models(), trace.models, rtol=0, atol=TIGHT)
@@ -159,12 +159,12 @@ def test_the_noise_of_a_choice_has_the_size_it_is_charged_for() -> None:
     batches, noises, _, _ = numbers(1, noise=True)
     starts = rng(61).normal(size=(2, P))
     sums = [[np.minimum(losses(theta, c.x, c.y), toy.loss_clip).sum() for theta in starts] for c in CLIENTS]
-    spread = deviations(toy, recipe, recipe.assign.share)
+    spread = deviations(toy, recipe, recipe.assign.share)  # type: ignore[attr-defined]
     chosen = []
     for part in (0.98, 1.02):
         turns = [np.array([part * (s[1] - s[0]) / d, 0.0]) for s, d in zip(sums, spread, strict=True)]
         script = [Script(batches[0][i], [turns[i], *noises[0][i]]) for i in range(3)]
-        chosen.append(placed(play(recipe, toy, starts, lambda _, i, given=script: given[i]))[0])
+        chosen.append(placed(play(recipe, toy, starts, lambda _, i, given=script: given[i]))[0])  # type: ignore[misc]
     best = np.argmin(sums, axis=1)
     assert chosen == [best.tolist(), (1 - best).tolist()]
 

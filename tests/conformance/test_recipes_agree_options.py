@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recipe_toys import Script, Toy, play
-from references import adaptive_clip, fedadam, padpfl, robust_hdp, toy
-from references.given import P, drawn, rng, three
 
 from hush.recipes import RECIPES, Recipe
-from hush.recipes.assign import One
-from hush.recipes.clusters import ByLoss, KMeansEachRound
-from hush.recipes.local import ControlVariates
-from hush.recipes.protect import DpSgd
-from hush.recipes.step import Adam, Noisy
-from hush.recipes.weigh import Impact
+from hush.recipes.slots.assign import SingleModel
+from hush.recipes.slots.clusters import ByLoss, KMeansEachRound
+from hush.recipes.slots.local import ControlVariates
+from hush.recipes.slots.protect import DpSgd
+from hush.recipes.slots.step import Adam, Noisy
+from hush.recipes.slots.weight import Impact
+from tests.conformance.references import adaptive_clip, fedadam, padpfl, robust_hdp, toy
+from tests.conformance.references.given import P, drawn, rng, three
+from tests.support.recipe_toys import Script, Toy, play
 
 TIGHT = 1e-10
 THETA = rng(5).normal(size=P)
@@ -61,7 +61,7 @@ def test_adaptive_clip(noise: bool) -> None:
 
 
 def test_noise_of_the_server() -> None:
-    recipe = replace(RECIPES["padpfl"], weigh=Impact([0.2, 0.5, 0.3]), step=Noisy(deviation=0.07))
+    recipe = replace(RECIPES["padpfl"], weight=Impact([0.2, 0.5, 0.3]), step=Noisy(deviation=0.07))
     settings = Toy(CLIENTS, rounds=3, steps=2)
     batches, noises = drawn(3, 2, list(CLIENTS), noise=True)
     extra = rng(71).normal(size=(3, P))
@@ -72,7 +72,7 @@ def test_noise_of_the_server() -> None:
     factors = [np.array([0.2, 0.5, 0.3])] * 3
     models = padpfl.run(
         THETA, settings.known(recipe), factors, [range(3)] * 3, batches, noises, settings.lr, recipe.local.pull(),
-        extra, [0.07] * 3,
+        extra, [0.07] * 3,  # type: ignore[arg-type]
     )  # fmt: skip
     np.testing.assert_allclose(played.models(), models, rtol=0, atol=TIGHT)
 
@@ -89,7 +89,7 @@ def test_adam_at_the_server() -> None:
     np.testing.assert_allclose(played.models(), models, rtol=0, atol=TIGHT)
 
 
-@pytest.mark.parametrize("assign", [One(), KMeansEachRound(), ByLoss(every=1, share=0.0)], ids=lambda a: a.rule)
+@pytest.mark.parametrize("assign", [SingleModel(), KMeansEachRound(), ByLoss(every=1, share=0.0)], ids=lambda a: a.rule)
 def test_a_control_variate_is_the_mean_of_the_gradients_it_stands_for(assign: Any) -> None:
     """Whoever changes cluster: c_i is what client i measured, on the model that it worked on."""
     recipe = Recipe(local=ControlVariates(), assign=assign)

@@ -10,7 +10,7 @@ from torch import nn
 
 import hush
 from hush.data import from_arrays
-from hush.server.schedule import schedule
+from hush.server.participation import draw_participants
 from hush.types import RoundRecord
 
 CLIENTS, PUBLIC, SHARE, ROUNDS, SEED = 50, 5, 0.8, 95, 0
@@ -52,7 +52,8 @@ def sent(recipe: str, module: nn.Module, k: int = 1) -> list[RoundRecord]:
 
 def total(full: float, small: float) -> float:
     """All uploads of the 95 rounds, in MiB: in the first round everyone sends everything."""
-    public = [sum(client >= CLIENTS - PUBLIC for client in ids) for ids in schedule(SEED, CLIENTS, ROUNDS, SHARE)]
+    drawn = draw_participants(SEED, CLIENTS, ROUNDS, SHARE)
+    public = [sum(client >= CLIENTS - PUBLIC for client in ids) for ids in drawn]
     later = sum(n * full + (40 - n) * small for n in public[1:])
     return (40 * full + later) / MIB
 

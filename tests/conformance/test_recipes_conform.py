@@ -16,16 +16,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hush.config import parse
-from hush.engines.books import Books
-from hush.engines.cohort import Cohort, run
-from hush.engines.enrol import enrolled
-from hush.engines.federation import Federation, prepare
+from hush.engines.enrolment import enrolled
+from hush.engines.run_ledgers import RunLedgers
+from hush.engines.setup import Federation, prepare
+from hush.engines.simulator import Simulator, run
 from hush.privacy.ledger import Ledger
 from hush.privacy.plan import UPDATE
 from hush.recipes import RECIPES
-from hush.recipes.papers import FAITHFUL
-from hush.recipes.weigh import Balanced, EstimatedNoise
-from hush.server.loop import Answer, ServerState, serve, start
+from hush.recipes.presets import FAITHFUL
+from hush.recipes.slots.weight import Balanced, EstimatedNoise
+from hush.server.loop import Answer, ServerState, bytes_of_update, serve, start
 from hush.types import Decline, RoundRecord, Task, Update
 
 ROUNDS, CLIENTS, ABSENT, AT = 5, 6, 2, 2
@@ -75,15 +75,16 @@ class Driven:
 def drive(made: Federation, alter: Alter = lambda _, answers: answers, absent: tuple[int, int] = (-1, -1)) -> Driven:
     """Run to the end; `absent` is a client and the round in which it is not there to be asked."""
     driven = Driven(made.ledgers())
-    books = Books(driven.ledgers)
-    cohort = Cohort(made, books)
+    books = RunLedgers(driven.ledgers)
+    cohort = Simulator(made, books)
 
     def keep(state: ServerState, record: RoundRecord) -> None:
         driven.states.append(state)
         driven.records.append(record)
 
-    terms, told = enrolled(made, books, cohort.rows)
-    loop = serve(terms, start(terms, made.starts(), told), keep)
+    made, told = enrolled(made, books, cohort.rows)
+    cohort.federation = made
+    loop = serve(made.terms, start(made.terms, made.starts(), told), keep)
     try:
         tasks = next(loop)
         while True:
@@ -130,7 +131,7 @@ def test_shapes(name: str, mode: str) -> None:
         assert all(total == pytest.approx(1.0) for total in by_model.values())
         # The first round of rc-dpfl moves no model.
         assert by_model or (name, record.round) == ("rc-dpfl", 1)
-        assert record.bytes_up == sum(update.bytes for update in answers if isinstance(update, Update))
+        assert record.bytes_up == sum(bytes_of_update(update) for update in answers if isinstance(update, Update))
         assert all(0 <= model < models for model in record.placed.values() if record.weights)
 
 
@@ -142,7 +143,7 @@ def charged(ledger: Ledger) -> dict[tuple[str, str], int]:
 def test_what_happened_is_what_was_declared(name: str, mode: str) -> None:
     made, driven = federation(name, mode), plain_run(name, mode)
     releases = made.recipe.releases()
-    drawn = "fixed-gaussian" if made.courses[0].plan.sampler == "fixed" else "poisson-gaussian"
+    drawn = "fixed-gaussian" if made.schedules[0].plan.sampler == "fixed" else "poisson-gaussian"
     assert (drawn == "fixed-gaussian") == (
         mode == "faithful" and name in ("dp-fedsgd", "dp-scaffold", "dp-scaffold-warm")
     )
@@ -156,7 +157,12 @@ def test_what_happened_is_what_was_declared(name: str, mode: str) -> None:
         small = 10 if name == "hush" else math.ceil(member.samples / member.batch)
         full = 1 if name == "rc-dpfl" else 0
         assert happened.pop((UPDATE, drawn)) == (ROUNDS - full) * small + full
-        chosen = sum("choice" in a.notes for answers in driven.answers for a in answers if a.client == member.client)
+        chosen = sum(
+            isinstance(a, Update) and a.side.choice is not None
+            for answers in driven.answers
+            for a in answers
+            if a.client == member.client
+        )
         covered = any(r.covered and r.what == "cluster choice" for r in releases)
         once = {("mean of the inputs", "gaussian"): 1} if name == "hush" else {}
         assert happened == once | ({("cluster choice", "gaussian"): chosen} if covered else {})
@@ -209,7 +215,7 @@ def test_the_run_goes_on_without_one_client(name: str, mode: str, how: str) -> N
         for client, weight in record.weights.items():
             beside = before.placed.get(client, 0) == home
             spread = before.weights[client] / (1 - before.weights[ABSENT]) if beside else before.weights[client]
-            assert isinstance(made.recipe.weigh, EstimatedNoise | Balanced) or weight == pytest.approx(spread)
+            assert isinstance(made.recipe.weight, EstimatedNoise | Balanced) or weight == pytest.approx(spread)
     later = [ABSENT in record.weights for record in driven.records[AT:]]
     assert later == [how != "leaves"] * (ROUNDS - AT)
     if "own" in driven.states[-1].slots["local"]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import ast
 import math
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from references import adaptive_clip, dp_scaffold, fedadam, padpfl, pfa, robust_hdp, toy
-from references.given import PLACES, C, D, P, bowls, drawn, quadratic, rng, three, whole
-from references.toy import Array, Client
+
+from tests.conformance.references import adaptive_clip, dp_scaffold, fedadam, padpfl, pfa, robust_hdp, toy
+from tests.conformance.references.given import PLACES, C, D, P, bowls, drawn, quadratic, rng, three, whole
+from tests.conformance.references.toy import Array, Client
+from tests.support.paths import ROOT
 
 
 def test_references_know_nothing_of_the_product() -> None:
-    for path in (Path(__file__).parent / "references").glob("*.py"):
+    for path in (ROOT / "tests" / "conformance" / "references").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -232,7 +234,19 @@ def test_pfa_plus_is_pfa_with_the_subspace_of_the_round_before(centred: bool) ->
     clients = three(clip=0.5, z=0.4, sizes=(4, 6, 8, 5, 5))
     batches, noises = drawn(3, 3, clients, noise=True)
     eps, public = np.array([0.5, 5.0, 6.0, 7.0, 1.0]), [False, True, True, True, False]
-    arguments = (rng(11).normal(size=P), clients, eps, public, [range(5)] * 3, batches, noises, 0.3, PLACES, 1, centred)
+    arguments: Any = (
+        rng(11).normal(size=P),
+        clients,
+        eps,
+        public,
+        [range(5)] * 3,
+        batches,
+        noises,
+        0.3,
+        PLACES,
+        1,
+        centred,
+    )
     plain, plus = pfa.run(*arguments), pfa.run_plus(*arguments)
     np.testing.assert_allclose(plus.models[0], plain.models[0], atol=1e-14)
 

@@ -17,7 +17,9 @@ FILE = """\
 seed = 3
 rounds = 12
 [data]
+name = "synthetic"
 clients = 8
+samples = 200
 [model]
 name = "mlp"
 hidden = 16
@@ -32,7 +34,7 @@ step = { rule = "momentum", beta = 0.5 }
 
 
 def start(here: Path, out: str, *more: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", "from hush.cli import main; main()", "run", "run.toml", "--out", out, *more]
+    command = [sys.executable, "-c", "from hush.cli.main import main; main()", "run", "run.toml", "--out", out, *more]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, cwd=here, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
@@ -58,27 +60,33 @@ def numbers(here: Path, out: str) -> dict[str, Any]:
     return dict(result)
 
 
-def finish(here: Path, out: str, *more: str) -> None:
-    process = start(here, out, *more)
+def finish(process: subprocess.Popen[bytes]) -> None:
     _, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors
 
 
-def check_kills(here: Path, kills: list[tuple[int, float]]) -> None:
+def outcome(here: Path, out: str) -> tuple[dict[str, Any], bytes, int]:
+    return numbers(here, out), (here / out / "model.safetensors").read_bytes(), rounds(here, out)
+
+
+def run_whole_and_cut(here: Path, kills: list[tuple[int, float]]) -> None:
+    """The same run twice at the same time, one of them killed and resumed."""
     (here / "run.toml").write_text(FILE)
-    finish(here, "whole")
+    whole = start(here, "whole")
     for number, (lines, delay) in enumerate(kills):
         kill_after(here, "cut", lines, delay, *(["--resume"] if number else []))
-    finish(here, "cut", "--resume")
-    assert numbers(here, "cut") == numbers(here, "whole")
-    assert (here / "cut/model.safetensors").read_bytes() == (here / "whole/model.safetensors").read_bytes()
-    assert rounds(here, "cut") == 12
+    finish(start(here, "cut", "--resume"))
+    finish(whole)
 
 
 def test_killed_twice(tmp_path: Path) -> None:
-    check_kills(tmp_path, [(2, 0.0), (7, 0.004)])
+    run_whole_and_cut(tmp_path, [(2, 0.0), (7, 0.004)])
+    assert rounds(tmp_path, "whole") == 12
+    assert outcome(tmp_path, "cut") == outcome(tmp_path, "whole")
 
 
 @pytest.mark.soak
 def test_killed_at_every_round(tmp_path: Path) -> None:
-    check_kills(tmp_path, [(n, 0.002 * (n % 5)) for n in range(1, 12)])
+    run_whole_and_cut(tmp_path, [(n, 0.002 * (n % 5)) for n in range(1, 12)])
+    assert rounds(tmp_path, "whole") == 12
+    assert outcome(tmp_path, "cut") == outcome(tmp_path, "whole")

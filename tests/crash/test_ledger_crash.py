@@ -10,18 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ledger_checks import Nursery, check, check_finished, fresh
-from ledger_jobs import COSTS, FAILED, POLICY
 
-from hush.privacy import accounting
+from hush.privacy.accounting import api
 from hush.privacy.ledger import Ledger, ledger
 from hush.privacy.ledger.book import BURNED
 from hush.seeds import rng
+from tests.support.ledger_checks import Nursery, check, check_finished, fresh
+from tests.support.ledger_jobs import COSTS, FAILED, POLICY
 
 ROUNDS = 1000  # more than the budget affords
 STEPS = ("reserve", "seal", "sent")
 POINTS = [
-    *(f"{step} {point}" for step in STEPS for point in ("inserted", "committed", "anchored")),
+    *(f"{step} {point}" for step in STEPS for point in ("inserted", "committed", "anchored", "witnessed")),
     *("round begins", "trained", "sealed", "released"),
 ]
 
@@ -112,10 +112,9 @@ def test_the_check_catches_a_client_that_trains_again(nursery: Nursery, tmp_path
         check(path, witness)
 
 
-def spend_together(nursery: Nursery, directory: Path, processes: int, rounds: int, noise: float) -> None:
+def spend_together(nursery: Nursery, directory: Path, processes: int, rounds: int, noise: float) -> int:
+    """How many charges processes make that spend one ledger at the same time, each as many rounds as it is let."""
     path, _ = fresh(directory / "0")
-    affordable = accounting.affordable_steps(POLICY.epsilon, POLICY.delta, 1.0, noise)
-    assert (processes - 1) * rounds < affordable < processes * rounds, "some are to be refused"
     outs = [directory / f"{number}.json" for number in range(processes)]
     started = [
         nursery.start("spender", path=path, run=f"run {number}", rounds=rounds, noise=noise, out=str(out))
@@ -124,25 +123,32 @@ def spend_together(nursery: Nursery, directory: Path, processes: int, rounds: in
     assert [nursery.wait(pid) for pid in started] == [0] * processes
     heads = [head for out in outs for head in json.loads(out.read_text())]
     rows, held = ledger.inspect(path)
-    assert len(heads) == len(set(heads)) == len(held.charges) == affordable
+    assert len(heads) == len(set(heads)) == len(held.charges)
     assert set(heads) == {charge.row.head for charge in held.charges.values()}
-    order = [row.run for row in rows[1 : affordable + 1]]
+    order = [row.run for row in rows[1 : len(heads) + 1]]
     assert sum(run != after for run, after in itertools.pairwise(order)) > processes, "they did not run together"
+    return len(heads)
+
+
+def affordable(noise: float) -> int:
+    return api.affordable_steps(POLICY.epsilon, POLICY.delta, 1.0, noise)
 
 
 def test_processes_share_a_ledger(nursery: Nursery, tmp_path: Path) -> None:
-    spend_together(nursery, tmp_path, 4, 100, 140.0)
+    assert 3 * 100 < affordable(140.0) < 4 * 100, "some are to be refused"
+    assert spend_together(nursery, tmp_path, 4, 100, 140.0) == affordable(140.0)
 
 
 @pytest.mark.soak
 def test_many_processes_share_a_ledger(nursery: Nursery, tmp_path: Path) -> None:
-    spend_together(nursery, tmp_path, 16, 1000, 875.0)
+    assert 15 * 1000 < affordable(875.0) < 16 * 1000, "some are to be refused"
+    assert spend_together(nursery, tmp_path, 16, 1000, 875.0) == affordable(875.0)
 
 
 def test_what_another_process_trains_is_not_burned(nursery: Nursery, tmp_path: Path) -> None:
     path, witness = fresh(tmp_path / "0")
     with Ledger.open(path) as first:
-        receipt = first.reserve_costs(COSTS, "mine", 1)
+        receipt = first.reserve(COSTS, "mine", 1)
         assert nursery.run("client", path=path, witness=witness, rounds=2) == 0
         first.seal(receipt, b"still mine")
         first.sent(receipt)

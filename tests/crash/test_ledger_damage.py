@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hush.privacy.cost import Cost
-from hush.privacy.ledger import BrokenLedgerError, Ledger, statement
+from hush.privacy.accounting.cost import Cost
+from hush.privacy.ledger import BrokenLedgerError, Ledger, statement, witness
 from hush.seeds import rng
 from hush.types import HushError, Policy
 
@@ -20,7 +20,7 @@ NAMES = ("client.ledger", "client.ledger-wal", "client.ledger.head")
 def rounds(held: Ledger, numbers: range) -> str:
     """Work through these rounds, and leave the last one sealed and unsent."""
     for number in numbers:
-        receipt = held.reserve_costs(COSTS, "spring", number)
+        receipt = held.reserve(COSTS, "spring", number)
         held.seal(receipt, b"%05d" % number * 60)
         if number != numbers[-1]:
             held.sent(receipt)
@@ -28,11 +28,14 @@ def rounds(held: Ledger, numbers: range) -> str:
 
 
 def copy(source: Path, target: Path) -> None:
+    """Copy a ledger, and what a witness knew of it then where the source has that: the copy is then the newest."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
     for name in NAMES:
         if (source / name).exists():
             shutil.copy(source / name, target / name)
+    if (source / "heads").exists():
+        shutil.copytree(source / "heads", witness.here().directory / "heads", dirs_exist_ok=True)
 
 
 def content(path: Path) -> object:
@@ -52,6 +55,9 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             assert (directory / NAMES[1]).stat().st_size > 50_000
     if request.param == "closed":
         copy(work, directory)
+    name = next(statement.export(directory / NAMES[0]))["hash"]
+    (directory / "heads").mkdir()
+    shutil.copy(witness.here().directory / "heads" / name, directory / "heads" / name)
     return directory
 
 
@@ -117,16 +123,18 @@ def test_a_lost_log_is_detected(tmp_path: Path) -> None:
     log.write_bytes(log.read_bytes()[:-5000])
     for name in ("gone", "torn"):
         path = tmp_path / name / NAMES[0]
-        with pytest.raises(BrokenLedgerError, match=r"ends at row \d+, but had 18 rows: damaged, or an old copy"):
+        with pytest.raises(BrokenLedgerError, match=r"ends at entry \d+, but had 18 entries: damaged, or an old copy"):
             Ledger.open(path)
-        # Without the anchor beside it the same file opens: this is what the anchor is for.
+        # Without the anchor beside it the witness knows.
         (tmp_path / name / NAMES[2]).unlink()
-        Ledger.open(path).close()
+        with pytest.raises(BrokenLedgerError, match=r"the witness in .* has recorded entry 18: an old copy"):
+            Ledger.open(path)
 
 
-def test_an_old_copy_is_refused(tmp_path: Path) -> None:
+def test_an_old_copy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the witness of the machine; and on a machine where it was adopted, by whoever echoes its newest head."""
     draw = rng(6, "restores")
-    here = tmp_path / "now"
+    here, at_home, elsewhere = tmp_path / "now", str(witness.here().directory), str(tmp_path / "elsewhere")
     here.mkdir()
     with Ledger.create(here / NAMES[0], 7, POLICY) as held:
         echoed = rounds(held, range(1, 3))
@@ -139,11 +147,19 @@ def test_an_old_copy_is_refused(tmp_path: Path) -> None:
             held.check_head(echoed)
         # Yesterday's copy, and one of any day before.
         for old in (number, int(draw.integers(number + 1))):
-            restored = Ledger.open(tmp_path / f"{old}" / NAMES[0])
-            with restored, pytest.raises(BrokenLedgerError, match="the server has seen a row"):
+            copy(tmp_path / f"{old}", tmp_path / "restored")
+            with pytest.raises(BrokenLedgerError, match=r"the witness in .* has recorded entry"):
+                Ledger.open(tmp_path / "restored" / NAMES[0])
+            shutil.rmtree(elsewhere, ignore_errors=True)
+            monkeypatch.setenv("HUSH_WITNESS", elsewhere)
+            restored = Ledger.adopt(tmp_path / "restored" / NAMES[0])
+            with restored, pytest.raises(BrokenLedgerError, match="the server has recorded entry"):
                 restored.check_head(echoed)
+            monkeypatch.setenv("HUSH_WITNESS", at_home)
     # Nor does it help a copy to repeat the same rounds at once: it has other rows.
-    with Ledger.open(tmp_path / "49" / NAMES[0]) as held:
+    shutil.rmtree(elsewhere)
+    monkeypatch.setenv("HUSH_WITNESS", elsewhere)
+    with Ledger.adopt(tmp_path / "49" / NAMES[0]) as held:
         rounds(held, range(begin, begin + 5))
         assert int(held.head.split(":")[0]) > int(echoed.split(":")[0])
         with pytest.raises(BrokenLedgerError, match="an old copy, or another ledger"):

@@ -6,16 +6,16 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from ledger_checks import ENV, SCRIPT, Nursery, check, check_finished, fresh
-from ledger_jobs import COSTS
 
 from hush.privacy.ledger import Ledger
 from hush.types import HushError, Policy
+from tests.support.ledger_checks import Nursery, check, check_finished, fresh
+from tests.support.ledger_jobs import COSTS
+from tests.support.paths import environment, helper
 
 AMPLE = Policy(5.0, 1e-5)
 CALL = re.compile(r"^(?:\d+ +)?(\w+)\((?:(\d+)<([^>]*)>)?(.*)$")
@@ -33,12 +33,11 @@ def trace(log: Path, options: list[str], job: str, **args: object) -> subprocess
         "-o",
         str(log),
         *options,
-        sys.executable,
-        SCRIPT,
+        *helper("ledger_jobs"),
         "--once",
         wanted,
     ]
-    done = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
     if "ptrace" in done.stderr and "not permitted" in done.stderr:
         pytest.skip("strace may not trace here")
     return done
@@ -92,26 +91,29 @@ def test_a_ledger_that_syncs_less_is_found_out(tmp_path: Path) -> None:
     assert per_charge[0] >= 18
 
 
-def fail_under_trace(directory: Path, inject: str, errors: int, text: str) -> None:
+def fail_under_trace(directory: Path, inject: str, errors: int) -> list[str]:
+    """The errors of a client that works on until it has met that many; what it released is charged."""
     path, witness = fresh(directory / "0", AMPLE)
     out = directory / "out.json"
     options = ["-e", f"trace={inject.split(':')[0]}", "-e", f"inject={inject}"]
     job = {"path": path, "witness": witness, "rounds": 5000, "errors": errors, "out": str(out)}
     done = trace(directory / "log", options, "stubborn", **job)
     assert done.returncode == 0, done.stderr
-    seen = json.loads(out.read_text())
-    assert len(seen) == errors
-    assert all(text in line and "\n" not in line for line in seen), seen
     _, released = check(path, witness)
     assert released > 0
+    return list(json.loads(out.read_text()))
 
 
 def test_fsync_errors(tmp_path: Path) -> None:
-    fail_under_trace(tmp_path, "fdatasync:error=EIO:when=3+4", 100, "disk I/O error")
+    seen = fail_under_trace(tmp_path, "fdatasync:error=EIO:when=3+4", 100)
+    assert len(seen) == 100
+    assert all("disk I/O error" in line and "\n" not in line for line in seen), seen
 
 
 def test_disk_full(tmp_path: Path) -> None:
-    fail_under_trace(tmp_path, "pwrite64:error=ENOSPC:when=8+29", 20, "full")
+    seen = fail_under_trace(tmp_path, "pwrite64:error=ENOSPC:when=8+29", 20)
+    assert len(seen) == 20
+    assert all("full" in line and "\n" not in line for line in seen), seen
 
 
 def test_no_file_may_grow(tmp_path: Path) -> None:
@@ -137,15 +139,15 @@ def test_after_an_error_of_the_disk_a_ledger_does_nothing_more(tmp_path: Path) -
     path, _ = fresh(tmp_path / "0")
     errors = [OSError(5, "Input/output error")]
 
-    def hook(point: str) -> None:
+    def failpoint(point: str) -> None:
         if point == "seal committed" and errors:
             raise errors.pop()
 
-    with Ledger.open(path, hook=hook) as held:
-        receipt = held.reserve_costs(COSTS, "", 1)
+    with Ledger.open(path, failpoint=failpoint) as held:
+        receipt = held.reserve(COSTS, "", 1)
         with pytest.raises(HushError, match="Input/output error; nothing was released"):
             held.seal(receipt, b"bytes")
-        for refused in (held.pending, held.spent, lambda: held.reserve_costs(COSTS, "", 2)):
+        for refused in (held.pending, held.spent, lambda: held.reserve(COSTS, "", 2)):
             with pytest.raises(HushError, match=r"client.ledger: stopped by an earlier error .*; open it again"):
                 refused()
     with Ledger.open(path) as held:

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hush.local import fallback
-from hush.local.exact import integer_sums
-from hush.local.per_example import clipped_sums
-from hush.local.precision import Precision
-from hush.local.record import Recorder
-from hush.local.sums import even_sums
-from hush.models import Model
+from hush.models import Model, from_module
 from hush.models.model import wrap
+from hush.training.per_example.discrete_sums import integer_sums
+from hush.training.per_example.recorder import Recorder
+from hush.training.per_example.sums import padded_sums
+from hush.training.per_example.vmap import vmap_sums
+from hush.training.precision import Precision
+from hush.training.select import clipped_sums
 
 CLASSES, ROWS, TOGETHER = 4, 6, 50
 # Squares of the largest overflow float32, those of the smallest vanish.
@@ -106,13 +106,13 @@ def _ragged(precision: Precision) -> Sums:
 def _even(precision: Precision) -> Sums:
     def sums(model: Model, vectors: Tensor, x: Tensor, y: Tensor, mask: Tensor, clips: Tensor) -> Tensor:
         by_example = (t.transpose(0, 1).flatten(0, 1) for t in (x, y, mask))
-        return even_sums(Recorder(model), vectors, *by_example, clips, 10_000, precision)
+        return padded_sums(Recorder(model), vectors, *by_example, clips, 10_000, precision)  # type: ignore[arg-type,call-arg]
 
     return sums
 
 
 def _slow(model: Model, vectors: Tensor, x: Tensor, y: Tensor, mask: Tensor, clips: Tensor) -> Tensor:
-    return fallback.sums(model, vectors, x, y, mask, clips, 4096)
+    return vmap_sums(model, vectors, x, y, mask, clips, 4096)
 
 
 def _whole(model: Model, vectors: Tensor, x: Tensor, y: Tensor, mask: Tensor, clips: Tensor) -> Tensor:
@@ -129,18 +129,20 @@ WAYS: Mapping[str, Way] = {
     "even float32": Way(_even("float32"), ADDING),
     "even bf16": Way(_even("bf16"), ADDING),
     "slow": Way(_slow, ADDING),
-    "whole numbers": Way(_whole, 0.0),
+    "integers": Way(_whole, 0.0),
 }
 
 
 def suits(net: str, way: str) -> bool:
-    """PyTorch cannot vectorise recurrent layers over clients; what has no rule takes the slow path alone."""
-    formed = way in ("slow", "whole numbers")
-    return formed if net == "bare" else not (formed and net in ("lstm", "gru"))
+    """What has no rule takes the slow path alone."""
+    return net != "bare" or way in ("slow", "integers")
 
 
 def made(net: str, dtype: torch.dtype) -> Model:
-    model = wrap(net, NETS[net][0](), None)
+    build, shape, tokens = NETS[net]
+    example = torch.zeros(8, *shape, dtype=torch.long if tokens else dtype)
+    module = build()
+    model = wrap(net, module, None) if isinstance(module, nn.Sequential) else from_module(module, shape, net, example)
     start = 0.5 * torch.from_numpy(np.random.default_rng(len(net)).normal(size=model.layout.size))
     return Model(net, model.module.to(dtype), model.layout, start.to(dtype))
 

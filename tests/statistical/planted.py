@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,19 +14,27 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional
 
-from hush.local import train as training
+from hush.engines import enrolment
 from hush.models import Model
-from hush.privacy import accounting, noise
-from hush.privacy.cost import Cost
-from hush.privacy.course import Stage
-from hush.privacy.noise import Source
+from hush.privacy import noise
+from hush.privacy.accounting import api
+from hush.privacy.accounting.cost import Cost
 from hush.privacy.plan import PrivacyPlan
+from hush.privacy.schedule import Stage
+from hush.privacy.source import Source
+from hush.recipes.slots.protect import BELOW
+from hush.recipes.slots.weight import COUNT
+from hush.training.eager import EagerGroup, EagerSum, padded_rows
+from hush.training.input_mean import bound
+from hush.training.job import Job
 
 Plant = Callable[[], AbstractContextManager[Any]]
 Sums = Callable[[Model, Tensor, Tensor, Tensor], Tensor]
 _privatise, _sample, _cost = PrivacyPlan.privatise, PrivacyPlan.sample, PrivacyPlan.cost
-_replayable, _calibrate, _epsilon = noise.replayable, accounting.noise_multiplier, accounting.epsilon
-_scale, _epsilon_of = accounting.noise_scale, accounting.epsilon_of
+_replayable, _calibrate, _epsilon = noise.Seeded, api.noise_multiplier, api.epsilon
+_scale, _epsilon_of = api.noise_scale, api.epsilon_of
+_aside_noise, _noised_mean, _threshold = Stage.noise_of, enrolment.noised_mean, noise.threshold
+_bounded_sum = enrolment.bounded_sum  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -42,13 +50,15 @@ class Bug:
 def with_sums(wrong: Sums) -> AbstractContextManager[Any]:
     """Training in which `wrong(model, gradients, mask, clips)` makes the sums: gradients are clients x rows x p."""
 
-    def sums(batch: Any, vectors: Tensor, drawn: list[Tensor], clips: Tensor, *_: Any) -> Tensor:
-        rows = torch.nn.utils.rnn.pad_sequence(list(drawn), batch_first=True)
-        mask = torch.arange(rows.shape[1])[None] < torch.tensor([len(r) for r in drawn])[:, None]
-        gradients = _gradients(batch.model, vectors, batch.x[rows], batch.y[rows])
-        return wrong(batch.model, gradients, mask, clips[:, None].to(gradients.dtype))
+    def start(path: EagerSum, jobs: Sequence[Job], *_: Any) -> EagerGroup:
+        def sums(vectors: Tensor, drawn: Sequence[Tensor], clips: Tensor) -> Tensor:
+            rows, mask = padded_rows(drawn, vectors.device)
+            gradients = _gradients(path.model, vectors, path.x[rows], path.y[rows])
+            return wrong(path.model, gradients, mask, clips[:, None].to(gradients.dtype))
 
-    return patch.object(training._Batch, "sums", sums)
+        return EagerGroup(jobs, sums)
+
+    return patch.object(EagerSum, "start", start)
 
 
 def _gradients(model: Model, vectors: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -94,7 +104,7 @@ def _not_finite(model: Model, gradients: Tensor, mask: Tensor, clips: Tensor) ->
 
 
 def _privatising(wrong: Callable[[PrivacyPlan, Tensor, Source], Tensor]) -> Plant:
-    return lambda: patch.object(PrivacyPlan, "privatise", wrong)
+    return lambda: patch.object(PrivacyPlan, "privatise", lambda plan, total, source, *_: wrong(plan, total, source))
 
 
 def _noise_of(factor: Callable[[PrivacyPlan], float]) -> Plant:
@@ -122,7 +132,7 @@ def _seeing_batches(wrong: Callable[[PrivacyPlan, Tensor, Source, int], Tensor])
         drawn[source] = len(rows)
         return rows
 
-    def privatise(plan: PrivacyPlan, total: Tensor, source: Source) -> Tensor:
+    def privatise(plan: PrivacyPlan, total: Tensor, source: Source, *_: Any) -> Tensor:
         return wrong(plan, total, source, drawn[source])
 
     with patch.object(PrivacyPlan, "sample", sample), patch.object(PrivacyPlan, "privatise", privatise):
@@ -171,12 +181,53 @@ def _relation_ignored() -> Iterator[None]:
         return _epsilon_of(costs, delta, "add-remove", *rest[1:])
 
     with (
-        patch.object(accounting, "noise_multiplier", calibrate),
-        patch.object(accounting, "noise_scale", scale),
-        patch.object(accounting, "epsilon", spent),
-        patch.object(accounting, "epsilon_of", spent_of),
+        patch.object(api, "noise_multiplier", calibrate),
+        patch.object(api, "noise_scale", scale),
+        patch.object(api, "epsilon", spent),
+        patch.object(api, "epsilon_of", spent_of),
     ):
         yield
+
+
+def _noise_of_aside(name: str, factor: float) -> Plant:
+    """Another scale of noise beside the update, where the ledger is charged for the first."""
+
+    def wrong(stage: Stage, what: str) -> float:
+        return _aside_noise(stage, what) * (factor if what == name else 1.0)
+
+    return lambda: patch.object(Stage, "noise_of", wrong)
+
+
+def _mean_noise(factor: Callable[[Tensor], float]) -> Plant:
+    def wrong(x: Tensor, spread: float, samples: int, source: Source) -> Tensor:
+        return _noised_mean(x, factor(x) * spread, samples, source)
+
+    return lambda: patch.object(enrolment, "noised_mean", wrong)
+
+
+def _rounded_up(rate: float) -> int:
+    """The threshold above which no row is, to 16 of its 53 bits."""
+    return ((_threshold(rate) >> 37) + 1) << 37
+
+
+def _batches_of_a_seed() -> AbstractContextManager[Any]:
+    class Alike(noise.Secure):
+        def chosen(self, size: int, rate: float) -> Tensor:
+            return _replayable(0, 0, 0).chosen(size, rate)
+
+    return patch.object(noise, "Secure", Alike)
+
+
+def _clamped() -> AbstractContextManager[Any]:
+    class Clamped(noise.Secure):
+        def normal(self, size: int, dtype: torch.dtype) -> Tensor:
+            return super().normal(size, dtype).clamp(-3.0, 3.0)
+
+    return patch.object(noise, "Secure", Clamped)
+
+
+def _at_batch_rate(plan: PrivacyPlan, source: Source) -> Tensor:
+    return source.chosen(plan.samples, plan.batch / plan.samples)
 
 
 BUGS = (
@@ -195,7 +246,7 @@ BUGS = (
     ),
     Bug(
         "nan-bypass",
-        "a gradient that is not a number passes the clip, since NaN > clip is false",
+        "a NaN gradient is not clipped, because NaN > clip is false",
         lambda: with_sums(_not_finite),
         ("clip_bound", "audit"),
     ),
@@ -214,45 +265,50 @@ BUGS = (
     ),
     Bug(
         "bias-without-noise",
-        "the last two numbers, the bias of a two-class model, get no noise",
+        "the last two parameters, the bias of a two-class model, have no noise",
         _privatising(_bare_end),
         ("noise_scale", "audit"),
     ),
     Bug(
         "empty-batch-without-noise",
-        "a step without rows is released without noise",
+        "a step with an empty batch is released without noise",
         lambda: _seeing_batches(_bare_if_empty),
         ("empty_batches",),
     ),
     Bug(
         "actual-batch-size",
-        "the sum is divided by the number of rows drawn",
+        "the sum is divided by the number of sampled rows",
         lambda: _seeing_batches(_by_drawn),
         ("divisor",),
     ),
-    Bug("shuffled-batches", "batches are a shuffle cut into pieces, accounted as Poisson", _shuffled, ("inclusion",)),
+    Bug(
+        "shuffled-batches",
+        "batches are consecutive parts of a shuffle, accounted as Poisson sampling",
+        _shuffled,
+        ("inclusion",),
+    ),
     Bug(
         "wrong-rate",
-        "rows enter at twice the accounted rate",
+        "rows are sampled at twice the accounted rate",
         lambda: patch.object(PrivacyPlan, "sample", _twice_the_rate),
         ("inclusion",),
     ),
     Bug(
         "noise-again-each-round",
-        "every round starts from the same seed, so that differences of updates are free of noise",
-        lambda: patch.object(noise, "replayable", lambda seed, client, number, *_: _replayable(seed, client, 0)),
+        "every round uses the same seed, so that differences of updates contain no noise",
+        lambda: patch.object(noise, "Seeded", lambda seed, client, number, *_: _replayable(seed, client, 0)),
         ("streams", "audit_alternating"),
     ),
     Bug(
         "noise-shared-by-clients",
-        "all clients draw the same noise",
-        lambda: patch.object(noise, "replayable", lambda seed, client, number, *_: _replayable(seed, 0, number)),
+        "all clients use the same noise",
+        lambda: patch.object(noise, "Seeded", lambda seed, client, number, *_: _replayable(seed, 0, number)),
         ("streams",),
     ),
     Bug(
         "secure-noise-from-a-seed",
-        "noise labelled secure can be drawn again",
-        lambda: patch.object(noise, "secure", lambda: _replayable(0, 0, 0)),
+        "noise labelled secure is reproducible",
+        lambda: patch.object(noise, "Secure", lambda: _replayable(0, 0, 0)),
         ("streams",),
     ),
     Bug(
@@ -263,14 +319,75 @@ BUGS = (
     ),
     Bug(
         "replaced-as-added",
-        "a budget for replaced rows is accounted as if a row were added or removed",
+        "a replace-one budget is accounted as add-remove",
         _relation_ignored,
         ("relation", "audit_replaced"),
     ),
     Bug(
         "true-cluster-choice",
-        "a client tells which model has the least of its true losses",
+        "a client releases the model with the smallest true loss",
         lambda: patch.object(Stage, "noise_of", lambda stage, what: 0.0),
         ("audit_choice",),
+    ),
+    Bug(
+        "secure-batches-alike",
+        "every secure source samples the same batches",
+        _batches_of_a_seed,
+        ("source_streams",),
+    ),
+    Bug("secure-noise-clamped", "secure noise is truncated at 3 standard deviations", _clamped, ("source_tails",)),
+    Bug(
+        "rate-of-16-bits",
+        "rates are rounded up to 16 bits: 1.5 times as many rows at a rate of 1e-5",
+        lambda: patch.object(noise, "threshold", _rounded_up),
+        ("sampling_rates",),
+    ),
+    Bug(
+        "batch-rate-for-even",
+        "rows are sampled at rate B/N, but 1/ceil(N/B) is charged",
+        lambda: patch.object(PrivacyPlan, "sample", _at_batch_rate),
+        ("rate of model update: protect = dp-sgd, sampler = even",),
+    ),
+    Bug(
+        "mean-cut-late",
+        "rows are clipped at three times the accounted bound before averaging",
+        lambda: patch.object(enrolment, "bounded_sum", lambda x, limit: _bounded_sum(x, 3 * limit)),
+        ("bound of mean of the inputs: protect = dp-sgd, centre = 0.1",),
+    ),
+    Bug(
+        "mean-noise-without-bound",
+        "the noise of the mean is not scaled by the bound of a row",
+        _mean_noise(lambda x: 1.0 / bound(x[:1].numel())),
+        (
+            "draws of mean of the inputs: protect = dp-sgd, centre = 0.1",
+            "noise of mean of the inputs: protect = dp-sgd, centre = 0.1",
+        ),
+    ),
+    Bug(
+        "mean-without-noise",
+        "the mean of the inputs is released without noise",
+        _mean_noise(lambda x: 0.0),
+        ("draws of mean of the inputs: protect = dp-sgd, centre = 0.1", "audit_mean"),
+    ),
+    Bug(
+        "count-noise-tenth",
+        "the noisy count has one tenth of its noise",
+        _noise_of_aside(COUNT, 0.1),
+        (
+            "draws of number of training samples: weight = samples, counts = noisy",
+            "noise of number of training samples: weight = samples, counts = noisy",
+        ),
+    ),
+    Bug(
+        "count-without-noise",
+        "the count is released without noise",
+        _noise_of_aside(COUNT, 0.0),
+        ("draws of number of training samples: weight = samples, counts = noisy", "audit_count"),
+    ),
+    Bug(
+        "quantile-without-noise",
+        "the clip quantile is released without noise",
+        _noise_of_aside(BELOW, 0.0),
+        ("draws of clip quantile: protect = dp-sgd, clip = adaptive", "audit_quantile"),
     ),
 )

@@ -1,4 +1,4 @@
-"""Random schedules before four judges who share no code with `hush.privacy.pld`.
+"""Random schedules before four judges who share no code with `hush.privacy.accounting.pld`.
 
 The judges: dp_accounting's Renyi accountant (never below us), its PLD on a grid half as fine again as ours, the PRV
 accountant of Opacus, and the closed form of the Gaussian. Every check is also shown a wrong accountant. The judges' own
@@ -12,14 +12,14 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import dp_accounting as dp
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from hush.privacy import accounting, events, gaussian, pld
-from hush.privacy.cost import Cost, composed
+from hush.privacy.accounting import api, events, gaussian, pld
+from hush.privacy.accounting.cost import Cost, composed
 from hush.seeds import rng
 from hush.types import Relation
 
@@ -65,7 +65,7 @@ def close(ours: float, theirs: float) -> bool:
 
 
 def within_renyi(ours: float, schedule: Schedule) -> bool:
-    return ours <= accounting.epsilon(schedule.event(), schedule.delta, "add-remove", "rdp") + 1e-3
+    return ours <= api.epsilon(schedule.event(), schedule.delta, "add-remove", "rdp") + 1e-3
 
 
 def within_prv(ours: float, schedule: Schedule) -> bool:
@@ -112,7 +112,7 @@ def objections(ours: float, schedule: Schedule) -> list[str]:
 
 
 def epsilon(schedule: Schedule, relation: Relation = "add-remove") -> float:
-    return accounting.epsilon(schedule.event(), schedule.delta, relation)
+    return api.epsilon(schedule.event(), schedule.delta, relation)
 
 
 QUICK = schedules(60, 1)
@@ -146,7 +146,7 @@ def test_the_fine_grid_agrees_under_replace_one(schedule: Schedule) -> None:
 @pytest.mark.parametrize("schedule", TELLING)
 def test_a_rate_that_is_wrong_by_five_percent_is_noticed(schedule: Schedule) -> None:
     for rate in (0.95, 1.05):
-        assert not within_fine_pld(accounting.epsilon(schedule.event(rate=rate), schedule.delta), schedule), (
+        assert not within_fine_pld(api.epsilon(schedule.event(rate=rate), schedule.delta), schedule), (
             "the check would let a wrong rate pass"
         )
 
@@ -155,38 +155,39 @@ def test_a_forgotten_factor_of_two_is_noticed() -> None:
     assert len(TELLING) == 6
     for schedule in TELLING:
         assert not within_fine_pld(epsilon(schedule, "add-remove"), schedule, "replace-one")
-        assert not within_renyi(accounting.epsilon(schedule.event(noise=0.5), schedule.delta), schedule)
+        assert not within_renyi(api.epsilon(schedule.event(noise=0.5), schedule.delta), schedule)
 
 
 def test_opacus_would_notice_both() -> None:
     pytest.importorskip("opacus")
     for schedule in TELLING[:3]:
-        assert not within_prv(accounting.epsilon(schedule.event(rate=0.95), schedule.delta), schedule)
-        assert not within_prv(accounting.epsilon(schedule.event(noise=0.5), schedule.delta), schedule)
+        assert not within_prv(api.epsilon(schedule.event(rate=0.95), schedule.delta), schedule)
+        assert not within_prv(api.epsilon(schedule.event(noise=0.5), schedule.delta), schedule)
 
 
-def check_closed_form(schedule: Schedule, relation: Relation) -> None:
-    """The schedule with full batches, and nearly full ones."""
+def closed_form_agrees(schedule: Schedule, relation: Relation) -> bool:
+    """Whether the schedule with full batches, and with nearly full ones, costs what the closed form says."""
     full = Schedule(tuple((1.0, 3.0 * z * math.sqrt(count), count) for _, z, count in schedule.parts), schedule.delta)
     noise = sum(count / z**2 for _, z, count in full.parts) ** -0.5 / (2.0 if relation == "replace-one" else 1.0)
     exact = dp.get_epsilon_gaussian(noise, schedule.delta)
-    assert accounting.epsilon(full.event(), schedule.delta, relation) == pytest.approx(exact, rel=1e-6, abs=1e-9)
+    found = api.epsilon(full.event(), schedule.delta, relation)
     # Just below a full batch nothing is merged or looked up: the grid itself has to find the same.
-    assert close(accounting.epsilon(full.event(rate=1.0 - 1e-9), schedule.delta, relation), exact)
+    near = api.epsilon(full.event(rate=1.0 - 1e-9), schedule.delta, relation)
     wrong = dp.get_epsilon_gaussian(noise * 1.05, schedule.delta)
-    assert exact < 0.5 or not close(accounting.epsilon(full.event(), schedule.delta, relation), wrong)
+    assert exact < 0.5 or not close(found, wrong), "the check would let a wrong noise pass"
+    return found == pytest.approx(exact, rel=1e-6, abs=1e-9) and close(near, exact)
 
 
 @pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
 def test_the_closed_form_agrees_at_and_near_full_batches(relation: Relation) -> None:
     for schedule in QUICK:
-        check_closed_form(schedule, relation)
+        assert closed_form_agrees(schedule, relation)
 
 
 def broken(cost: Cost_of, schedule: Schedule, relation: Relation = "add-remove") -> list[str]:
     """What fails of: more noise costs less, larger batches and more rounds cost more."""
 
-    def change(**scaled: float) -> float:
+    def change(**scaled: Any) -> float:
         return cost(schedule.event(**scaled), schedule.delta, relation)
 
     base = change()
@@ -198,14 +199,14 @@ def broken(cost: Cost_of, schedule: Schedule, relation: Relation = "add-remove")
 
 @pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
 def test_epsilon_is_monotone_in_noise_rounds_and_batch(relation: Relation) -> None:
-    assert [schedule for schedule in QUICK if broken(accounting.epsilon, schedule, relation)] == []
+    assert [schedule for schedule in QUICK if broken(api.epsilon, schedule, relation)] == []
 
 
 def test_noise_scaled_by_the_rate_is_noticed_as_not_monotone() -> None:
     def wrong(event: dp.DpEvent, delta: float, relation: Relation) -> float:
         parts = [part for part in events.parts_of(event) if isinstance(part, pld.Part)]
         costs = [Cost("x", "poisson-gaussian", 50.0 * part.noise * part.rate, part.steps, part.rate) for part in parts]
-        return accounting.epsilon(composed(costs), delta, relation)
+        return api.epsilon(composed(costs), delta, relation)
 
     assert [broken(wrong, schedule) for schedule in TELLING] == [["batch"]] * len(TELLING)
 
@@ -225,7 +226,7 @@ def test_five_hundred_schedules_before_all_judges(seed: int) -> None:
     pytest.importorskip("opacus")
     for number, schedule in enumerate(schedules(10, seed, most_parts=2 + (seed % 5 == 0), hard=True)):
         assert objections(epsilon(schedule), schedule) == [], schedule
-        assert broken(accounting.epsilon, schedule) == [], schedule
-        check_closed_form(schedule, "replace-one" if number % 2 else "add-remove")
+        assert broken(api.epsilon, schedule) == [], schedule
+        assert closed_form_agrees(schedule, "replace-one" if number % 2 else "add-remove")
         if number % 5 == 0:
             assert within_fine_pld(epsilon(schedule, "replace-one"), schedule, "replace-one"), schedule

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -29,14 +31,14 @@ NORMALS = {
 UNIFORMS = {"dist3": (0.2, 5.0), "dist5": (0.2, 2.0), "dist7": (0.2, 1.0), "dist9": (0.2, 0.5), "uniform": (1.0, 10.0)}
 
 
-def positive_normals(parts: list[tuple[float, float, float]]):
+def positive_normals(parts: list[tuple[float, float, float]]) -> Any:
     def cdf(x: np.ndarray) -> np.ndarray:
         return sum(weight * stats.truncnorm.cdf(x, -mean / std, np.inf, mean, std) for mean, std, weight in parts)
 
     return cdf
 
 
-def expected(name: str):
+def expected(name: str) -> Any:
     if name in NORMALS:
         return positive_normals(NORMALS[name])
     if name in UNIFORMS:
@@ -45,7 +47,7 @@ def expected(name: str):
     return stats.pareto(1.5, scale=0.5).cdf
 
 
-def p_value(drawn: np.ndarray, cdf) -> float:
+def p_value(drawn: np.ndarray, cdf: Any) -> float:
     return float(stats.kstest(drawn, cdf).pvalue)
 
 

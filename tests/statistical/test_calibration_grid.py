@@ -11,7 +11,7 @@ import pytest
 from dp_accounting import NeighboringRelation
 from dp_accounting.pld import privacy_loss_distribution as dp_pld
 
-from hush.privacy import accounting
+from hush.privacy.accounting import api
 from hush.seeds import rng
 from hush.types import Relation
 
@@ -81,31 +81,31 @@ def verdict(z: float, client: Client, relation: Relation) -> str:
     """What is wrong with this noise, if anything."""
     if not keeps(z, client, relation):
         return "too little"
-    if z > accounting.LEAST_NOISE and keeps(z / 1.01, client, relation):
+    if z > api.LEAST_NOISE and keeps(z / 1.01, client, relation):
         return "too much"
     return "right"
 
 
 @pytest.mark.parametrize("client", CORNERS + random_clients(22, 1), ids=lambda c: "-".join(f"{v:.3g}" for v in c))
 def test_noise_is_enough_and_at_most_one_percent_more(client: Client) -> None:
-    assert verdict(accounting.noise_multiplier(*client), client, "add-remove") == "right"
+    assert verdict(api.noise_multiplier(*client), client, "add-remove") == "right"
 
 
 @pytest.mark.parametrize("client", random_clients(8, 2), ids=lambda c: "-".join(f"{v:.3g}" for v in c))
 def test_the_same_for_replace_one(client: Client) -> None:
-    assert verdict(accounting.noise_multiplier(*client, "replace-one"), client, "replace-one") == "right"
+    assert verdict(api.noise_multiplier(*client, "replace-one"), client, "replace-one") == "right"
 
 
 @pytest.mark.parametrize("client", CORNERS[:2] + CORNERS[4:6] + random_clients(4, 1))
 def test_two_percent_off_is_noticed(client: Client) -> None:
-    z = accounting.noise_multiplier(*client)
+    z = api.noise_multiplier(*client)
     assert verdict(0.98 * z, client, "add-remove") == "too little"
     assert verdict(1.02 * z, client, "add-remove") == "too much"
 
 
 def test_replace_one_needs_more_than_add_remove_grants() -> None:
     client = (2.0, 1e-5, 0.02, 500)
-    assert verdict(accounting.noise_multiplier(*client), client, "replace-one") == "too little"
+    assert verdict(api.noise_multiplier(*client), client, "replace-one") == "too little"
 
 
 @functools.cache
@@ -145,13 +145,13 @@ def agrees(ours: float, theirs: float) -> bool:
 @pytest.mark.parametrize(("rate", "z", "steps", "delta"), PRV_POINTS)
 def test_an_independent_accountant_agrees(rate: float, z: float, steps: int, delta: float) -> None:
     pytest.importorskip("opacus")
-    assert agrees(accounting.epsilon_after(rate, z, [steps], delta)[0], prv_epsilon(rate, z, steps, delta))
+    assert agrees(api.epsilon_after(rate, z, [steps], delta)[0], prv_epsilon(rate, z, steps, delta))
 
 
 def test_the_independent_accountant_would_notice_a_wrong_rate() -> None:
     pytest.importorskip("opacus")
     noticed = [
-        not agrees(accounting.epsilon_after(0.95 * rate, z, [steps], delta)[0], prv_epsilon(rate, z, steps, delta))
+        not agrees(api.epsilon_after(0.95 * rate, z, [steps], delta)[0], prv_epsilon(rate, z, steps, delta))
         for rate, z, steps, delta in PRV_POINTS[:4]
     ]
     assert all(noticed)

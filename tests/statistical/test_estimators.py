@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hush import seeds
-from hush.recipes import estimate, pursuit
+from hush.recipes.estimators import noise_energy, robust_pca
 
 N, P = 20, 28_938
 LEVELS = {"below": 0.001, "comparable": 0.03, "above": 3.0}  # of the signal, a coordinate; the noise is 0.001 to 1
@@ -29,7 +29,7 @@ class Draw:
     excess: float  # expected loss of an efficient estimator that does not know the loadings
 
     def ratio(self, estimates: Tensor) -> float:
-        weights = estimate.inverse(estimates)
+        weights = noise_energy.inverse(estimates)
         return float((weights.square() * self.energies).sum() * self.energies.reciprocal().sum())
 
 
@@ -69,13 +69,13 @@ def norms(U: Tensor) -> Tensor:
 def differences(U: Tensor) -> Tensor:
     G = U.double() @ U.double().T
     scale = G.diagonal().max()
-    return estimate._least_squares(G / scale, U.shape[1]) * scale
+    return noise_energy._least_squares(G / scale, U.shape[1]) * scale
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("rank", [0, 2, 3])
 def test_pairwise_is_within_one_per_cent_of_the_oracle(rank: int, level: str) -> None:
-    ratios = [one.ratio(estimate.pairwise(one.updates)) for one in known(rank, LEVELS[level])]
+    ratios = [one.ratio(noise_energy.pairwise(one.updates)) for one in known(rank, LEVELS[level])]
     assert max(ratios) <= 1.01, ratios
 
 
@@ -89,48 +89,48 @@ def test_wrong_twins_are_not(twin: Callable[[Tensor], Tensor], rank: int, level:
 def test_pairwise_loses_no_more_than_the_information_bound() -> None:
     """Over all draws, also those where three signals hide the noise of the best clients."""
     draws = [draw(seed, 3, 0.1) for seed in range(24)]
-    lost = [one.ratio(estimate.pairwise(one.updates)) - 1 for one in draws]
+    lost = [one.ratio(noise_energy.pairwise(one.updates)) - 1 for one in draws]
     assert np.mean(lost) < np.mean([one.excess for one in draws]) + 0.005
     assert max(lost) < 1
 
 
 def test_pairwise_gives_energies_not_only_their_ratios() -> None:
     one = draw(0, 0, 0.1, decades=1)
-    torch.testing.assert_close(estimate.pairwise(one.updates), one.energies, rtol=0.05, atol=0)
+    torch.testing.assert_close(noise_energy.pairwise(one.updates), one.energies, rtol=0.05, atol=0)
     one = draw(1, 2, 0.1, decades=1)
-    torch.testing.assert_close(estimate.pairwise(one.updates), one.energies, rtol=0.05, atol=0)
+    torch.testing.assert_close(noise_energy.pairwise(one.updates), one.energies, rtol=0.05, atol=0)
 
 
 def test_pairwise_follows_scale_and_order() -> None:
     U = draw(2, 2, 0.03, p=4000).updates
-    base = estimate.pairwise(U)
-    torch.testing.assert_close(estimate.pairwise(U * 2.0**40), base * 2.0**80, rtol=1e-9, atol=0)
-    torch.testing.assert_close(estimate.pairwise(U * 2.0**-60), base * 2.0**-120, rtol=1e-9, atol=0)
-    torch.testing.assert_close(estimate.pairwise(U.flip(0)), base.flip(0), rtol=1e-4, atol=0)
+    base = noise_energy.pairwise(U)
+    torch.testing.assert_close(noise_energy.pairwise(U * 2.0**40), base * 2.0**80, rtol=1e-9, atol=0)
+    torch.testing.assert_close(noise_energy.pairwise(U * 2.0**-60), base * 2.0**-120, rtol=1e-9, atol=0)
+    torch.testing.assert_close(noise_energy.pairwise(U.flip(0)), base.flip(0), rtol=1e-4, atol=0)
 
 
 def test_pairwise_reads_the_updates_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     U = draw(3, 0, 10.0, p=3000).updates
-    whole = estimate.pairwise(U)
-    monkeypatch.setattr(estimate, "_BLOCK", 997 * N)
-    torch.testing.assert_close(estimate.pairwise(U), whole, rtol=1e-6, atol=0)
+    whole = noise_energy.pairwise(U)
+    monkeypatch.setattr(noise_energy, "_BLOCK", 997 * N)
+    torch.testing.assert_close(noise_energy.pairwise(U), whole, rtol=1e-6, atol=0)
 
 
 def test_pairwise_with_two_clients_uses_the_norms() -> None:
     U = torch.from_numpy(seeds.rng(0, "two").standard_normal((2, 5000))).float() * torch.tensor([[1.0], [4.0]])
-    torch.testing.assert_close(estimate.pairwise(U), torch.tensor([5e3, 8e4]).double(), rtol=0.1, atol=0)
+    torch.testing.assert_close(noise_energy.pairwise(U), torch.tensor([5e3, 8e4]).double(), rtol=0.1, atol=0)
 
 
 def test_many_clients() -> None:
     one = draw(4, 2, 0.1, n=200, p=2000)
-    assert one.ratio(estimate.pairwise(one.updates)) < 1.02
+    assert one.ratio(noise_energy.pairwise(one.updates)) < 1.02
 
 
 def noise(n: int, p: int) -> Tensor:
     return torch.from_numpy(seeds.rng(5, "noise", n, p).standard_normal((n, p), dtype=np.float32))
 
 
-@pytest.mark.parametrize("method", [estimate.pairwise, estimate.rpca])
+@pytest.mark.parametrize("method", [noise_energy.pairwise, noise_energy.rpca])
 @pytest.mark.parametrize(
     "U",
     [
@@ -159,19 +159,19 @@ def test_odd_updates_give_weights(method: Callable[[Tensor], Tensor], U: Tensor)
     assert estimates.shape == (len(U),)
     assert estimates.dtype == torch.float64
     assert bool(estimates.isfinite().all())
-    assert bool((estimates >= 0).all()) and (method is estimate.rpca or bool((estimates > 0).all()))
-    weights = estimate.inverse(estimates)
+    assert bool((estimates >= 0).all()) and (method is noise_energy.rpca or bool((estimates > 0).all()))
+    weights = noise_energy.inverse(estimates)
     assert bool(weights.isfinite().all())
     assert float(weights.sum()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("method", [estimate.pairwise, estimate.rpca])
+@pytest.mark.parametrize("method", [noise_energy.pairwise, noise_energy.rpca])
 def test_equal_clients_get_equal_weights(method: Callable[[Tensor], Tensor]) -> None:
     for U in (torch.zeros(4, 100), noise(1, 100).expand(4, 100)):
-        torch.testing.assert_close(estimate.inverse(method(U)), torch.full((4,), 0.25).double(), rtol=0.05, atol=0)
+        torch.testing.assert_close(noise_energy.inverse(method(U)), torch.full((4,), 0.25).double(), rtol=0.05, atol=0)
 
 
-@pytest.mark.parametrize("method", [estimate.pairwise, estimate.rpca])
+@pytest.mark.parametrize("method", [noise_energy.pairwise, noise_energy.rpca])
 def test_a_client_that_sent_nothing_does_not_take_the_weight(method: Callable[[Tensor], Tensor]) -> None:
     U = noise(6, 1000) * torch.tensor([1.0, 2, 3, 4, 5, 6])[:, None]
     U[2] = 0
@@ -182,7 +182,7 @@ def test_a_client_that_sent_nothing_does_not_take_the_weight(method: Callable[[T
 @pytest.mark.parametrize("level", [0.003, 0.03, 1.0])
 def test_rpca_is_within_fifteen_per_cent_of_the_oracle(level: float) -> None:
     draws = [draw(seed, 0, level, decades=2) for seed in range(3)]
-    ratios = [one.ratio(estimate.rpca(one.updates)) for one in draws]
+    ratios = [one.ratio(noise_energy.rpca(one.updates)) for one in draws]
     assert max(ratios) <= 1.15, ratios
 
 
@@ -210,16 +210,16 @@ def textbook(M: Tensor) -> Tensor:
 @pytest.mark.parametrize(("rank", "level"), [(0, 0.1), (2, 0.3)])
 def test_rpca_gives_the_weights_of_the_fixed_penalty_method(rank: int, level: float) -> None:
     U = draw(6, rank, level, decades=2, n=10, p=1500).updates
-    exact = estimate.inverse(textbook(U.T.double()))
-    torch.testing.assert_close(estimate.inverse(estimate.rpca(U)), exact, rtol=0.01, atol=0)
-    hasty = estimate.inverse(estimate.rpca(U, growth=1.5))
+    exact = noise_energy.inverse(textbook(U.T.double()))
+    torch.testing.assert_close(noise_energy.inverse(noise_energy.rpca(U)), exact, rtol=0.01, atol=0)
+    hasty = noise_energy.inverse(noise_energy.rpca(U, growth=1.5))
     assert float((hasty / exact - 1).abs().max()) > 0.02
 
 
 def test_rpca_on_evenly_spaced_rows_scales_up() -> None:
     U = draw(7, 0, 0.03, decades=1).updates
-    part = estimate.rpca(U, rows=10_000)
-    torch.testing.assert_close(part, estimate.rpca(U), rtol=0.2, atol=0)
+    part = noise_energy.rpca(U, rows=10_000)
+    torch.testing.assert_close(part, noise_energy.rpca(U), rtol=0.2, atol=0)
 
 
 @pytest.mark.parametrize(("rank", "level"), [(0, 0.03), (2, 0.3)])
@@ -227,35 +227,35 @@ def test_columns_that_go_ahead_lead_the_others_to_the_same_weights(
     rank: int, level: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     U = draw(8, rank, level, decades=2, n=10, p=120_000).updates
-    led = estimate.inverse(estimate.rpca(U))
-    monkeypatch.setattr(pursuit, "_FEWEST", U.shape[1])
-    together = estimate.inverse(estimate.rpca(U))
+    led = noise_energy.inverse(noise_energy.rpca(U))
+    monkeypatch.setattr(robust_pca, "_FEWEST", U.shape[1])
+    together = noise_energy.inverse(noise_energy.rpca(U))
     assert not torch.equal(led, together)
     assert float((led / together - 1).abs().max()) < 0.02
-    monkeypatch.setattr(pursuit, "_FEWEST", 1)
-    monkeypatch.setattr(pursuit, "_AHEAD", 1000)
-    misled = estimate.inverse(estimate.rpca(U))
+    monkeypatch.setattr(robust_pca, "_FEWEST", 1)
+    monkeypatch.setattr(robust_pca, "_AHEAD", 1000)
+    misled = noise_energy.inverse(noise_energy.rpca(U))
     assert float((misled / together - 1).abs().max()) > 0.04, "a hundred columns are too few"
 
 
 def test_blocks_change_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     U = draw(9, 2, 0.1, decades=2, n=8, p=5000).updates
-    whole = estimate.rpca(U)
-    monkeypatch.setattr(pursuit, "_CACHED", 997 * 8)
-    torch.testing.assert_close(estimate.rpca(U), whole, rtol=0.01, atol=0)
+    whole = noise_energy.rpca(U)
+    monkeypatch.setattr(robust_pca, "_CACHED", 997 * 8)
+    torch.testing.assert_close(noise_energy.rpca(U), whole, rtol=0.01, atol=0)
 
 
 def test_the_updates_are_only_read() -> None:
     U = draw(10, 0, 0.1, n=6, p=3000).updates
     before = U.clone()
-    estimate.rpca(U)
+    noise_energy.rpca(U)
     assert torch.equal(U, before)
 
 
 def test_inverse() -> None:
-    torch.testing.assert_close(estimate.inverse(torch.tensor([1.0, 2.0, 4.0])), torch.tensor([4.0, 2.0, 1.0]) / 7)
-    torch.testing.assert_close(estimate.inverse(torch.zeros(4)), torch.full((4,), 0.25))
-    torch.testing.assert_close(estimate.inverse(torch.tensor([0.0, 3.0, 0.0])), torch.tensor([0.5, 0.0, 0.5]))
+    torch.testing.assert_close(noise_energy.inverse(torch.tensor([1.0, 2.0, 4.0])), torch.tensor([4.0, 2.0, 1.0]) / 7)
+    torch.testing.assert_close(noise_energy.inverse(torch.zeros(4)), torch.full((4,), 0.25))
+    torch.testing.assert_close(noise_energy.inverse(torch.tensor([0.0, 3.0, 0.0])), torch.tensor([0.5, 0.0, 0.5]))
     torch.testing.assert_close(
-        estimate.inverse(torch.tensor([1e-300, 1e-300]).double()), torch.full((2,), 0.5).double()
+        noise_energy.inverse(torch.tensor([1e-300, 1e-300]).double()), torch.full((2,), 0.5).double()
     )

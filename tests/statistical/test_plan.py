@@ -10,8 +10,8 @@ import torch
 from scipy import stats
 
 from hush.privacy import noise
-from hush.privacy.noise import Source
 from hush.privacy.plan import PrivacyPlan
+from hush.privacy.source import Source
 from hush.types import HushError
 
 DRAWS = 100_000
@@ -22,7 +22,7 @@ def plan(**changes: float) -> PrivacyPlan:
     return PrivacyPlan(**fields, relation="add-remove", accountant="pld")  # type: ignore[arg-type]
 
 
-SOURCES = [noise.secure(), noise.replayable(1, 2, 3)]
+SOURCES: list[Source] = [noise.Secure(), noise.Seeded(1, 2, 3)]
 
 
 def scale_is(values: torch.Tensor, std: float) -> bool:
@@ -34,7 +34,7 @@ def scale_is(values: torch.Tensor, std: float) -> bool:
     return bool(tail > 1e-6 and stats.kstest(x, "norm").pvalue > 1e-6)
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=["secure", "replayable"])
+@pytest.mark.parametrize("source", SOURCES, ids=["secure", "seeded"])
 def test_noise_has_the_planned_scale(source: Source) -> None:
     made = plan()
     noised = made.privatise(torch.zeros(DRAWS), source)
@@ -56,7 +56,7 @@ def inclusion_is(counts: torch.Tensor, rounds: int, rate: float) -> bool:
     return bool(tail > 1e-6)
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=["secure", "replayable"])
+@pytest.mark.parametrize("source", SOURCES, ids=["secure", "seeded"])
 def test_rows_enter_independently_at_the_planned_rate(source: Source) -> None:
     made, rounds = plan(), 10_000
     drawn = [made.sample(source) for _ in range(rounds)]
@@ -83,14 +83,14 @@ def test_full_batches_hold_every_row() -> None:
 
 def test_replayable_streams_depend_on_client_and_round() -> None:
     def first(client: int, number: int, seed: int = 1) -> float:
-        return noise.replayable(seed, client, number).normal(1, torch.float32).item()
+        return noise.Seeded(seed, client, number).normal(1, torch.float32).item()
 
     assert first(1, 1) == first(1, 1)
     assert len({first(1, 1), first(2, 1), first(1, 2), first(1, 1, seed=2), first(11, 1), first(1, 11)}) == 6
 
 
 def test_secure_streams_never_repeat() -> None:
-    a, b = noise.secure().normal(1000, torch.float64), noise.secure().normal(1000, torch.float64)
+    a, b = noise.Secure().normal(1000, torch.float64), noise.Secure().normal(1000, torch.float64)
     assert not torch.equal(a, b)
     assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 6 / math.sqrt(1000)
 
@@ -109,6 +109,6 @@ def test_event_counts_every_step() -> None:
 
 def test_update_noise_is_what_training_adds() -> None:
     made, lr = plan(), 0.3
-    source = noise.replayable(5, 0, 1)
+    source = noise.Seeded(5, 0, 1)
     total = sum(lr * made.privatise(torch.zeros(20_000), source) for _ in range(made.steps))
-    assert float(total.square().sum()) == pytest.approx(made.update_noise(lr, 20_000), rel=0.05)
+    assert float(total.square().sum()) == pytest.approx(made.update_noise(lr, 20_000), rel=0.05)  # type: ignore[union-attr]

@@ -19,9 +19,9 @@ from torch.nn import functional
 from hush.config import parse
 from hush.data.datasets import Dataset
 from hush.data.synthetic import synthetic_users
-from hush.engines.books import Books
-from hush.engines.cohort import Cohort, run
-from hush.engines.federation import Federation, prepare
+from hush.engines.run_ledgers import RunLedgers
+from hush.engines.setup import Federation, prepare
+from hush.engines.simulator import Simulator, run
 from hush.server.loop import ServerState, serve, start
 from hush.types import RoundRecord
 
@@ -47,7 +47,7 @@ class Ran:
 def ran(raw: Raw, dataset: Dataset | None = None, root: str | None = None) -> Ran:
     federation = prepare(parse(raw), dataset=dataset, root=root)
     terms, assign = federation.terms, federation.recipe.assign
-    cohort = Cohort(federation, Books(federation.ledgers()))
+    cohort = Simulator(federation, RunLedgers(federation.ledgers()))
     records: list[RoundRecord] = []
 
     def keep(state: ServerState, record: RoundRecord) -> None:
@@ -209,9 +209,9 @@ class Scenario:
         partition: Raw = {"name": "quality", "groups": list(self.groups), "density": list(self.density)}
         if self.after is not None:
             partition |= {"change_at": 11, "density_after": list(self.after)}
-        weigh: Raw = {"rule": "impact", "factors": self._factors(ratio)}
+        weight: Raw = {"rule": "impact", "factors": self._factors(ratio)}
         if then:
-            weigh["changes"] = {"11": self._factors(then)}
+            weight["changes"] = {"11": self._factors(then)}
         sizes = [size for size, count in zip(self.sizes, self.groups, strict=True) for _ in range(count)]
         raw = {
             "seed": seed,
@@ -219,7 +219,7 @@ class Scenario:
             "data": {"clients": sum(self.groups), "partition": partition, "sizes": sizes},
             "privacy": {"budgets": epsilon or 1.0, "delta": 0.01, "accountant": "rdp"},
             "local": {"batch_size": 8, "lr": 0.3, "epochs": 2},
-            "recipe": {"name": "padpfl", "weigh": weigh} | ({} if epsilon else {"protect": "none"}),
+            "recipe": {"name": "padpfl", "weight": weight} | ({} if epsilon else {"protect": "none"}),
         }
         done = ran(raw)
         held = done.federation.data
@@ -300,5 +300,5 @@ def test_who_lies_gains_weight_where_declared_budgets_count(name: str) -> None:
 
 @pytest.mark.parametrize("estimator", ["rpca", "pairwise"])
 def test_who_lies_gains_nothing_where_the_server_listens(estimator: str) -> None:
-    recipe = {"name": "robust-hdp", "weigh": {"rule": "estimated-noise", "estimator": estimator}}
+    recipe = {"name": "robust-hdp", "weight": {"rule": "estimated-noise", "estimator": estimator}}
     assert weights(recipe, lies=True) == weights(recipe, lies=False)

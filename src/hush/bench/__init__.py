@@ -1,4 +1,4 @@
-"""Ratios against rivals, measured side by side in one run on the same tensors.
+"""Benchmarks against other libraries, measured in one run on the same tensors.
 
 Nothing heavy is imported here, so that `python -m hush.bench.gpu` runs where there is PyTorch and NumPy alone.
 """

@@ -1,4 +1,4 @@
-"""A round of DP training on this processor, over a plain loop, over Opacus, and over Flower with Opacus."""
+"""CPU benchmark: a round of DP training against a plain loop, Opacus, and Flower with Opacus."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 import torch
 
-from hush.bench import flower, rivals
-from hush.bench.found import Found
+from hush.bench import baselines, flower
+from hush.bench.findings import Findings
 from hush.bench.profiled import profiled
 from hush.bench.timing import best, busy, crowded, peak, stream
 from hush.bench.workloads import Workload, w1, w2
-from hush.local.train import train
+from hush.training.train import train
 
 W1_OPERATIONS = 16.3e6  # multiplications and additions for one sample's forward and backward pass through the CNN
 
 
-def measure() -> Found:
+def measure() -> Findings:
     """Both workloads."""
     return _w1() | _w2()
 
@@ -26,11 +26,11 @@ def ours(work: Workload) -> Callable[[], object]:
     return lambda: train(work.model, work.x, work.y, work.jobs())
 
 
-def against(work: Workload, key: str, turns: int = 2) -> tuple[Found, dict[str, float]]:
-    """One round over those of the rivals."""
-    contestants: dict[str, Callable[[], object]] = {"ours": ours(work), "plain": rivals.plain(work)}
+def against(work: Workload, key: str, turns: int = 2) -> tuple[Findings, dict[str, float]]:
+    """Return the ratios of the baselines' rounds to ours."""
+    contestants: dict[str, Callable[[], object]] = {"ours": ours(work), "plain": baselines.plain(work)}
     notes = {}
-    if (hooks := rivals.opacus(work)) is not None:
+    if (hooks := baselines.opacus(work)) is not None:
         contestants["opacus"] = hooks
     else:
         notes[f"{key}.opacus_over_ours"] = "Not measured: Opacus is not installed."
@@ -43,15 +43,15 @@ def against(work: Workload, key: str, turns: int = 2) -> tuple[Found, dict[str, 
     }
     if "opacus" in seconds:
         figures[f"{key}.opacus_over_ours"] = seconds["opacus"] / seconds["ours"]
-    return Found(figures, notes), seconds
+    return Findings(figures, notes), seconds
 
 
-def _w1() -> Found:
+def _w1() -> Findings:
     work = w1()
     found, seconds = against(work, "cpu.w1")
     fastest = peak("cpu")
     floor = work.samples * W1_OPERATIONS / fastest
-    found |= Found(
+    found |= Findings(
         {"cpu.peak_gflops": fastest / 1e9, "cpu.w1.floor_seconds": floor},
         {
             "cpu.w1.ours_over_plain": f"The floor is {work.samples:,} samples of 16.3 MFLOP at {fastest / 1e9:.0f} "
@@ -62,24 +62,25 @@ def _w1() -> Found:
     )
     taken = flower.seconds(work)
     if isinstance(taken, str):
-        return found | Found(notes={"cpu.w1.flower_opacus_over_ours": taken})
+        return found | Findings(notes={"cpu.w1.flower_opacus_over_ours": taken})
     return found | _flower(taken, seconds["ours"], busy(ours(work)))
 
 
-def _flower(rival: tuple[float, float], ours_seconds: float, ours_busy: float) -> Found:
-    """By the clock; by processor time where other work takes its share of the cores."""
+def _flower(rival: tuple[float, float], ours_seconds: float, ours_busy: float) -> Findings:
+    """Return the ratio by wall-clock time, or by CPU time if other work uses the cores."""
     clock, busy_too = rival[0] / ours_seconds, rival[1] / ours_busy
     shared = crowded()
     note = (
-        f"By the clock {clock:.2f}; by processor time {busy_too:.2f} ({rival[1]:.0f} s of the rival's clients, without "
+        f"By the clock {clock:.2f}; by processor time {busy_too:.2f} ({rival[1]:.0f} s of the baseline's clients, "
+        "without "
         f"anything of Flower's, over {ours_busy:.0f} s). "
     )
-    why = "Other work shares the cores, so processor time counts." if shared else "The clock counts."
+    why = "Other processes share the cores, so CPU time counts." if shared else "Wall-clock time counts."
     key = "cpu.w1.flower_opacus_over_ours"
-    return Found({key: busy_too if shared else clock}, {key: note + why})
+    return Findings({key: busy_too if shared else clock}, {key: note + why})
 
 
-def _w2() -> Found:
+def _w2() -> Findings:
     work = w2()
     found, seconds = against(work, "cpu.w2", turns=6)
     rows = work.samples
@@ -91,8 +92,8 @@ def _w2() -> Found:
         f"and multiplies {operations / 1e9:.2f} GFLOP: at least {floor:.3f} s; ours takes {seconds['ours']:.3f} s, the "
         "rest being Poisson draws, softmax, and the interpreter's share of each step."
     )
-    return found | Found(
+    return found | Findings(
         {"cpu.w2.floor_seconds": floor},
-        {"cpu.w2.plain_over_ours": note, "cpu.w2.opacus_over_ours": "What limits ours is said at plain_over_ours."},
+        {"cpu.w2.plain_over_ours": note, "cpu.w2.opacus_over_ours": "For what limits Hush, see plain_over_ours."},
         {"cpu.w2": profiled(ours(w2(users=10)))},
     )

@@ -1,12 +1,12 @@
-"""Rounds between processes on this machine, over the local work in them."""
+"""Federation benchmark: rounds between processes on this machine, compared with the local work in them."""
 
 from __future__ import annotations
 
-from hush.bench.found import Found
+from hush.bench.findings import Findings
 
 
-def measure() -> Found:
+def measure() -> Findings:
     """Federations of 3 and of 20 members, with TLS and node authentication."""
-    from hush.deploy import bench
+    from hush.deploy import benchmark
 
-    return Found(bench.measure())
+    return Findings(benchmark.measure())

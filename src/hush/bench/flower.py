@@ -1,4 +1,4 @@
-"""Flower's simulation with Opacus clients, as a rival: measured in a process of its own, where Flower is installed."""
+"""Flower's simulation with Opacus clients, as a baseline: measured in a separate process, if Flower is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program that `hush.bench.flower` starts: W1 in Flower's simulation, a client an Opacus loop, all cores in use.
+"""The Flower app that `hush.bench.flower` starts: W1 in Flower's simulation, an Opacus loop per client, on all cores.
 
 It is imported and not run as a file, so that Ray's workers can import it too. `main` writes {"seconds", "busy"}: the
 best of two rounds after one to warm up, from the first message out to the last reply in and their mean; and the fewest
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from hush.bench import rivals
+from hush.bench import baselines
 from hush.bench.workloads import Workload, w1
 
 _ROUNDS = 3
@@ -36,7 +36,7 @@ def _train(clients: int, samples: int, client: int, arrays: Any) -> tuple[Any, f
     rows = slice(whole.firsts[client], whole.firsts[client] + samples)
     work = replace(whole, x=whole.x[rows], y=whole.y[rows], plans=(whole.plans[client],))
     work.model.module.load_state_dict(arrays.to_torch_state_dict())
-    loop = rivals.opacus(work)
+    loop = baselines.opacus(work)
     assert loop is not None
     began = time.process_time()
     loop()

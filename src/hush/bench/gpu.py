@@ -1,4 +1,4 @@
-"""The convolutional workload on an accelerator, for one run and for many in lockstep.
+"""GPU benchmark: the convolutional workload, for one run and for many in lockstep.
 
 `python -m hush.bench.gpu` prints the figures as JSON and needs PyTorch and NumPy alone.
 """
@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hush.bench import rivals
-from hush.bench.found import Found
+from hush.bench import baselines
+from hush.bench.findings import Findings
 from hush.bench.profiled import profiled
 from hush.bench.timing import best, peak, stream, wait
 from hush.bench.workloads import Workload, w1, w2
-from hush.local.chain import chain_of
-from hush.local.chain_step import ChainStep
-from hush.local.job import Job
-from hush.local.precision import how
-from hush.local.train import train
-from hush.privacy.noise import replayable
+from hush.privacy.noise import Seeded
+from hush.training.gpu.pooled_cnn.network import pooled_cnn_of
+from hush.training.gpu.pooled_cnn.step import PooledCnnStep
+from hush.training.job import Job
+from hush.training.precision import triton_precision
+from hush.training.train import train
 from hush.types import HushError
 
 _OPERATIONS = 16.3e6  # as in hush.bench.cpu
@@ -36,22 +36,22 @@ _PATIENCE = 20.0  # seconds of lockstep rounds
 _BATCH = 60  # the mean of W1's batch sizes
 
 
-def measure() -> Found:
-    """W1 against its rivals, W2, and the sweep."""
+def measure() -> Findings:
+    """Measure W1 against its baselines, W2, and the sweep."""
     if not torch.cuda.is_available():
         raise HushError("--suite gpu: no CUDA device is available here; accepted here: cpu, server, plan, scale")
     return _w1() | _w2() | sweep(w1(device="cuda"), _RUNS, _PATIENCE)
 
 
-def _w1() -> Found:
+def _w1() -> Findings:
     work = w1(device="cuda")
     contestants: dict[str, Callable[[], object]] = {
         "ours": lambda: train(work.model, work.x, work.y, work.jobs()),
-        "plain": rivals.plain(work),
-        "double vmap": rivals.double_vmap(work),
+        "plain": baselines.plain(work),
+        "double vmap": baselines.double_vmap(work),
     }
-    notes = {"gpu.w1.double_vmap_over_ours": "The rival draws batches of equal size and adds no noise."}
-    if (hooks := rivals.opacus(work)) is not None:
+    notes = {"gpu.w1.double_vmap_over_ours": "The baseline uses batches of equal size and adds no noise."}
+    if (hooks := baselines.opacus(work)) is not None:
         contestants["opacus"] = hooks
     else:
         notes["gpu.w1.opacus_over_ours"] = "Not measured: Opacus is not installed."
@@ -65,7 +65,7 @@ def _w1() -> Found:
     }
     if "opacus" in seconds:
         figures["gpu.w1.opacus_over_ours"] = seconds["opacus"] / seconds["ours"]
-        notes["gpu.w1.opacus_over_ours"] = "What limits ours is said at gpu.w1.samples_per_second."
+        notes["gpu.w1.opacus_over_ours"] = "For what limits Hush, see gpu.w1.samples_per_second."
     fastest, bandwidth = peak("cuda"), stream("cuda")
     steps = max(plan.steps for plan in work.plans)
     notes["gpu.w1.samples_per_second"] = (
@@ -75,31 +75,33 @@ def _w1() -> Found:
         f"{5 * 16 / alone(work, 5, 16) * 1e6:.0f} us alone, a dozen short kernels, and one of 20 clients x 60 reaches "
         f"{alone(work, 20, 60) / 1e6:.2f} M samples/s."
     )
-    return Found(
+    return Findings(
         figures | {"gpu.peak_tflops": fastest / 1e12, "gpu.w1.floor_seconds": work.samples * _OPERATIONS / fastest},
         notes,
         {"gpu.w1": profiled(contestants["ours"])},
     )
 
 
-def _w2() -> Found:
+def _w2() -> Findings:
     work = w2(device="cuda")
     seconds = best(
-        {"ours": lambda: train(work.model, work.x, work.y, work.jobs()), "plain": rivals.plain(work)}, turns=3
+        {"ours": lambda: train(work.model, work.x, work.y, work.jobs()), "plain": baselines.plain(work)}, turns=3
     )
-    return Found({"gpu.w2.ours_seconds": seconds["ours"], "gpu.w2.plain_over_ours": seconds["plain"] / seconds["ours"]})
+    return Findings(
+        {"gpu.w2.ours_seconds": seconds["ours"], "gpu.w2.plain_over_ours": seconds["plain"] / seconds["ours"]}
+    )
 
 
-def sweep(work: Workload, runs: int, patience: float) -> Found:
+def sweep(work: Workload, runs: int, patience: float) -> Findings:
     """Runs in lockstep: their clients train in one call, then each run's server takes a step."""
-    weigh, how = _server()
+    weight, how = _server()
     models = [work.model.start.to(work.x.device)] * runs
-    models = _round(work, models, 0, weigh)
+    models = _round(work, models, 0, weight)
     wait()
     began, rounds = time.perf_counter(), 0
     while rounds < 2 or time.perf_counter() - began < patience:
         rounds += 1
-        models = _round(work, models, rounds, weigh)
+        models = _round(work, models, rounds, weight)
         wait()
     each = (time.perf_counter() - began) / rounds
     clients = runs * len(work.plans)
@@ -109,7 +111,7 @@ def sweep(work: Workload, runs: int, patience: float) -> Found:
         f"{how}); {_ROUNDS} rounds would take {_ROUNDS * each / 60:.1f} minutes. "
         f"A step of {clients} clients x {_BATCH} alone reaches {most / 1e6:.2f} M samples/s."
     )
-    return Found(
+    return Findings(
         {
             "gpu.sweep.runs_per_minute": 60 * runs / (_ROUNDS * each),
             "gpu.sweep.samples_per_second": runs * work.samples / each,
@@ -118,24 +120,24 @@ def sweep(work: Workload, runs: int, patience: float) -> Found:
     )
 
 
-def _round(work: Workload, models: list[Tensor], number: int, weigh: Callable[[Tensor], Tensor]) -> list[Tensor]:
+def _round(work: Workload, models: list[Tensor], number: int, weight: Callable[[Tensor], Tensor]) -> list[Tensor]:
     plain = work.jobs()
     jobs: list[Job] = [
-        replace(job, vector=model, source=replayable(run, client, number))
+        replace(job, vector=model, source=Seeded(run, client, number))
         for run, model in enumerate(models)
         for client, job in enumerate(plain)
     ]
     updates = train(work.model, work.x, work.y, jobs)
     stacked = torch.stack(updates).view(len(models), len(plain), -1)
-    return [model + weigh(mine) @ mine for model, mine in zip(models, stacked, strict=True)]
+    return [model + weight(mine) @ mine for model, mine in zip(models, stacked, strict=True)]
 
 
 def alone(work: Workload, clients: int, width: int) -> float:
     """Samples a second of one step over full batches, recorded and replayed: what the kernels can do."""
-    chain = chain_of(work.model, work.x)
+    chain = pooled_cnn_of(work.model, work.x)
     assert chain is not None
     size = clients * width
-    step = ChainStep(work.model, chain, (work.x, work.y), clients, size, size, how("float32"), "plain")
+    step = PooledCnnStep(work.model, chain, (work.x, work.y), clients, size, size, triton_precision("float32"), "plain")
     step.vectors.copy_(work.model.start.expand(clients, -1))
     step.clips.fill_(work.plans[0].clip)
     drawn = np.arange(size).reshape(clients, width) % len(work.x)
@@ -146,7 +148,7 @@ def alone(work: Workload, clients: int, width: int) -> float:
 def _server() -> tuple[Callable[[Tensor], Tensor], str]:
     """How a server weighs its clients: by estimated noise, or alike where the recipes cannot be imported."""
     try:
-        from hush.recipes.estimate import inverse, pairwise
+        from hush.recipes.estimators.noise_energy import inverse, pairwise
     except ImportError:
         return lambda updates: updates.new_full((len(updates),), 1 / len(updates)), "a plain mean"
     return lambda updates: inverse(pairwise(updates)).to(updates.dtype), "weights from the pairwise estimator"

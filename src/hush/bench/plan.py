@@ -1,15 +1,15 @@
-"""How fast noise is calibrated."""
+"""Plan benchmark: how fast noise is calibrated."""
 
 from __future__ import annotations
 
 import time
 
-from hush.bench.found import Found
-from hush.privacy import accounting
+from hush.bench.findings import Findings
+from hush.privacy.accounting import api
 from hush.seeds import rng
 
 
-def measure() -> Found:
+def measure() -> Findings:
     """Calibration of clients of which no two are alike."""
     generator = rng(0, "bench", "plan")
     clients = [
@@ -22,5 +22,5 @@ def measure() -> Found:
         for _ in range(100)
     ]
     began = time.perf_counter()
-    accounting.noise_multipliers(clients)
-    return Found({"plan.clients_per_second": len(clients) / (time.perf_counter() - began)})
+    api.noise_multipliers(clients)
+    return Findings({"plan.clients_per_second": len(clients) / (time.perf_counter() - began)})

@@ -1,4 +1,4 @@
-"""Where the time of a piece of work goes, operator by operator or kernel by kernel."""
+"""Profiled work: where its time goes, operator by operator or kernel by kernel."""
 
 from __future__ import annotations
 

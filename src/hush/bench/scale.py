@@ -1,4 +1,4 @@
-"""Time and memory of a whole simulation as clients grow in number, each in a process of its own."""
+"""Scale benchmark: time and memory of a whole simulation as the number of clients grows, one process per size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hush.bench.found import Found
+from hush.bench.findings import Findings
 from hush.seeds import rng
 from hush.types import HushError
 
@@ -22,7 +22,7 @@ _LIMIT = 900
 _PROGRAM = "import sys, hush; from hush.bench.scale import child; child(int(sys.argv[1]), hush.simulate)"
 
 
-def measure() -> Found:
+def measure() -> Findings:
     """Ten thousand clients over one thousand."""
     few, many = alone(_FEW), alone(_MANY)
     per_client = (many["seconds"] - few["seconds"]) / (_MANY - _FEW) / _ROUNDS
@@ -31,7 +31,7 @@ def measure() -> Found:
         f"through hush.simulate, set-up included: {few['seconds']:.1f} s for {_FEW:,} clients, {many['seconds']:.1f} s "
         f"for {_MANY:,}, or {1e3 * per_client:.2f} ms for each client more and round."
     )
-    return Found(
+    return Findings(
         {
             "scale.seconds_1k": few["seconds"],
             "scale.seconds_10k": many["seconds"],

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from hush.bench.found import Found
+from hush.bench.findings import Findings
 from hush.bench.timing import best, fair, peak
-from hush.recipes import estimate
+from hush.recipes.estimators import noise_energy
 from hush.seeds import rng
 
 _CLIENTS = 20
@@ -21,22 +21,22 @@ _TIMED = 5
 _LED, _WHOLE, _AHEAD = 18, 6, 6  # iterations of RPCA in the cache and of the whole, about; one column in so many leads
 
 
-def measure() -> Found:
+def measure() -> Findings:
     """RPCA against fixed-penalty ADMM with an SVD in float64, and both estimators against a mean of 11 M parameters."""
     return rpca_over_naive(updates(_CLIENTS, _SMALL)) | _over_mean(updates(_CLIENTS, _LARGE))
 
 
-def rpca_over_naive(small: Tensor, most: int = _MOST) -> Found:
+def rpca_over_naive(small: Tensor, most: int = _MOST) -> Findings:
     """Seconds of the textbook's way, until its weights (which sum to one) are ours to a per cent in sum, over ours."""
     clock, word = fair()
-    rivals = {"naive": lambda: Naive(small, svd=True).run(_TIMED), "ours": lambda: estimate.rpca(small)}
+    rivals = {"naive": lambda: Naive(small, svd=True).run(_TIMED), "ours": lambda: noise_energy.rpca(small)}
     seconds = best(rivals, turns=5, clock=clock)
     each = seconds["naive"] / _TIMED
-    path = followed(small, estimate.inverse(estimate.rpca(small)), most)
+    path = followed(small, noise_energy.inverse(noise_energy.rpca(small)), most)
     needed, apart, _ = path[-1]
     in_sum = next((done for done, _, total in path if total <= _CLOSE), needed)
     end = (
-        "every weight is ours to a per cent"
+        "every weight equals ours to within 1 percent"
         if apart <= _CLOSE
         else f"one weight is still {apart:.0%} off: it needs more"
     )
@@ -45,7 +45,7 @@ def rpca_over_naive(small: Tensor, most: int = _MOST) -> Found:
         f"path was followed through the Gram matrix, which gives the same iterates) until the absolute differences of "
         f"its weights from ours sum to a per cent. After {needed:,}, {end}.{word}"
     )
-    return Found(
+    return Findings(
         {"server.rpca.seconds": seconds["ours"], "server.rpca_naive_over_ours": in_sum * each / seconds["ours"]},
         {"server.rpca_naive_over_ours": note},
     )
@@ -85,7 +85,7 @@ def followed(small: Tensor, ours: Tensor, most: int) -> list[tuple[int, float, f
     """Iterations of the textbook's way, and how far its weights are then from ours: the worst of them, and in sum."""
     naive, path = Naive(small, svd=False), []
     for done in range(_EVERY, most + 1, _EVERY):
-        weights = estimate.inverse(naive.run(_EVERY))
+        weights = noise_energy.inverse(naive.run(_EVERY))
         gap = (weights - ours).abs()
         path.append((done, float((gap / ours).max()), float(gap.sum())))
         if path[-1][1] <= _CLOSE:
@@ -93,14 +93,14 @@ def followed(small: Tensor, ours: Tensor, most: int) -> list[tuple[int, float, f
     return path
 
 
-def _over_mean(large: Tensor) -> Found:
+def _over_mean(large: Tensor) -> Findings:
     weights = torch.full((_CLIENTS,), 1 / _CLIENTS)
     clock, word = fair()
     seconds = best(
         {
             "mean": lambda: weights @ large,
-            "pairwise": lambda: estimate.inverse(estimate.pairwise(large)).float() @ large,
-            "rpca": lambda: estimate.inverse(estimate.rpca(large, rows=_ROWS)).float() @ large,
+            "pairwise": lambda: noise_energy.inverse(noise_energy.pairwise(large)).float() @ large,
+            "rpca": lambda: noise_energy.inverse(noise_energy.rpca(large, rows=_ROWS)).float() @ large,
         },
         turns=10,
         clock=clock,
@@ -117,7 +117,7 @@ def _over_mean(large: Tensor) -> Found:
         f"{5 * moved / 1e6:.0f} MB at the mean's own rate: {1e3 * whole:.0f} ms. So "
         f"{1 + (led + whole) / seconds['mean']:.1f} times the mean would be the least.{word}"
     )
-    return Found(
+    return Findings(
         {
             "server.resnet18.pairwise_over_mean": seconds["pairwise"] / seconds["mean"],
             "server.resnet18.rpca_over_mean": seconds["rpca"] / seconds["mean"],

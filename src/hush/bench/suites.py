@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any
 
-from hush.bench.found import Found
+from hush.bench.findings import Findings
 from hush.types import unknown
 
 SUITES: Mapping[str, str] = {
@@ -17,6 +17,7 @@ SUITES: Mapping[str, str] = {
     "plan": "hush.bench.plan",
     "scale": "hush.bench.scale",
     "federation": "hush.bench.federation",
+    "isolation": "hush.bench.isolation",
 }
 _USUAL = ("cpu", "server", "plan", "scale")
 
@@ -27,5 +28,5 @@ def run(suites: Sequence[str]) -> dict[str, Any]:
         if name not in SUITES:
             raise unknown("--suite", "suite", name, SUITES)
     chosen = tuple(suites) or _USUAL
-    found = reduce(Found.__or__, (importlib.import_module(SUITES[name]).measure() for name in chosen), Found())
+    found = reduce(Findings.__or__, (importlib.import_module(SUITES[name]).measure() for name in chosen), Findings())
     return found.record(" ".join(["hush bench", *(f"--suite {name}" for name in chosen), "--json"]))

@@ -1,4 +1,4 @@
-"""Side-by-side timing: contestants take turns, and the best of several turns counts."""
+"""Timing: the compared functions alternate, and the best of several repetitions counts."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def crowded() -> bool:
 def fair() -> tuple[Callable[[], float], str]:
     """The clock for contestants on one thread, and a word: processor time where other work shares the cores."""
     if crowded() and torch.get_num_threads() == 1:
-        return time.process_time, " Other work shares the cores, so processor time counts, on one thread."
+        return time.process_time, " Other processes share the cores, so CPU time counts, on one thread."
     return time.perf_counter, ""
 
 
 def busy(work: Callable[[], object]) -> float:
-    """Seconds of processor time, all threads together."""
+    """Return the CPU time of all threads in seconds."""
     began = time.process_time()
     work()
     return time.process_time() - began
 
 
 def wait() -> None:
-    """Until an accelerator, if there is one, has done all it was given."""
+    """Wait until the GPU, if there is one, has finished all work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 

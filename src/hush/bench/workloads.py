@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from hush.local.job import Job
-from hush.models import Model, build
-from hush.privacy.noise import replayable
+from hush.models import Model, build_model
+from hush.privacy.noise import Seeded
 from hush.privacy.plan import PrivacyPlan
 from hush.seeds import rng
+from hush.training.job import Job
 
 if TYPE_CHECKING:
     from hush.config import ModelConfig
@@ -32,7 +32,7 @@ class _Named:
     hidden: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Workload:
     """A model, the rows of all clients, and how each client trains.
 
@@ -59,7 +59,7 @@ class Workload:
         drifts = [None] * len(self.plans) if self.drifts is None else self.drifts.unbind()
         start = self.model.start.to(self.x.device)
         return [
-            Job(start, first, plan, self.lr, replayable(0, client, round_number), drift)
+            Job(start, first, plan, self.lr, Seeded(0, client, round_number), drift)
             for client, (first, plan, drift) in enumerate(zip(self.firsts, self.plans, drifts, strict=True))
         ]
 
@@ -95,7 +95,7 @@ def plan_of(samples: int, batch: int, steps: int, clip: float) -> PrivacyPlan:
 
 
 def _model(name: str, shape: tuple[int, ...]) -> Model:
-    return build(cast("ModelConfig", _Named(name)), shape, 10, seed=0)
+    return build_model(cast("ModelConfig", _Named(name)), shape, 10, seed=0)
 
 
 def _made(name: str, model: Model, shape: tuple[int, ...], plans: list[PrivacyPlan], device: str) -> Workload:
@@ -103,4 +103,4 @@ def _made(name: str, model: Model, shape: tuple[int, ...], plans: list[PrivacyPl
     rows = sum(plan.samples for plan in plans)
     x = torch.from_numpy(generator.standard_normal((rows, *shape), dtype="float32")).to(device)
     y = torch.from_numpy(generator.integers(0, 10, rows)).to(device)
-    return Workload(name, model, x, y, tuple(plans), 0.01)
+    return Workload(name=name, model=model, x=x, y=y, plans=tuple(plans), lr=0.01)

@@ -1,9 +1,9 @@
-"""Each client's epsilon and batch size, from a number, a list, a file or the name of a distribution."""
+"""Privacy budgets and batch sizes of all clients, from a number, a list, a file or the name of a distribution."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -12,47 +12,57 @@ from typing import Any
 import numpy as np
 
 from hush.data.distributions import DISTRIBUTIONS, ROBUST_HDP
-from hush.data.options import integer, integers, items, number, wrong
+from hush.data.validation import integer, integers, items, number, wrong
 from hush.seeds import rng
 from hush.types import unknown
 
 KEY = "privacy.budgets"
 BATCH_KEY = "local.batch_size"
+DELTA_KEY = "privacy.delta"
 PAPER = "robust-hdp-paper"
 FILES = (".json", ".txt", ".csv")
 
 
-def names() -> list[str]:
+def distribution_names() -> list[str]:
     """Every name that `budgets` accepts."""
     return [*DISTRIBUTIONS, *(f"{PAPER}:{name}" for name in ROBUST_HDP)]
 
 
-def budgets(spec: float | str | Sequence[float], clients: int, seed: int) -> tuple[float, ...]:
+def budgets(
+    spec: float | str | Sequence[float] | Mapping[str, float], clients: int, seed: int, names: Sequence[str] = ()
+) -> tuple[float, ...]:
     """The epsilon of each client, from `privacy.budgets`.
 
     Args:
-        spec: A number for all, a list with one a client, a file (.json with a list; .txt or .csv with numbers on lines
-            or between commas), or one of `names()`. "robust-hdp-paper:dist6" gives the very values of the paper, for
-            20, 40 or 60 clients.
+        spec: A number for all, a list with one per client, a table with one for each name of a client, a file (.json
+            with a list; .txt or .csv with numbers on lines or between commas), or one of `distribution_names()`.
+            "robust-hdp-paper:dist6" gives the very values of the paper, for 20, 40 or 60 clients.
         clients: The number of clients.
         seed: Of the draw from a distribution.
+        names: Of the clients, by which a table has a number for each; by default their numbers.
     """
     integer("data.clients", clients, low=1)
+    if isinstance(spec, Mapping):
+        return _checked(by_name(KEY, spec, clients, names), clients)
     if not isinstance(spec, str):
         listed = hasattr(spec, "tolist") or isinstance(spec, (list, tuple))
         return _checked(items(KEY, spec), clients) if listed else (number(KEY, spec, low=0.0, above=True),) * clients
     if spec.lower().endswith(FILES):
         return _checked(_read(Path(spec)), clients, f" in {spec}")
     name = spec.lower()
-    if name not in names():
-        raise unknown(KEY, "name", spec, names(), more=", or a number, a list, or a .json, .txt or .csv file")
+    if name not in distribution_names():
+        raise unknown(
+            KEY, "name", spec, distribution_names(), more=", or a number, a list, or a .json, .txt or .csv file"
+        )
     if name.startswith(PAPER):
         return tuple(map(float, _of_paper(KEY, _paper()["epsilons"][name.removeprefix(f"{PAPER}:")], clients)))
     gen = rng(seed, "budgets", name)
     return tuple(DISTRIBUTIONS[name].draw(gen) for _ in range(clients))
 
 
-def batch_sizes(spec: int | str | Sequence[int], clients: int, seed: int) -> tuple[int, ...]:
+def batch_sizes(
+    spec: int | str | Sequence[int] | Mapping[str, int], clients: int, seed: int, names: Sequence[str] = ()
+) -> tuple[int, ...]:
     """The batch size of each client, from `local.batch_size`.
 
     Args:
@@ -60,11 +70,14 @@ def batch_sizes(spec: int | str | Sequence[int], clients: int, seed: int) -> tup
             random order), or "robust-hdp-paper" for the paper's own, for 20, 40 or 60 clients.
         clients: The number of clients.
         seed: Of the order.
+        names: Of the clients, by which a table has a number for each; by default their numbers.
     """
     integer("data.clients", clients, low=1)
+    if isinstance(spec, Mapping):
+        return tuple(integers(BATCH_KEY, by_name(BATCH_KEY, spec, clients, names), low=1))
     if isinstance(spec, str):
         if spec.lower() != PAPER:
-            raise unknown(BATCH_KEY, "name", spec, [PAPER], more=", or a whole number, or a list of them")
+            raise unknown(BATCH_KEY, "name", spec, [PAPER], more=", or an integer, or a list of them")
         return tuple(map(int, _of_paper(BATCH_KEY, _paper()["batches"], clients)))
     if not (hasattr(spec, "tolist") or isinstance(spec, (list, tuple))):
         return (integer(BATCH_KEY, spec, low=1),) * clients
@@ -76,9 +89,31 @@ def batch_sizes(spec: int | str | Sequence[int], clients: int, seed: int) -> tup
     return tuple(int(size) for size in gen.permutation(np.resize(gen.permutation(choices), clients)))
 
 
+def deltas(spec: float | Sequence[float] | Mapping[str, float], clients: int, names: Sequence[str] = ()) -> list[float]:
+    """The delta of each client, from `privacy.delta`: a number for all, a list, or a table by name."""
+    if isinstance(spec, Mapping):
+        spec = [number(DELTA_KEY, value, low=0.0, high=1.0) for value in by_name(DELTA_KEY, spec, clients, names)]
+    if not isinstance(spec, list | tuple):
+        return [float(spec)] * clients  # type: ignore[arg-type]
+    if len(spec) != clients:
+        raise wrong(DELTA_KEY, f"a list of {len(spec)} numbers for {clients} clients")
+    return [float(value) for value in spec]
+
+
+def by_name(key: str, table: Mapping[str, object], clients: int, names: Sequence[str] = ()) -> list[object]:
+    """The values of a table in the order of the clients; a `HushError` lists unknown and missing names."""
+    known = [name or str(client) for client, name in enumerate(names or [""] * clients)]
+    strange, lacking = [name for name in table if name not in known], [name for name in known if name not in table]
+    if strange or lacking:
+        says = [f"no client is called {', '.join(strange)[:200]}"] if strange else []
+        says += [f"nothing for {', '.join(lacking)[:200]}"] if lacking else []
+        raise wrong(key, f"{'; '.join(says)}; accepted: a number for each of {', '.join(known)[:200]}")
+    return [table[name] for name in known]
+
+
 def _checked(values: Sequence[object], clients: int, where: str = "") -> tuple[float, ...]:
     if len(values) != clients:
-        raise wrong(KEY, f"{len(values)} numbers{where} for {clients} clients; accepted: one number a client")
+        raise wrong(KEY, f"{len(values)} numbers{where} for {clients} clients; accepted: one number per client")
     return tuple(number(KEY, value, low=0.0, above=True, at=at) for at, value in enumerate(values))
 
 
@@ -90,7 +125,7 @@ def _read(path: Path) -> list[object]:
         return [float(word) for word in text.replace(",", "\n").split("\n") if word.strip()]
     except OSError as error:
         raise wrong(
-            KEY, f"file {path} cannot be read ({error.strerror}); accepted: a file with one number a client"
+            KEY, f"file {path} cannot be read ({error.strerror}); accepted: a file with one number per client"
         ) from None
     except (ValueError, RecursionError) as error:
         raise wrong(KEY, f"file {path} is not a list of numbers ({error})") from None

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from hush.data import catalog
-from hush.data.batchfile import read_batch
+from hush.data import sources
+from hush.data.cifar_batches import read_batch
 from hush.data.files import find, missing, read, read_bytes, verify
 from hush.data.idx import parse_idx
 from hush.types import HushError
 
-SOURCE = catalog.SOURCES["cifar10"]
+SOURCE = sources.SOURCES["cifar10"]
 BATCHES = {"train": tuple(f"data_batch_{at}" for at in range(1, 6)), "test": ("test_batch",)}
 MEAN = (0.4914, 0.4822, 0.4465)
 STD = (0.2470, 0.2435, 0.2616)
@@ -63,7 +63,7 @@ def read_cifar10(root: Path, part: str) -> tuple[Bytes, Bytes]:
 
 def _join(batches: Mapping[str, Bytes]) -> tuple[Bytes, Bytes]:
     for batch, records in batches.items():
-        verify(records.data, catalog.CIFAR10_RECORDS[batch], f"{batch} of CIFAR-10 (content)", SOURCE)
+        verify(records.data, sources.CIFAR10_RECORDS[batch], f"{batch} of CIFAR-10 (content)", SOURCE)
     records = np.concatenate(list(batches.values()))
     return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].copy()
 
@@ -90,7 +90,7 @@ def _from_archive(path: Path, layout: _Layout, batches: tuple[str, ...]) -> dict
         raise HushError(f"data file {path}: not a complete tar.gz file ({error}); download it from {SOURCE}") from None
     lacking = [name for name, batch in wanted.items() if batch not in found]
     if lacking:
-        raise HushError(f"data file {path}: holds no {', '.join(lacking)}; download it from {SOURCE}")
+        raise HushError(f"data file {path}: does not contain {', '.join(lacking)}; download it from {SOURCE}")
     return {batch: found[batch] for batch in batches}
 
 
@@ -116,7 +116,7 @@ def _from_sheets(root: Path, part: str) -> tuple[Bytes, Bytes]:
     path = find(root, SHEET_FOLDERS, names)
     if path is None:
         raise missing(root, SHEET_FOLDERS, names, SOURCE)
-    labels = parse_idx(read(path, catalog.CIFAR10_SHEETS, SOURCE), path, 1)
+    labels = parse_idx(read(path, sources.CIFAR10_SHEETS, SOURCE), path, 1)
     images = np.concatenate([_sheet(root, batch) for batch in BATCHES[part]])
     if len(images) != len(labels):
         raise HushError(f"data file {path}: {len(labels)} labels for {len(images)} images")
@@ -129,7 +129,7 @@ def _sheet(root: Path, batch: str) -> Bytes:
     path = find(root, SHEET_FOLDERS, [f"{batch}.webp"])
     if path is None:
         raise missing(root, SHEET_FOLDERS, [f"{batch}.webp"], SOURCE)
-    content = read(path, catalog.CIFAR10_SHEETS, SOURCE)
+    content = read(path, sources.CIFAR10_SHEETS, SOURCE)
     try:
         with Image.open(io.BytesIO(content), formats=["WEBP"]) as sheet:
             grid = np.asarray(sheet.convert("RGB"))

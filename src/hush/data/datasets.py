@@ -1,37 +1,56 @@
-"""Datasets by name, as arrays that were checked before anything is learnt from them."""
+"""Datasets by name, loaded as validated arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hush.data import cifar, images, reviews
+from hush.data import cifar, images, imdb
 from hush.data import synthetic as made
 from hush.data.files import data_root
-from hush.data.options import check_keys, integer, number, wrong
-from hush.types import HushError, unknown
+from hush.data.schema import Schema
+from hush.data.validation import check_keys, integer, number, wrong
+from hush.types import HushError, InputSpec, TargetKind, unknown
+from hush.user_code import user_code
 
 NAMES = ("digits", "synthetic", "dp-scaffold-users", "mnist", "fashion-mnist", "cifar10", "emnist47", "imdb")
 MADE = ("synthetic", "dp-scaffold-users")
 PARTS = ("train", "test", "all")
+OWN = "own arrays"
 
 
 @dataclass(frozen=True)
 class Dataset:
     """Rows and labels: images are (n, channels, height, width), tables (n, features).
 
-    `owner` is the natural client of each row where there is one.
+    `owner` is the natural client of each row where there is one, `schema` what a file declares of its columns. `own`
+    says that the user gave the arrays, whatever `name` is. `inputs` is what a row unpacks into, where that is not one
+    array of real numbers. `targets` is what `y` holds: int64 classes, or float32 for the other kinds. `class_names` are
+    the values that the classes stand for, where they are not 0 to K - 1 already, and `not_covered` what reading the
+    data revealed that no accountant covers.
     """
 
     name: str
     x: npt.NDArray[np.float32]
-    y: npt.NDArray[np.int64]
+    y: npt.NDArray[Any]
     classes: int
     owner: npt.NDArray[np.int64] | None = None
+    schema: Schema | None = None
+    own: bool = False
+    inputs: InputSpec | None = None
+    targets: TargetKind = "classes"
+    class_names: tuple[str, ...] = ()
+    not_covered: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The name in results: custom arrays are never confused with a built-in dataset of the same name."""
+        return f"{self.name} ({OWN})" if self.own and self.name != OWN else self.name
 
 
 def load(
@@ -40,22 +59,22 @@ def load(
     """Load a dataset by name.
 
     Args:
-        name: One of `NAMES`.
+        name: One of `NAMES`, or `module:function` for your own, where function() returns a `Dataset`.
         root: The data directory; None means the environment variable HUSH_DATA. Not used by digits and by `MADE`.
-        part: "train", "test" or "all" (train then test). Digits and those in `MADE` have one part, "train".
+        part: "train", "test" or "all" (train then test). Digits, those in `MADE` and your own have one part, "train".
         seed: Used by synthetic only.
         clients: The number of users of those in `MADE`.
         **options: Of those in `MADE`: `alpha`, `beta` (default 0) and `samples` a user (default 5,000).
     """
-    if name not in NAMES:
-        raise unknown("data.name", "dataset", name, NAMES)
+    if name not in NAMES and ":" not in name:
+        raise unknown("data.name", "dataset", name, NAMES, ", or module:function for your own")
     if part not in PARTS:
         raise unknown("data.part", "part", part, PARTS)
     check_keys("data", name, options, (), ("alpha", "beta", "samples") if name in MADE else ())
-    if name == "digits" or name in MADE:
+    if name == "digits" or name in MADE or ":" in name:
         if part == "test":
             raise wrong("data.part", f'"{name}" has no test part; accepted: train, all')
-        dataset = _digits() if name == "digits" else _users(name, clients, seed, options)
+        dataset = _own(name) if ":" in name else _digits() if name == "digits" else _users(name, clients, seed, options)
     else:
         parts = ("train", "test") if part == "all" else (part,)
         dataset = _from_files(name, data_root(root, name), parts)
@@ -63,29 +82,49 @@ def load(
     return dataset
 
 
-def from_arrays(x: npt.ArrayLike, y: npt.ArrayLike, name: str = "custom", classes: int | None = None) -> Dataset:
-    """A dataset from your own arrays: x (n, features) or (n, channels, height, width), y (n,) whole numbers from 0.
+def from_arrays(x: npt.ArrayLike, y: npt.ArrayLike, name: str = OWN, classes: int | None = None) -> Dataset:
+    """Return a dataset from your own arrays: x (n, ...) of real numbers, y (n,) integers from 0; `clients` takes more.
 
-    The arrays are copied. `classes` defaults to the largest label plus one.
+    The arrays are copied. `classes` defaults to the largest label plus one; it must be given where class 0 has no rows,
+    since labels that count from 1 look the same.
     """
     try:
         features, labels = np.asarray(x), np.asarray(y)
-    except ValueError as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise HushError(f'dataset "{name}": not a regular array ({error})') from None
     if features.dtype.kind not in "biuf" or labels.dtype.kind not in "iu":
         raise HushError(
-            f'dataset "{name}": x is {features.dtype}, y is {labels.dtype}; accepted: x of numbers, y of whole numbers'
+            f'dataset "{name}": x is {features.dtype}, y is {labels.dtype}; accepted: x of numbers, y of integers'
         )
-    if features.ndim not in (2, 4) or not features.size or labels.shape != features.shape[:1]:
+    if features.ndim < 2 or not features.size or labels.shape != features.shape[:1]:
         raise HushError(
             f'dataset "{name}": shapes {features.shape} of x, {labels.shape} of y;'
-            " accepted: (n, features) or (n, channels, height, width) for x, (n,) for y"
+            " accepted: (n, ...) for x, such as (n, features) or (n, channels, height, width), and (n,) for y"
+        )
+    if classes is None and int(labels.min()) > 0:
+        raise HushError(
+            f'dataset "{name}": labels run from {labels.min()} to {labels.max()}; accepted: integers from 0, such '
+            f"as y - {labels.min()}, or classes = {int(labels.max()) + 1} where the first classes have no rows"
         )
     count = int(labels.max()) + 1 if classes is None else integer("classes", classes, low=1)
     with np.errstate(over="ignore"):
         dataset = Dataset(name, features.astype(np.float32), labels.astype(np.int64), count)
     check_finite(dataset)
     return dataset
+
+
+def as_own(dataset: object) -> Dataset:
+    """Return a validated dataset from the user, marked as custom."""
+    if not isinstance(dataset, Dataset):
+        raise HushError(f"dataset: found {type(dataset).__name__}; accepted: hush.data.from_arrays(x, y)")
+    x, y = dataset.x, dataset.y
+    arrays = isinstance(x, np.ndarray) and isinstance(y, np.ndarray)
+    if not arrays or x.dtype != np.float32 or y.dtype != np.int64 or x.shape[:1] != y.shape or not x.size:
+        raise HushError(
+            f'dataset "{dataset.name}": not float32 rows with int64 labels; use hush.data.from_arrays(x, y)'
+        )
+    check_finite(dataset)
+    return replace(dataset, own=True)
 
 
 def check_finite(dataset: Dataset) -> None:
@@ -95,12 +134,27 @@ def check_finite(dataset: Dataset) -> None:
         total = dataset.x.sum(dtype=np.float64)
     if not np.isfinite(total):
         row = next(at for at, row in enumerate(dataset.x) if not np.isfinite(row).all())
-        raise HushError(f'dataset "{dataset.name}": row {row} of x holds NaN or infinity (or exceeds float32)')
+        raise HushError(f'dataset "{dataset.name}": row {row} of x contains NaN or infinity (or exceeds float32)')
     if dataset.y.min() < 0 or dataset.y.max() >= dataset.classes:
         row = int(np.argmax((dataset.y < 0) | (dataset.y >= dataset.classes)))
         raise HushError(
             f'dataset "{dataset.name}": label {dataset.y[row]} of row {row}; accepted: 0 to {dataset.classes - 1}'
         )
+
+
+def _own(name: str) -> Dataset:
+    """What a user's function returns, under the name that the config has for it."""
+    return replace(as_own(from_function(name)), name=name, own=False)
+
+
+def from_function(name: str) -> object:
+    """What the user's function `module:function` returns; a `HushError` where it fails."""
+    try:
+        return user_code(name)()
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        wanted = "expected module:function, where function() returns hush.data.from_arrays(x, y)"
+        raise HushError(f"data.name: {name!r} cannot be used: {reason}; {wanted}", "data.name") from None
 
 
 def _digits() -> Dataset:
@@ -122,8 +176,8 @@ def _users(name: str, clients: int, seed: int, options: dict[str, object]) -> Da
 
 def _from_files(name: str, root: Path, parts: Sequence[str]) -> Dataset:
     if name == "imdb":
-        pairs = [reviews.read_reviews(root, part) for part in parts]
-        x = reviews.featurise([text for texts, _ in pairs for text in texts])
+        pairs = [imdb.read_reviews(root, part) for part in parts]
+        x = imdb.featurise([text for texts, _ in pairs for text in texts])
         return Dataset(name, x, np.array([label for _, labels in pairs for label in labels], np.int64), 2)
     if name == "cifar10":
         pixels, labels = _stack([cifar.read_cifar10(root, part) for part in parts])

@@ -1,4 +1,4 @@
-"""The distributions from which papers draw the clients' epsilons.
+"""Distributions of the clients' epsilons used in the papers.
 
 The papers write N(m, s) without saying what s is. The draws of Robust-HDP that are public settle it: the 41 values
 near 1.0 of its Dist2 have a standard deviation of 0.12, near 0.1 and far from sqrt(0.1) = 0.32. So s is taken as the
@@ -14,13 +14,13 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Normal:
-    """A normal distribution, of which only positive values count."""
+    """A normal distribution restricted to positive values."""
 
     mean: float
     std: float
 
     def draw(self, gen: np.random.Generator) -> float:
-        """One value."""
+        """Return one sample."""
         return float(gen.normal(self.mean, self.std))
 
 
@@ -32,7 +32,7 @@ class Uniform:
     high: float
 
     def draw(self, gen: np.random.Generator) -> float:
-        """One value."""
+        """Return one sample."""
         return float(gen.uniform(self.low, self.high))
 
 
@@ -44,7 +44,7 @@ class Pareto:
     scale: float
 
     def draw(self, gen: np.random.Generator) -> float:
-        """One value."""
+        """Return one sample."""
         return float(self.scale * (1.0 + gen.pareto(self.shape)))
 
 
@@ -53,7 +53,7 @@ Component = Normal | Uniform | Pareto
 
 @dataclass(frozen=True)
 class Mixture:
-    """Components and how often each one is drawn."""
+    """A mixture: components and their probabilities."""
 
     components: tuple[Component, ...]
     weights: tuple[float, ...] = (1.0,)

@@ -1,4 +1,4 @@
-"""MNIST, Fashion-MNIST and the 47-class EMNIST sets: pairs of IDX files, gzipped or not."""
+"""Images in IDX files, gzipped or not: MNIST, Fashion-MNIST and the 47-class EMNIST sets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from hush.data import catalog
+from hush.data import sources
 from hush.data.files import find, missing, read
 from hush.data.idx import parse_idx
 from hush.types import HushError
@@ -43,8 +43,8 @@ MNIST = IdxImages(
     title="mnist",
     folders=("mnist", "MNIST/raw", "MNIST", ""),
     stems={"train": "train", "test": "t10k"},
-    digests=catalog.MNIST,
-    source=catalog.SOURCES["mnist"],
+    digests=sources.MNIST,
+    source=sources.SOURCES["mnist"],
     classes=10,
     mean=0.1307,
     std=0.3081,
@@ -54,8 +54,8 @@ FASHION_MNIST = IdxImages(
     title="fashion-mnist",
     folders=("fashion-mnist", "FashionMNIST/raw", "FashionMNIST", ""),
     stems=MNIST.stems,
-    digests=catalog.FASHION_MNIST,
-    source=catalog.SOURCES["fashion-mnist"],
+    digests=sources.FASHION_MNIST,
+    source=sources.SOURCES["fashion-mnist"],
     classes=10,
     mean=0.1307,
     std=0.3081,
@@ -68,7 +68,7 @@ EMNIST47 = (
         folders=EMNIST_FOLDERS,
         stems={"train": "emnist-balanced-train", "test": "emnist-balanced-test"},
         digests={},
-        source=catalog.SOURCES["emnist47"],
+        source=sources.SOURCES["emnist47"],
         classes=47,
         mean=0.1751,
         std=0.3332,
@@ -78,8 +78,8 @@ EMNIST47 = (
         title="emnist47-balanced-subset",
         folders=EMNIST_FOLDERS,
         stems={"train": "emnist47-balanced-subset-train", "test": "emnist47-balanced-subset-test"},
-        digests=catalog.EMNIST47_SUBSET,
-        source=catalog.SOURCES["emnist47"],
+        digests=sources.EMNIST47_SUBSET,
+        source=sources.SOURCES["emnist47"],
         classes=47,
         mean=0.1751,
         std=0.3332,

@@ -1,4 +1,4 @@
-"""Who holds which rows, and how each client's data differ: pure functions of labels, counts and a seed."""
+"""Partition of rows among clients, and how their data differ: pure functions of labels, counts and a seed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hush.data import division
-from hush.data.options import check_keys, integer, integers, items, named, number, wrong
+from hush.data import splitters
 from hush.data.sizes import counts, holdout
+from hush.data.validation import check_keys, integer, integers, items, named, number, wrong
 from hush.seeds import rng
 from hush.types import unknown
 
@@ -28,7 +28,7 @@ Spec = str | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Share:
-    """One client's part: its rows, and what happens to them on the way to the client.
+    """One client's share: its rows, and the transform applied to them.
 
     Attributes:
         rows: Row numbers, without repeats within a client, nor between clients unless the division says `overlap`.
@@ -65,7 +65,10 @@ def split(
     sizes = integers("data.sizes", list(counts), low=1)
     needed = max(sizes, default=0) if overlaps(spec) else sum(sizes)
     if not sizes or needed > len(y):
-        raise wrong("data.sizes", f"{needed} rows for {len(sizes)} clients, of {len(y)}; accepted: at most that")
+        raise wrong(
+            "data.sizes",
+            f"{needed} rows for {len(sizes)} clients, but the dataset has {len(y)}; accepted: at most {len(y)}",
+        )
     name, options = named(KEY, spec)
     if name in DIVISIONS:
         return [Share(rows) for rows in _divide(KEY, name, options, y, sizes, seed, classes, owner)]
@@ -104,19 +107,19 @@ def _divide(
     gen = rng(seed, "partition", name)
     if name == "dirichlet":
         alpha = number(f"{key}.alpha", options["alpha"], low=0.0, above=True)
-        return division.dirichlet(labels, sizes, gen, classes, alpha)
+        return splitters.dirichlet(labels, sizes, gen, classes, alpha)
     if name == "shards":
         limit = integer(f"{key}.classes", options["classes"], low=1)
-        return division.shards(labels, sizes, gen, classes, limit, f"{key}.classes")
+        return splitters.shards(labels, sizes, gen, classes, limit, f"{key}.classes")
     if name == "similarity":
-        return division.similarity(labels, sizes, gen, number(f"{key}.gamma", options["gamma"], low=0.0, high=1.0))
+        return splitters.similarity(labels, sizes, gen, number(f"{key}.gamma", options["gamma"], low=0.0, high=1.0))
     if name == "owner":
-        return division.by_owner(owner, sizes, gen)
-    return (division.shared if overlap else division.iid)(len(labels), sizes, gen)
+        return splitters.by_owner(owner, sizes, gen)
+    return (splitters.shared if overlap else splitters.iid)(len(labels), sizes, gen)
 
 
 def _clusters(name: str, options: Mapping[str, Any], clients: int, classes: int) -> list[Share]:
-    """Consecutive clients in clusters; cluster k is turned k quarter turns, or has its labels moved by k."""
+    """Return clients in consecutive clusters; cluster k is rotated by k quarter turns, or its labels shifted by k."""
     check_keys(KEY, name, options, ("clusters",))
     members = _members(f"{KEY}.clusters", options["clusters"], clients)
     most = 4 if name == "rotation" else classes
@@ -145,7 +148,7 @@ def _quality(options: Mapping[str, Any], clients: int) -> list[Share]:
 def _members(key: str, value: object, clients: int) -> list[int]:
     members = integers(key, value, low=1)
     if sum(members) != clients:
-        raise wrong(key, f"{members} make {sum(members)} clients; accepted: a sum of {clients}, as data.clients")
+        raise wrong(key, f"{members} sum to {sum(members)} clients; accepted: a sum of {clients} (data.clients)")
     return members
 
 
@@ -153,7 +156,7 @@ def _densities(option: str, value: object, groups: int) -> list[float]:
     key = f"{KEY}.{option}"
     found = [number(key, entry, low=0.0, high=1.0, at=at) for at, entry in enumerate(items(key, value))]
     if len(found) != groups:
-        raise wrong(key, f"{len(found)} numbers for {groups} groups; accepted: one a group")
+        raise wrong(key, f"{len(found)} numbers for {groups} groups; accepted: one per group")
     return found
 
 

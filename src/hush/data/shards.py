@@ -1,4 +1,4 @@
-"""A division of rows that gives no client more than a set number of classes, with exact counts.
+"""Shards: a partition that gives no client more than a set number of classes, with exact counts.
 
 Each client's rows come as `limit` equal shards whose classes are drawn at random, as in Robust-HDP (appendix B.1).
 There classes and shards match in size; here any sizes do, so the last shards may not fit. What is then missing is
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hush.data.options import wrong
+from hush.data.validation import wrong
 
 ATTEMPTS = 20
 

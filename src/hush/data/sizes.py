@@ -1,4 +1,4 @@
-"""How many rows each client gets, and which of them it keeps for its own test."""
+"""Sizes of clients: the number of rows of each client, and the split into training and test rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hush.data.options import check_keys, integer, integers, named, number, wrong
+from hush.data.validation import check_keys, integer, integers, named, number, wrong
 from hush.seeds import rng
 from hush.types import unknown
 
@@ -41,11 +41,11 @@ def counts(
     elif isinstance(spec, int):
         found = [integer(KEY, spec, low=1)] * clients
     elif isinstance(spec, float):
-        raise wrong(KEY, f'found {spec}; accepted: "equal", a whole number, a list of them, or a table with a name')
+        raise wrong(KEY, f'found {spec}; accepted: "equal", an integer, a list of them, or a table with a name')
     else:
         found = integers(KEY, spec, low=1)
         if len(found) != clients:
-            raise wrong(KEY, f"{len(found)} numbers for {clients} clients; accepted: one number a client")
+            raise wrong(KEY, f"{len(found)} numbers for {clients} clients; accepted: one number per client")
     if overlap and max(found) > total:
         raise wrong(KEY, f"{max(found)} rows for a client, but there are {total}; accepted: at most {total}")
     if not overlap and sum(found) > total:
@@ -60,14 +60,16 @@ def holdout(rows: Rows, fraction: float, seed: int, client: int) -> tuple[Rows, 
     if fraction == 0.0:
         return rows, rows[:0]
     if len(rows) < LEAST:
-        raise wrong("data.test_fraction", f"client {client} has {len(rows)} rows; accepted: at least {LEAST} a client")
+        raise wrong(
+            "data.test_fraction", f"client {client} has {len(rows)} rows; accepted: at least {LEAST} per client"
+        )
     shuffled = rng(seed, "holdout", client).permutation(rows)
     test = held_out(len(rows), fraction)
     return shuffled[test:], shuffled[:test]
 
 
 def held_out(rows: int, fraction: float) -> int:
-    """How many of a client's rows are for its test: at least one, and not all."""
+    """Return the number of a client's test rows: at least one, and not all."""
     return min(max(round(fraction * rows), 1), rows - 1)
 
 
@@ -87,6 +89,6 @@ def _by_name(name: str, options: Mapping[str, object], clients: int, total: int,
     else:
         raise unknown(KEY, "name", name, NAMES)
     if LEAST * clients > total:
-        raise wrong("data.clients", f"{clients} clients for {total} rows; {KEY} needs {LEAST} rows a client")
+        raise wrong("data.clients", f"{clients} clients for {total} rows; {KEY} needs {LEAST} rows per client")
     extra = np.floor((total - LEAST * clients) * weights / weights.sum())
     return [LEAST + int(rows) for rows in extra]

@@ -1,4 +1,4 @@
-"""Data made on the spot: DP-SCAFFOLD's synthetic users, drawn anew or as its code does, and scikit-learn's digits."""
+"""Synthetic users of DP-SCAFFOLD, newly sampled or as in its code, and scikit-learn's digits."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _user(user: int, samples: int, alpha: float, beta: float, seed: int) -> tupl
 
 
 def published_users(clients: int, samples: int, alpha: float, beta: float) -> tuple[Features, Labels, Labels]:
-    """The users whom DP-SCAFFOLD's public code draws, from NumPy's old generator at seed 0: always the same rows.
+    """Return the users of DP-SCAFFOLD's public code, from NumPy's legacy generator at seed 0: always the same rows.
 
     It means to scale each feature of a user to [0, 1], but takes the least and the largest number of one row for it:
     row j for feature j. Rows are then brought to norm 1. That sets how hard the task is, so it is kept.

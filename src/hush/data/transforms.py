@@ -1,4 +1,4 @@
-"""What happens to a client's rows on the way to it: quarter turns, moved labels, salt-and-pepper noise."""
+"""Transforms of a client's rows: quarter turns, changed labels, salt-and-pepper noise."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hush.data.datasets import Dataset
-from hush.data.options import wrong
 from hush.data.partition import Share
+from hush.data.validation import wrong
 from hush.seeds import rng
 
 Features = npt.NDArray[np.float32]
@@ -18,14 +18,18 @@ Limit = float | Features
 
 
 def unit_rows(dataset: Dataset) -> Dataset:
-    """Every row at norm 1, by itself: it costs no privacy, and makes one clip fit all. A row of zeros stays."""
+    """Scale each row to norm 1 independently: this has no privacy cost, and one clipping norm then suits all rows.
+
+    A row of zeros, or of numbers so small that they have too few digits (subnormal ones), stays.
+    """
     norms = np.linalg.norm(dataset.x.reshape(len(dataset.x), -1).astype(np.float64), axis=1)
-    scale = np.where(norms > 0, 1 / np.where(norms > 0, norms, 1), 1).astype(dataset.x.dtype)
+    usable = norms >= np.finfo(np.float32).tiny
+    scale = np.where(usable, 1 / np.where(usable, norms, 1), 1).astype(dataset.x.dtype)
     return replace(dataset, x=dataset.x * scale.reshape(-1, *(1,) * (dataset.x.ndim - 1)))
 
 
 def phase(share: Share, round_number: int) -> int:
-    """Which entry of the salt schedule holds in a round: a client's data change only when this number does."""
+    """Return the entry of the noise schedule that applies in a round; a client's data change only when it changes."""
     return max(sum(start <= round_number for start, _ in share.salt) - 1, 0)
 
 
@@ -47,7 +51,7 @@ def apply(
     low: Limit | None = None,
     high: Limit | None = None,
 ) -> tuple[Features, Labels]:
-    """The rows as the client holds them in a round. The arguments stay as they are.
+    """Return the client's rows in a round. The arguments are not modified.
 
     Args:
         x: Features of the client's rows.
@@ -79,7 +83,7 @@ def _density(share: Share, round_number: int) -> float:
 
 
 def _salted(x: Features, density: float, gen: np.random.Generator, low: Limit, high: Limit) -> Features:
-    """Each pixel (all its channels, or one feature of a table) turns with probability `density` to low or high."""
+    """Each pixel (all its channels, or one feature of a table) is set to low or high with probability `density`."""
     shape = (len(x), 1, *x.shape[2:]) if x.ndim == 4 else x.shape
     draw = gen.random(shape, np.float32)
     salted = np.where(draw < density / 2, low, np.where(draw < density, high, x))

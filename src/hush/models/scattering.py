@@ -61,7 +61,7 @@ def scatter(x: Tensor, J: int = 2, L: int = 8) -> Tensor:
     if x.ndim != 4 or 0 in x.shape[1:]:
         raise HushError(f"images: found shape {tuple(x.shape)}, accepted is (n, channels, height, width)")
     if J < 1 or L < 1:
-        raise HushError(f"scattering: found J = {J} and L = {L}, accepted are whole numbers from 1 up")
+        raise HushError(f"scattering: found J = {J} and L = {L}, accepted are integers from 1 up")
     n, c, h, w = x.shape
     step = 2**J
     rows, columns = _reflected(h, step).to(x.device), _reflected(w, step).to(x.device)

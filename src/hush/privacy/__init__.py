@@ -1,1 +1,1 @@
-"""What a client promises, how training keeps the promise, and what it has cost so far."""
+"""Differential privacy: policies, plans, accounting, noise, and the ledger."""

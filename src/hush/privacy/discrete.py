@@ -1,4 +1,4 @@
-"""Gaussian noise on the integers, drawn exactly: no floating point, so no low bits to attack.
+"""Discrete Gaussian noise on the integers, sampled exactly without floating point, so that no low-order bits leak.
 
 The rejection sampler of Canonne, Kamath and Steinke (2020, arXiv:2004.00010), on whole arrays of 64-bit integers.
 
@@ -10,7 +10,7 @@ Guarantees:
       normalising constant.
 
 Edge cases:
-    - `sigma` is a whole number from 1 to `MOST_SIGMA`; beyond that the products would not fit 64 bits.
+    - `sigma` is an integer from 1 to `MOST_SIGMA`; beyond that the products would not fit 64 bits.
     - A candidate beyond 180 sigma is refused outright; it would be accepted with probability below exp(-16000).
 """
 

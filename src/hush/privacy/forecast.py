@@ -1,4 +1,4 @@
-"""Before a run: what a budget buys, as plain records.
+"""Forecast, before a run, of the noise and rounds that a budget allows.
 
 A privacy officer asks: how much noise does this budget need, how is it spent over the rounds, how many rounds would it
 afford at a given noise, and what would a larger batch or more local epochs cost? Every answer comes from a
@@ -15,7 +15,7 @@ Edge cases:
     that are listed once.
     Beyond `MARKS` rounds, epsilon is given at evenly spaced rounds, the last among them.
     `affordable_rounds` stops at `accounting.MOST_STEPS` steps.
-    What the accountant refuses (see `hush.privacy.accounting`) is refused here in the same words.
+    What the accountant refuses (see `hush.privacy.accounting.api`) is refused here in the same words.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hush.privacy import accounting
+from hush.privacy.accounting import api
 from hush.privacy.plan import PrivacyPlan, calibrated
 from hush.types import Accountant, HushError, Policy, Relation
 
@@ -33,14 +33,14 @@ BATCH_FACTORS = (0.5, 1.0, 2.0, 4.0)
 EPOCHS = (1, 2, 4)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One way to spend the whole budget.
+    """One choice of batch size and epochs that spends the whole budget.
 
     Attributes:
         batch: Expected rows in a step.
         epochs: Passes over the data in a round.
-        steps: Noisy steps a round.
+        steps: Noisy steps per round.
         sample_rate: Probability with which a row enters a step.
         noise_multiplier: The least that keeps the budget.
         gradient_noise: Standard deviation of the noise on each coordinate of a step's mean gradient.
@@ -56,9 +56,9 @@ class Choice:
     update_noise: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What one client may expect. `asdict` of it is JSON.
+    """The forecast for one client. `asdict` of it is JSON.
 
     Attributes:
         policy: The budget, its delta, and what neighbours are.
@@ -97,7 +97,7 @@ def forecast(
     clip: float = 1.0,
     noise_multiplier: float | None = None,
 ) -> Forecast:
-    """All answers for one client.
+    """Return the forecast for one client.
 
     Args:
         epsilon: The client's budget.
@@ -135,12 +135,12 @@ def forecast(
 def epsilon_after_rounds(plan: PrivacyPlan, delta: float, rounds: Sequence[int]) -> list[float]:
     """The epsilon of a plan after each of these numbers of rounds."""
     steps = [plan.steps * count for count in rounds]
-    return accounting.epsilon_after(plan.rate, plan.noise_multiplier, steps, delta, plan.relation, plan.accountant)
+    return api.epsilon_after(plan.rate, plan.noise_multiplier, steps, delta, plan.relation, plan.accountant)
 
 
 def affordable_rounds(plan: PrivacyPlan, policy: Policy) -> int:
-    """How many rounds of a plan, at its own noise, a policy affords."""
-    steps = accounting.affordable_steps(
+    """Return the number of rounds of a plan, at its noise, that a policy allows."""
+    steps = api.affordable_steps(
         policy.epsilon, policy.delta, plan.rate, plan.noise_multiplier, policy.relation, plan.accountant
     )
     return steps // plan.steps
@@ -152,14 +152,14 @@ def choices(
     batch_factors: Sequence[float] = BATCH_FACTORS,
     epochs: Sequence[int] = EPOCHS,
 ) -> tuple[Choice, ...]:
-    """What other batches and epochs would need, for the same budget over the same rounds."""
+    """Return the noise for other batch sizes and epochs, with the same budget and rounds."""
     batches = dict.fromkeys(min(plan.samples, max(1, round(plan.batch * factor))) for factor in batch_factors)
     drafts = (replace(plan, batch=batch, epochs=count) for batch in batches for count in epochs)
     return tuple(_choice(_keeping(policy, draft)) for draft in drafts)
 
 
 def _keeping(policy: Policy, draft: PrivacyPlan) -> PrivacyPlan:
-    """The draft with the least noise that keeps the policy."""
+    """Return the draft with the least noise that satisfies the policy."""
     return calibrated(
         policy,
         samples=draft.samples,
@@ -192,4 +192,4 @@ def _marks(rounds: int) -> tuple[int, ...]:
 def _check(**counts: int) -> None:
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise HushError(f"{name}: found {value!r}; accepted: a whole number, 1 or more")
+            raise HushError(f"{name}: found {value!r}; accepted: an integer, 1 or more")

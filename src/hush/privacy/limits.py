@@ -1,4 +1,4 @@
-"""What a client lets any task ask of it, whatever its budget says: the most of some things, the least of others.
+"""Limits on the parameters of a client's tasks, independent of its budget.
 
 A budget bounds the sum of all releases. Limits bound each single one, so that a task with hardly any noise, or with far
 more steps than agreed, is refused before it is charged.
@@ -21,13 +21,13 @@ from hush.privacy.plan import PrivacyPlan
 from hush.types import HushError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one round may ask.
+    """The limits for one round.
 
     Attributes:
         max_rate: The largest sampling rate.
-        max_steps: The most noisy steps a round.
+        max_steps: The most noisy steps per round.
         max_rounds: The most rounds a plan may have.
         min_noise: The least noise multiplier.
         min_clip: The smallest clip.
@@ -57,14 +57,14 @@ class Limits:
 
 
 def check(plan: PrivacyPlan, limits: Limits) -> None:
-    """Raise a `HushError` that names the first limit the plan would break."""
+    """Raise a `HushError` that names the first limit that the plan exceeds."""
     for name, found, least, most in (
         ("sampling rate", plan.rate, 0.0, limits.max_rate),
-        ("steps a round", plan.steps, 0.0, limits.max_steps),
+        ("steps per round", plan.steps, 0.0, limits.max_steps),
         ("rounds", plan.rounds, 0.0, limits.max_rounds),
         ("noise multiplier", plan.noise_multiplier, limits.min_noise, math.inf),
         ("clip", plan.clip, limits.min_clip, limits.max_clip),
     ):
         if not least <= found <= most:
             accepted = f"at most {most:g}" if found > most else f"at least {least:g}"
-            raise HushError(f"task: {name} {found:g} is beyond this client's limits; accepted: {accepted}")
+            raise HushError(f"task: {name} {found:g} exceeds this client's limits; accepted: {accepted}")

@@ -1,21 +1,23 @@
-"""PrivacyPlan: sampler, clip, noise, event and neighbouring relation as one frozen object.
+"""The privacy plan: sampler, clip, noise, event and neighbouring relation as one frozen object.
 
 The training loop asks the plan which rows to take, how far to clip, and how to noise; the accountant asks the same plan
 what that costs. There is no second place where a rate or a noise scale is written down, so they cannot disagree.
 
 Guarantees:
     - `sample` includes each row independently with probability `rate`: the Poisson sampling that `event` describes.
-    - `privatise` adds Gaussian noise of standard deviation `noise_multiplier * clip` to a sum of gradients, each of
-      norm at most `clip`, and divides by `batch`, a public number, never by the size of the batch that was drawn.
+    - `privatise` adds Gaussian noise of standard deviation `noise_multiplier * clip` to a sum of gradients, which one
+      row moves by at most `clip`, and divides by `batch`, a public number, never by the size of the batch drawn.
     - `event` is exactly `steps` such releases a round.
 
 Edge cases:
     - An empty batch is noised and released like any other.
     - A plan without privacy (noise 0) has an infinite clip, no noise, and an event of infinite cost.
     - `rate` is at most 1: a batch larger than the data is refused.
-    - A `discrete` plan noises whole numbers with whole numbers: exact, and free of floating point's low bits.
+    - A `discrete` plan noises integers with integers: exact, and free of floating point's low bits.
     - A `fixed` sampler draws exactly `batch` rows without replacement. It is defined under replace-one alone.
-    - `local_steps`, where given, is the number of steps a round; else the steps of `epochs` passes over the data.
+    - `local_steps`, where given, is the number of steps per round; else the steps of `epochs` passes over the data.
+    - `told`, where given, is the public number of rows, and rate and steps follow from it alone: what is computed from
+      them says nothing of `samples`, the rows that are really held, beyond what was told. A fixed sampler has none.
     - `even` makes the rate one over the steps of a pass, so that the expected batch may be a little below `batch`, by
       which sums are divided all the same.
 """
@@ -24,20 +26,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from hush.privacy import accounting
-from hush.privacy.bar import bar
-from hush.privacy.cost import Cost
+from hush.privacy.accounting import api
+from hush.privacy.accounting.cost import Cost
 from hush.types import Accountant, HushError, Policy, Relation
 
 if TYPE_CHECKING:
+    import torch
     from dp_accounting import DpEvent
     from torch import Tensor
 
-    from hush.privacy.noise import Source
+    from hush.privacy.source import Source
 
-POISSON = "poisson"
 Sampler = Literal["poisson", "fixed"]
 GRAINS = 4096
 UPDATE = "model update"
@@ -59,32 +61,44 @@ class PrivacyPlan:
     local_steps: int | None = None
     sampler: Sampler = "poisson"
     even: bool = False
+    told: int | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.batch <= self.samples:
+        if not 1 <= self.batch <= self.counted:
             raise HushError(
-                f"local.batch_size: {self.batch} does not fit a client with {self.samples} training samples; "
-                f"accepted: 1 to {self.samples}",
+                f"local.batch_size: {self.batch} does not fit a client with {self.counted} training samples; "
+                f"accepted: 1 to {self.counted}",
                 "local.batch_size",
+            )
+        if self.sampler == "fixed" and self.told is not None:
+            raise HushError(
+                'privacy.sampler: batches of a fixed size need the true number of rows; accepted: "poisson", where the '
+                "number is noised",
+                "privacy.sampler",
             )
         if self.sampler == "fixed" and self.relation != "replace-one":
             raise HushError(
-                "privacy.sampler: batches of a fixed size are accounted under replace-one alone; "
+                "privacy.sampler: batches of a fixed size can only be accounted under replace-one; "
                 'set privacy.relation = "replace-one", or privacy.sampler = "poisson"',
                 "privacy.sampler",
             )
 
-    @property
+    @cached_property
+    def counted(self) -> int:
+        """The number of rows that rate and steps follow from."""
+        return self.samples if self.told is None else self.told
+
+    @cached_property
     def rate(self) -> float:
         """Probability with which each row enters a batch."""
-        return 1 / math.ceil(self.samples / self.batch) if self.even else self.batch / self.samples
+        return 1 / math.ceil(self.counted / self.batch) if self.even else self.batch / self.counted
 
-    @property
+    @cached_property
     def steps(self) -> int:
-        """Noisy steps a round."""
-        return self.local_steps or self.epochs * math.ceil(self.samples / self.batch)
+        """Noisy steps per round."""
+        return self.local_steps or self.epochs * math.ceil(self.counted / self.batch)
 
-    @property
+    @cached_property
     def private(self) -> bool:
         """Whether anything is promised at all."""
         return self.noise_multiplier > 0
@@ -96,27 +110,25 @@ class PrivacyPlan:
         return source.chosen(self.samples, self.rate)
 
     @property
-    def bar(self) -> int | None:
-        """What 53 fair bits must be below for a row to be in a batch, as `sample` has it; none for a fixed sampler."""
-        return None if self.sampler == "fixed" else bar(self.rate)
-
-    @property
     def grid(self) -> float:
         """The unit in which a discrete plan counts: the noise has a deviation of `GRAINS` of them."""
         return self.noise_multiplier * self.clip / GRAINS
 
-    def privatise(self, clipped_sum: Tensor, source: Source) -> Tensor:
-        """The noised mean gradient that one step may use. A discrete plan takes whole numbers of `grid`."""
+    def privatise(self, clipped_sum: Tensor, source: Source, drawn: torch.dtype | None = None) -> Tensor:
+        """The noised mean gradient that one step may use, in the type of the sum: rounding it further is free.
+
+        A discrete plan takes integers of `grid`. `drawn` is the type of the noise, if not that of the sum.
+        """
         if not self.private:
             return clipped_sum / self.batch
         if self.discrete:
             return self._privatise_exactly(clipped_sum, source)
-        noise = source.normal(clipped_sum.numel(), clipped_sum.dtype).to(clipped_sum.device)
-        return (clipped_sum + self.noise_multiplier * self.clip * noise) / self.batch
+        noise = source.normal(clipped_sum.numel(), drawn or clipped_sum.dtype).to(clipped_sum.device)
+        return clipped_sum.add(noise, alpha=self.noise_multiplier * self.clip).div_(self.batch)
 
     def _privatise_exactly(self, whole: Tensor, source: Source) -> Tensor:
         if whole.is_floating_point():
-            raise TypeError("a discrete plan noises whole numbers")
+            raise TypeError("discrete plans add noise to integers")
         noised = whole.cpu() + source.discrete(whole.numel(), GRAINS)
         return (noised.double() * (self.grid / self.batch)).float().to(whole.device)
 
@@ -151,7 +163,7 @@ def calibrated(
 ) -> PrivacyPlan:
     """The plan with the least noise that keeps the policy over that many rounds."""
     draft = PrivacyPlan(samples, batch, epochs, rounds, clip, 1.0, policy.relation, accountant)
-    z = accounting.noise_multiplier(
+    z = api.noise_multiplier(
         policy.epsilon, policy.delta, draft.rate, max(rounds, 1) * draft.steps, policy.relation, accountant
     )
     return PrivacyPlan(samples, batch, epochs, rounds, clip, z, policy.relation, accountant, discrete)

@@ -11,11 +11,11 @@ Guarantees:
     `Claim` carries: show them only beside it.
     `server_epsilon` assumes none of that: it bounds what the server learns of one user's row from that user's updates,
     by the paper's own loose bound, so that the two views compare. `tight_server_epsilon` bounds the same by
-    `hush.privacy.accounting`, and is the one to promise.
+    `hush.privacy.accounting.api`, and is the one to promise.
 
 Edge cases:
     Delta is 1 / (M R) unless given.
-    Orders are the whole numbers from 2 to 100. The paper also searches between them on a line between two whole
+    Orders are the integers from 2 to 100. The paper also searches between them on a line between two whole
     orders; there its bound is monotone, so that nothing lower is to be found.
     The bound of a subsampled step does not vanish as noise grows, so that more noise does not always buy more rounds.
     At a rate of 1 nothing is sampled, and the bound is that of the plain Gaussian.
@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hush.privacy import accounting
-from hush.privacy.cost import Cost
+from hush.privacy.accounting import api
+from hush.privacy.accounting.cost import Cost
 from hush.types import HushError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 ASSUMPTION = (
-    "Toward a third party this epsilon holds as claimed by the paper: the gain of sqrt(l M) from summing the users' "
+    "Against a third party, this epsilon is the paper's claim: the gain of sqrt(l M) from summing the users' "
     "noise is not proved for K > 1, where users drift apart between local steps."
 )
 
@@ -48,7 +48,7 @@ _MOST_ORDER = 100
 _ORDERS = np.arange(2.0, _MOST_ORDER + 1.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Claim:
     """The two views of one run.
 
@@ -103,7 +103,7 @@ def claimed_epsilon(
         sigma_g: Noise of a local step over its sensitivity.
         s: Share of a user's rows in a local step.
         ell: Share of the users in a round.
-        K: Local steps a round.
+        K: Local steps per round.
         T: Rounds.
         M: Users.
         R: Training rows of a user.
@@ -120,7 +120,7 @@ def claimed_rounds(
     _check(epsilon=epsilon, sigma_g=sigma_g, s=s, ell=ell, K=K, M=M)
     delta, one = _delta(M, R, delta), _round(sigma_g, s, ell, K, M)
     rounds = math.floor(float(np.max((epsilon + math.log(delta) / (_ORDERS - 1.0)) / one)))
-    # The division may have rounded either way across a whole number.
+    # The division may have rounded either way across an integer.
     near = (count for count in (rounds + 1, rounds, rounds - 1) if count > 0)
     return next((count for count in near if _least(count * one, delta) <= epsilon), 0)
 
@@ -134,12 +134,12 @@ def server_epsilon(sigma_g: float, s: float, K: int, seen: int, M: int, R: int, 
 def tight_server_epsilon(
     sigma_g: float, s: float, K: int, seen: int, M: int, R: int, delta: float | None = None
 ) -> float:
-    """The same by the sharper bound for Gaussian noise that `hush.privacy.accounting` uses."""
+    """The same by the sharper bound for Gaussian noise that `hush.privacy.accounting.api` uses."""
     _check(sigma_g=sigma_g, s=s, K=K, seen=seen)
     delta = _delta(M, R, delta)
     # Sigma_g counts in the sensitivity of replace-one, which is twice the clip; a cost counts in the clip.
     steps = Cost("model update", "fixed-gaussian", 2.0 * sigma_g, seen * K, samples=R, batch=max(1, round(s * R)))
-    return accounting.epsilon(steps.event(), delta, "replace-one", "rdp")
+    return api.epsilon(steps.event(), delta, "replace-one", "rdp")
 
 
 @lru_cache(maxsize=1024)
@@ -192,6 +192,6 @@ def _check(**arguments: float) -> None:
         elif name == "sigma_g":
             accepted, holds = "a number from 0.001 to 1,000,000", 1e-3 <= value <= 1e6
         else:
-            accepted, holds = "a whole number, 1 or more", 1 <= value < math.inf and value == math.floor(value)
+            accepted, holds = "an integer, 1 or more", 1 <= value < math.inf and value == math.floor(value)
         if not holds:
             raise HushError(f"{name}: found {value!r}; accepted: {accepted}")

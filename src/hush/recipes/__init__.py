@@ -1,8 +1,8 @@
 """The algorithms: six slots, a file each, and every paper as a few lines over them."""
 
-from hush.recipes.frame import Recipe
-from hush.recipes.papers import RECIPES, SUMMARIES
-from hush.recipes.parse import SLOTS, parse
-from hush.recipes.view import RoundView
+from hush.recipes.context import RoundView
+from hush.recipes.from_config import SLOTS, as_table, parse
+from hush.recipes.presets import RECIPES, SUMMARIES
+from hush.recipes.recipe import Recipe
 
-__all__ = ["RECIPES", "SLOTS", "SUMMARIES", "Recipe", "RoundView", "parse"]
+__all__ = ["RECIPES", "SLOTS", "SUMMARIES", "Recipe", "RoundView", "as_table", "parse"]

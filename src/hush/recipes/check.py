@@ -1,21 +1,23 @@
-"""Which choices go together. A recipe that makes no sense is refused before anything is trained, with the reason."""
+"""Check which choices go together: a recipe that makes no sense is refused before training, with the reason."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hush.recipes.clusters import GmmThenLoss, Oracle
-from hush.recipes.frame import Recipe
-from hush.recipes.local import ControlVariates
-from hush.recipes.project import DelayedPublicSubspace, PublicSubspace, RandomSubspace, threshold
-from hush.recipes.protect import DpSgd, Nothing
-from hush.recipes.weigh import Epsilon, EstimatedNoise, Impact, Samples
+from hush.recipes.recipe import Recipe
+from hush.recipes.slots.clusters import ByLoss, GmmThenLoss, Oracle
+from hush.recipes.slots.local import ControlVariates
+from hush.recipes.slots.project import DelayedPublicSubspace, PublicSubspace, RandomSubspace, threshold
+from hush.recipes.slots.protect import DpSgd, InputMean
+from hush.recipes.slots.weight import Epsilon, EstimatedNoise, Impact, SampleCount, Samples
 from hush.types import HushError, Member
+
+_LOOKED_AT = 1000  # rounds
 
 
 def check(recipe: Recipe, members: Sequence[Member], rounds: int) -> None:
     """Raise a `HushError` for the first thing that does not fit."""
-    for key, text in (*_pairs(recipe), *_numbers(recipe, members, rounds)):
+    for key, text in (*_pairs(recipe), *_side_releases(recipe, rounds), *_numbers(recipe, members, rounds)):
         raise HushError(f"recipe.{key}: {text}", f"recipe.{key}")
 
 
@@ -25,38 +27,69 @@ def clash(recipe: Recipe) -> str | None:
 
 
 def _pairs(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    open_protect = isinstance(recipe.protect, Nothing)
+    open_protect = not recipe.protect.private
     if isinstance(recipe.project, DelayedPublicSubspace) and recipe.assign.models > 1:
-        yield "project", "delayed-public-subspace needs one model: directions belong to a model that a client may leave"
-    if isinstance(recipe.project, DelayedPublicSubspace) and isinstance(recipe.weigh, EstimatedNoise):
-        yield "weigh", "noise cannot be estimated in updates of which only a few directions are sent"
+        yield (
+            "project",
+            "delayed-public-subspace needs one model: the subspace belongs to a model that a client may leave",
+        )
+    if isinstance(recipe.project, DelayedPublicSubspace) and isinstance(recipe.weight, EstimatedNoise):
+        yield "weight", "noise cannot be estimated from updates of which only a few coefficients are sent"
     if isinstance(recipe.project, DelayedPublicSubspace) and isinstance(recipe.local, ControlVariates):
-        yield "local", "control variates need whole updates; delayed-public-subspace sends a few directions of them"
-    if open_protect and isinstance(recipe.weigh, EstimatedNoise) and recipe.weigh.estimator == "declared":
-        yield "weigh.estimator", "declared noise makes no weights where there is no noise; use another protect or weigh"
-    if open_protect and getattr(recipe.assign, "share", 0.0) > 0:
-        yield "assign.share", "a noisy choice has no budget where protect promises nothing; set share = 0"
-    if isinstance(recipe.weigh, Samples) and recipe.weigh.counts == "noisy":
+        yield "local", "control variates need complete updates; delayed-public-subspace sends only a few coefficients"
+    if open_protect and isinstance(recipe.weight, EstimatedNoise) and recipe.weight.estimator == "declared":
+        yield (
+            "weight.estimator",
+            "declared noise cannot determine weights without noise; use another protect or weight",
+        )
+    if open_protect and isinstance(recipe.assign, GmmThenLoss | ByLoss) and recipe.assign.share > 0:
+        yield (
+            "assign.share",
+            "a noisy choice requires a privacy budget, and this protect option has none; set share = 0",
+        )
+    if isinstance(recipe.weight, Samples) and recipe.weight.counts == "noisy":
         if open_protect:
-            yield "weigh.counts", 'a noisy count has no budget where protect promises nothing; use counts = "public"'
+            yield (
+                "weight.counts",
+                'a noisy count requires a privacy budget, and this protect option has none; use counts = "public"',
+            )
         if isinstance(recipe.local, ControlVariates):
-            yield "local", "control variates divide by the number of steps, which tells the count that weigh hides"
+            yield (
+                "local",
+                "control variates divide by the number of steps, which reveals the sample count that weight hides",
+            )
+
+
+def _side_releases(recipe: Recipe, rounds: int) -> Iterator[tuple[str, str]]:
+    """What is wrong with the releases that options ask for beside the update."""
+    for slot, option in recipe.options.items():
+        asked = [option.round_spec(number, rounds).side_releases for number in range(min(rounds, _LOOKED_AT) + 1)]
+        if any(asked) and not recipe.protect.private:
+            yield slot, "a side release has no budget where protect guarantees nothing; use another protect"
+        if any(not isinstance(release, SampleCount | InputMean) for release in asked[0]):
+            yield slot, "enrolment releases counts and input means alone; ask for others in rounds, from 1 on"
+    for spec in recipe.stage_table(rounds).specs:
+        names = [release.what for release in spec.side_releases]
+        if len(set(names)) < len(names):
+            yield "name", f"two side releases of one round have the same name; found: {', '.join(sorted(names))}"
 
 
 def _numbers(recipe: Recipe, members: Sequence[Member], rounds: int) -> Iterator[tuple[str, str]]:
     clients, groups = len(members), max(member.group for member in members) + 1
     models = recipe.assign.models
-    named = getattr(recipe.assign, "clusters", 1)
-    if named and models > clients:
+    if recipe.assign.number_given and models > clients:
         yield "assign.clusters", f"{models} is more than the {clients} clients; accepted: 1 to {clients}"
     if isinstance(recipe.assign, Oracle) and models < groups:
         yield "assign.clusters", f"{models} models for {groups} true clusters; accepted: {groups} or more"
     if isinstance(recipe.assign, GmmThenLoss) and recipe.assign.switch >= rounds > 1:
-        yield "assign.switch", f"{recipe.assign.switch} leaves no round to choose in; accepted: 2 to {rounds - 1}, or 0"
+        yield (
+            "assign.switch",
+            f"{recipe.assign.switch} leaves no round in which clients choose; accepted: 2 to {rounds - 1}, or 0",
+        )
     if isinstance(recipe.local, ControlVariates) and recipe.local.warm >= rounds:
         yield (
             "local.warm",
-            f"{recipe.local.warm} of {rounds} rounds leave none to train; accepted: 0 to {rounds - 1}",
+            f"{recipe.local.warm} of {rounds} rounds leave none for training; accepted: 0 to {rounds - 1}",
         )
     if isinstance(recipe.project, PublicSubspace) and not isinstance(recipe.project, RandomSubspace):
         least = threshold(tuple(member.policy.epsilon for member in members), recipe.project.public)
@@ -64,11 +97,14 @@ def _numbers(recipe: Recipe, members: Sequence[Member], rounds: int) -> Iterator
         rank = max(1, public - 1)
         if recipe.project.k > rank:
             yield "project.k", f"{recipe.project.k} is above the rank of {public} public updates; accepted: 1 to {rank}"
-    if isinstance(recipe.weigh, Impact):
-        for listed in (recipe.weigh.factors, *recipe.weigh.changes.values()):
+    if isinstance(recipe.weight, Impact):
+        for listed in (recipe.weight.factors, *recipe.weight.changes.values()):
             yield from _factors(listed, members, groups)
-    if isinstance(recipe.weigh, Epsilon) and isinstance(recipe.protect, DpSgd) and recipe.protect.budget != "own":
-        yield "weigh", f"weights by declared budget mean nothing where all train at the {recipe.protect.budget} one"
+    if isinstance(recipe.weight, Epsilon) and isinstance(recipe.protect, DpSgd) and recipe.protect.budget != "own":
+        yield (
+            "weight",
+            f"weights by declared budget have no effect if all clients use the {recipe.protect.budget} budget",
+        )
 
 
 def _factors(listed: Sequence[float], members: Sequence[Member], groups: int) -> Iterator[tuple[str, str]]:
@@ -76,9 +112,9 @@ def _factors(listed: Sequence[float], members: Sequence[Member], groups: int) ->
     if not listed:
         return
     if len(listed) not in (clients, groups):
-        accepted = f"{clients} (one a client)" + (f" or {groups} (one a group)" if groups > 1 else "")
-        yield "weigh.factors", f"{len(listed)} numbers; accepted: {accepted}"
+        accepted = f"{clients} (one per client)" + (f" or {groups} (one per group)" if groups > 1 else "")
+        yield "weight.factors", f"{len(listed)} numbers; accepted: {accepted}"
         return
     each = listed if len(listed) == clients else [listed[member.group] for member in members]
     if abs(sum(each) - 1) > 1e-6:
-        yield "weigh.factors", f"impact factors sum to {sum(each):.6g} over all clients; accepted: a sum of 1"
+        yield "weight.factors", f"impact factors sum to {sum(each):.6g} over all clients; accepted: a sum of 1"

@@ -1,4 +1,4 @@
-"""Run directory or comparison in, one self-contained HTML page out."""
+"""HTML reports: turn a run or comparison directory into one self-contained page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a directory to its report."""
+"""Build the report of a directory."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from hush.report.compare import comparison_page
 from hush.report.read import COMPARISON, read_comparison, read_run
 from hush.report.run import run_page
-from hush.server.rundir import MANIFEST, REPORT, write_atomically
+from hush.server.run_directory import MANIFEST, REPORT, write_atomically
 from hush.types import HushError
 
 
 def write(path: Path) -> Path:
-    """Write `report.html` into a run or comparison directory, and return where it is."""
+    """Write `report.html` into a run or comparison directory, and return its path."""
     if not path.is_dir():
         raise HushError(f"{path}: no such directory; give a run directory or a comparison directory")
     if (path / COMPARISON).exists():

@@ -1,4 +1,4 @@
-"""How well the model does: by round, and for each client."""
+"""Charts of accuracy: by round, and for each client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hush.report.read import RunView
 
 
 def accuracy_by_round(view: RunView) -> Chart:
-    """Mean accuracy with the range over clients, and the loss beneath."""
+    """Return the chart of mean accuracy with its range over clients, and the loss below."""
     title = "Accuracy by round"
     rows = [(r.round, finite(r.accuracy_per_client), r.loss) for r in view.records if finite(r.accuracy_per_client)]
     if not rows:
@@ -36,9 +36,7 @@ def accuracy_by_round(view: RunView) -> Chart:
             "line": {"color": figures.QUIET, "width": 2}, "hovertemplate": "round %{x}<br>loss %{y:.3f}<extra></extra>",
         },
     ]  # fmt: skip
-    words = (
-        "The line is the mean over the clients, each on its own test data; the band runs from the worst to the best."
-    )
+    words = "Mean over clients, each evaluated on its own test data; the band spans the worst to the best client."
     shape = layout(
         round_axis(max(x)) | {"anchor": "y2"},
         axis("accuracy", tickformat=".0%", domain=[0.36, 1]),
@@ -48,13 +46,13 @@ def accuracy_by_round(view: RunView) -> Chart:
 
 
 def accuracy_by_client(view: RunView) -> Chart:
-    """Final accuracy of each client, from worst to best."""
+    """Return the chart of the final accuracy per client, from worst to best."""
     title = "Final accuracy per client" if view.finished else f"Accuracy per client after round {view.rounds}"
     ranked = sorted((a, client) for client, a in enumerate(view.accuracies) if math.isfinite(a))
     if not ranked:
         return Chart("clients", title, "No round has been evaluated yet.")
     mean = statistics.fmean(a for a, _ in ranked)
-    names = [str(client) for _, client in ranked]
+    names = [view.name(client) for _, client in ranked]
     bars = {
         "type": "bar", "x": names, "y": [a for a, _ in ranked],
         "marker": {"color": [figures.ALERT, *[figures.MAIN] * (len(ranked) - 1)]},

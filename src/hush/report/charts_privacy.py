@@ -1,4 +1,4 @@
-"""What the clients spend: epsilon by round, against the budgets."""
+"""Charts of privacy spending: epsilon by round, against the budgets."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from hush.report import figures
 from hush.report.figures import Chart, layout, round_axis, scale
 from hush.report.read import RunView
 from hush.report.spending import Spending, spending
-from hush.report.words import figure
+from hush.report.wording import figure, safe
 
 
 def privacy_by_round(view: RunView) -> Chart:
-    """What the clients had spent after each round, against their budgets."""
+    """Return the chart of epsilon spent after each round, with the budgets."""
     title = "Privacy spent by round"
     if not view.guarantees:
-        return Chart("privacy", title, "Added up when the run ends.", wide=True)
+        return Chart("privacy", title, "Available when the run ends.", wide=True)
+    if view.untrained:
+        return Chart("privacy", title, "No client released an update in this run.", wide=True)
     found = spending(view)
     if not found.lines:
-        return Chart("privacy", title, "No client spent a bounded epsilon: nothing was noised.", wide=True)
+        return Chart("privacy", title, "No client has a bounded epsilon: no noise was added.", wide=True)
     lines = sorted(found.lines, key=lambda line: line.budget)
     budgets = sorted({line.budget for line in lines if math.isfinite(line.budget)})
     y = scale("epsilon", [epsilon for line in lines for epsilon in line.epsilon] + budgets, 30)
@@ -28,8 +30,8 @@ def privacy_by_round(view: RunView) -> Chart:
         {
             "x": ([] if log else [0]) + list(line.rounds), "y": ([] if log else [0.0]) + list(line.epsilon),
             "mode": "lines+markers", "line": {"color": figures.ramp(number, len(lines)), "width": 1.5},
-            "marker": {"size": 5}, "name": _who(line.clients),
-            "hovertemplate": f"{_who(line.clients)}<br>after round %{{x}}: epsilon %{{y:.4g}}"
+            "marker": {"size": 5}, "name": _who(view, line.clients),
+            "hovertemplate": f"{_who(view, line.clients)}<br>after round %{{x}}: epsilon %{{y:.4g}}"
             f"<br>budget {figure(line.budget)}<extra></extra>",
         }
         for number, line in enumerate(lines)
@@ -47,15 +49,18 @@ def privacy_by_round(view: RunView) -> Chart:
 
 
 def _privacy_words(found: Spending) -> str:
-    part = f" Shown: {len(found.lines)} of {found.total} different plans, evenly spread." * (
+    part = f" Shown: {len(found.lines)} of {found.total} distinct plans, evenly spaced." * (
         len(found.lines) < found.total
     )
     return (
-        "Each point is the accountant's figure after that round; the lines only join the points. Violet is the "
-        f"strictest budget, yellow the loosest; dashes mark the budgets.{part}"
+        "Each point is the epsilon computed by the accountant after that round. Violet is the strictest budget, "
+        f"yellow the loosest; dashed lines mark the budgets.{part}"
     )
 
 
-def _who(clients: Sequence[int]) -> str:
-    named = ", ".join(map(str, clients[:6])) + ("" if len(clients) <= 6 else f" and {len(clients) - 6} more")
+def _who(view: RunView, clients: Sequence[int]) -> str:
+    # Plotly takes %{ in a template for one of its variables.
+    named = ", ".join(safe(view.name(client)).replace("%{", "% {") for client in clients[:6]) + (
+        "" if len(clients) <= 6 else f" and {len(clients) - 6} more"
+    )
     return f"client{'s' * (len(clients) > 1)} {named}"

@@ -1,4 +1,4 @@
-"""The page of a comparison: which recipe does best on these clients, and at what promise."""
+"""The HTML page that compares recipes: accuracy and privacy guarantee of each."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hush.report.page import Cell, banner, command, page, panels, table
 from hush.report.read import ComparisonView, RecipeView, RunView
 from hush.report.toml import toml
 from hush.report.verdict import Verdict, verdict
-from hush.report.words import NONE, count, figure, percent, safe
+from hush.report.wording import NONE, count, figure, percent, safe
 
 _HEADS = (
-    ("recipe", "text"), ("mean accuracy", ""), ("± std over seeds", ""), ("worst client", ""), ("largest ε spent", ""),
-    ("privacy", "text"), ("also not covered", "text"),
+    ("recipe", "text"), ("mean accuracy", ""), ("± sample std over seeds", ""), ("worst client", ""),
+    ("largest ε spent", ""), ("privacy", "text"), ("additionally not covered", "text"),
 )  # fmt: skip
 _SEVERITY = ("good", "plain", "warn", "bad")
 
 
 def comparison_page(view: ComparisonView) -> str:
-    """The whole document."""
+    """Return the complete HTML document."""
     charts = [accuracy_by_recipe(view), accuracy_by_round(view)]
     first = next((run for recipe in view.recipes for run in _runs(recipe)), None)
     shared = _shared(view.recipes)
@@ -36,18 +36,18 @@ def comparison_page(view: ComparisonView) -> str:
     body = [
         banner(_overall(view), shared),
         f"<h1>{safe(title)}</h1>",
-        f'<p class="subtitle">{safe(about + seeds)}. The same clients, data and budgets for every recipe.</p>',
+        f'<p class="subtitle">{safe(about + seeds)}. All recipes use the same clients, data and budgets.</p>',
         table(_HEADS, [_row(recipe, shared) for recipe in view.recipes]),
         "<h2>Accuracy</h2>",
         panels(charts),
-        f"<h2>The runs</h2>{_links(view.recipes)}",
-        f"<h2>Run it again</h2>{command(view.command)}{_config(first)}",
+        f"<h2>Runs</h2>{_links(view.recipes)}",
+        f"<h2>Reproduce</h2>{command(view.command)}{_config(first)}",
     ]
     return page(f"{title} · Hush", "comparison", "\n".join(body), charts)
 
 
 def accuracy_by_recipe(view: ComparisonView) -> Chart:
-    """A bar for each recipe, with its spread over seeds and its worst client."""
+    """Return the bar chart of accuracy per recipe, with the standard deviation over seeds and the worst client."""
     names = [text(recipe.name) for recipe in view.recipes]
     several = any(recipe.deviation is not None for recipe in view.recipes)
     scatter = " ± %{error_y.array:.1%}" if several else ""
@@ -71,15 +71,16 @@ def accuracy_by_recipe(view: ComparisonView) -> Chart:
         bargap=0.45,
     )
     words = (
-        "Bars: mean over clients and seeds, and its standard deviation over seeds. Marks: the worst client of any seed."
+        "Bars: mean over clients and seeds, with the sample standard deviation over seeds. "
+        "Markers: worst client of any seed."
         if several
-        else "Bars: mean over clients, of one seed. Marks: the worst client."
+        else "Bars: mean over clients, one seed. Markers: worst client."
     )
     return Chart("recipes", "Final accuracy by recipe", words, [bars, worst], shape, height=380, wide=True)
 
 
 def accuracy_by_round(view: ComparisonView) -> Chart:
-    """A line for each recipe, its mean over clients and seeds."""
+    """Return the chart of accuracy by round, one line per recipe, averaged over clients and seeds."""
     title = "Accuracy by round"
     data: list[dict[str, Any]] = []
     for number, recipe in enumerate(view.recipes):
@@ -97,7 +98,7 @@ def accuracy_by_round(view: ComparisonView) -> Chart:
         return Chart("rounds", title, "The rounds of these runs are not in this directory.", wide=True)
     last = max(max(trace["x"]) for trace in data)
     shape = layout(round_axis(last), axis("accuracy", tickformat=".0%"), showlegend=True)
-    return Chart("rounds", title, "Mean over the clients and the seeds.", data, shape, height=380, wide=True)
+    return Chart("rounds", title, "Mean over clients and seeds.", data, shape, height=380, wide=True)
 
 
 def _by_round(recipe: RecipeView) -> dict[int, float]:
@@ -126,7 +127,7 @@ def _row(recipe: RecipeView, shared: Sequence[str]) -> list[Cell]:
 
 
 def _judged(recipe: RecipeView) -> Verdict:
-    """The worst of what its runs deserve."""
+    """Return the most severe verdict of its runs."""
     judged = [verdict(run) for run in _runs(recipe)]
     return (
         _gravest(judged) if judged else Verdict("plain", "unknown", "Unknown", ("The runs are not in this directory.",))
@@ -134,7 +135,7 @@ def _judged(recipe: RecipeView) -> Verdict:
 
 
 def _overall(view: ComparisonView) -> Verdict:
-    """One verdict for the page: what holds for all of its recipes, or a word that they differ."""
+    """Return one verdict for the page: the common one of all recipes, or a statement that they differ."""
     judged = {recipe.name: _judged(recipe) for recipe in view.recipes}
     marks = {one.mark for one in judged.values()}
     if len(marks) == 1:
@@ -146,7 +147,7 @@ def _overall(view: ComparisonView) -> Verdict:
         for mark in sorted(marks)
     )
     private = any(one.tone in ("good", "plain") for one in judged.values())
-    headline = "The recipes do not promise the same" if private else "Nothing here is private"
+    headline = "The recipes have different guarantees" if private else "None of these runs is private"
     return Verdict(worst.tone, worst.mark, headline, words)
 
 
@@ -181,4 +182,4 @@ def _links(recipes: Sequence[RecipeView]) -> str:
 def _config(run: RunView | None) -> str:
     if run is None:
         return ""
-    return f"<details><summary>The config of its first run</summary><pre>{safe(toml(run.config))}</pre></details>"
+    return f"<details><summary>Config of the first run</summary><pre>{safe(toml(run.config))}</pre></details>"

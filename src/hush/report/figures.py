@@ -1,4 +1,4 @@
-"""What all charts share: a record, axes, colours that read on light and on dark, and text that cannot be markup."""
+"""Figures: common parts of all charts, namely the chart record, axes, colours, and escaped text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAIN, ALERT, QUIET = COLOURS[0], COLOURS[4], "#8a919c"
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure in plotly's terms, with its title and a sentence about it. Texts are not yet escaped."""
+    """A plotly figure with its title and caption. Texts are not yet escaped."""
 
     key: str
     title: str
@@ -28,7 +28,7 @@ class Chart:
 
 
 def layout(x: Mapping[str, Any], y: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """The common layout; the page adds the colours of its theme."""
+    """Return the common layout; the page adds the colours of its theme."""
     return {
         "margin": {"l": 56, "r": 16, "t": 10, "b": 48},
         "paper_bgcolor": "rgba(0,0,0,0)",
@@ -50,7 +50,7 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 
 def log_axis(title: str, values: Sequence[float]) -> dict[str, Any]:
-    """A logarithmic axis over some positive numbers, with few and round ticks."""
+    """Return a logarithmic axis for positive numbers, with few round ticks."""
     low, high = math.log10(min(values)), math.log10(max(values))
     room = 0.1 + 0.06 * (high - low)
     low, high = low - room, high + room
@@ -68,29 +68,29 @@ def log_axis(title: str, values: Sequence[float]) -> dict[str, Any]:
 
 
 def scale(title: str, values: Sequence[float], times: float = 10.0) -> dict[str, Any]:
-    """An axis from 0, or a logarithmic one where the numbers span more than that many times the least of them."""
+    """Return an axis from 0, or a logarithmic one if the maximum exceeds the minimum by more than the given factor."""
     wide = min(values) > 0 and max(values) / min(values) > times
     return log_axis(title, values) if wide else axis(title, rangemode="tozero")
 
 
 def round_axis(last: int) -> dict[str, Any]:
-    """An axis of whole rounds."""
+    """Return an axis of integer rounds."""
     steps = (base * 10**power for power in range(9) for base in (1, 2, 5))
     return axis("round", dtick=next(step for step in steps if last <= 10 * step), tick0=0, range=[0.5, last + 0.5])
 
 
 def text(value: object) -> str:
-    """A string as plotly shows it: its labels read a little HTML, so what looks like a tag must not be one."""
+    """Return a string escaped for plotly, whose labels interpret some HTML."""
     return html.escape(str(value), quote=False)
 
 
 def finite(values: Sequence[float]) -> list[float]:
-    """The numbers that are numbers."""
+    """Return the finite numbers."""
     return [value for value in values if math.isfinite(value)]
 
 
 def ramp(position: int, of: int) -> str:
-    """The colour of the n-th strictest of some budgets."""
+    """Return the colour of the n-th strictest budget."""
     return STRICT_TO_LOOSE[round(position * (len(STRICT_TO_LOOSE) - 1) / max(of - 1, 1))]
 
 

@@ -1,4 +1,4 @@
-"""The shell of every page: one file that asks the network for nothing, and tells the browser to refuse if it did."""
+"""The HTML page template: one self-contained file whose content security policy forbids network access."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from string import Template
 
 from hush.report.figures import Chart
 from hush.report.verdict import Verdict
-from hush.report.words import safe
-from hush.server.rundir import plain
+from hush.report.wording import safe
+from hush.server.run_directory import plain
 
 Cell = tuple[object, str, str]
 """What to sort by, what to show (not yet escaped), and its CSS class."""
 
 
 def page(title: str, kind: str, body: str, charts: Sequence[Chart]) -> str:
-    """A whole document. `body` is HTML; everything else is text."""
+    """Return a complete HTML document. `body` is HTML; all other arguments are plain text."""
     library, script = _library(), _resource("script.html").strip().removeprefix("<script>").removesuffix("</script>")
     return Template(_resource("page.html")).substitute(
         policy=_policy(library, script),
@@ -35,16 +35,17 @@ def page(title: str, kind: str, body: str, charts: Sequence[Chart]) -> str:
     )
 
 
-def banner(verdict: Verdict, not_covered: Sequence[str]) -> str:
-    """Whether it was private, and what no figure covers."""
+def banner(verdict: Verdict, not_covered: Sequence[str], warnings: Sequence[str] = ()) -> str:
+    """Return the banner: the privacy verdict, what is not covered, and warnings."""
     gaps = "".join(f"<li>{safe(gap)}</li>" for gap in not_covered)
-    listed = f'<div class="gaps">Not covered by any epsilon on this page:<ul>{gaps}</ul></div>' if gaps else ""
+    listed = f'<div class="gaps">Not covered by the privacy guarantee:<ul>{gaps}</ul></div>' if gaps else ""
     words = "".join(f"<p>{safe(sentence)}</p>" for sentence in verdict.words)
+    words += "".join(f"<p><strong>Warning:</strong> {safe(text)}</p>" for text in warnings)
     return f'<section class="banner {verdict.tone}"><strong>{safe(verdict.headline)}</strong>{words}{listed}</section>'
 
 
 def tiles(rows: Sequence[tuple[str, str, str]]) -> str:
-    """Headline figures: name, figure, note."""
+    """Return the headline figures, each as name, figure and note."""
     made = (
         f'<div class="tile"><dt>{safe(name)}</dt><dd><div class="figure">{safe(shown)}</div>'
         f'<div class="note">{safe(note)}</div></dd></div>'
@@ -54,7 +55,7 @@ def tiles(rows: Sequence[tuple[str, str, str]]) -> str:
 
 
 def panels(charts: Sequence[Chart]) -> str:
-    """A panel for each chart."""
+    """Return one panel per chart."""
     made = []
     for chart in _filled(charts):
         drawing = f'<div id="{_id(chart)}" style="height:{chart.height}px"></div>' if chart.data else ""
@@ -66,7 +67,7 @@ def panels(charts: Sequence[Chart]) -> str:
 
 
 def _filled(charts: Sequence[Chart]) -> list[Chart]:
-    """Charts as they fill rows of two: words alone take a row, and so does a chart whose neighbour does."""
+    """Return the charts laid out in rows of two; a chart without data, or without a neighbour, takes a full row."""
     placed = [replace(chart, wide=chart.wide or not chart.data) for chart in charts]
     alone = False
     for number, chart in enumerate(placed):
@@ -77,7 +78,7 @@ def _filled(charts: Sequence[Chart]) -> list[Chart]:
 
 
 def table(heads: Sequence[tuple[str, str]], rows: Sequence[Sequence[Cell]]) -> str:
-    """A table that sorts by a click on a head. Heads are (text, CSS class)."""
+    """Return a sortable table. Heads are (text, CSS class)."""
     head = "".join(f'<th class="{style}"><button type="button">{safe(name)}</button></th>' for name, style in heads)
     body = "".join(
         "<tr>"
@@ -92,21 +93,25 @@ def table(heads: Sequence[tuple[str, str]], rows: Sequence[Sequence[Cell]]) -> s
 
 
 def _key(value: object) -> object:
-    """A sorting key as the page's script reads it; what is missing comes first."""
+    """Return a sorting key for the page's script; missing values come first."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-Infinity"
     return str(value).replace("inf", "Infinity") if isinstance(value, float) else value
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> str:
-    """Names and values."""
+    """Return a list of names and values."""
     return f'<dl class="facts">{"".join(f"<dt>{safe(name)}</dt><dd>{safe(value)}</dd>" for name, value in rows)}</dl>'
 
 
-def command(text: str) -> str:
-    """The way to run it again."""
+def command(text: str, given: str = "") -> str:
+    """Return the command that reproduces the run; `given` describes data and model passed from Python."""
     if not text:
-        return '<p class="soft">Started from Python, so no command is known; the config below gives the same run.</p>'
+        also = f" with {safe(given)}" if given else ""
+        return (
+            '<p class="soft">Started from Python, so there is no command line; the config below reproduces the run'
+            f"{also}.</p>"
+        )
     return f"<pre>{safe(text)}</pre>"
 
 
@@ -115,13 +120,13 @@ def _id(chart: Chart) -> str:
 
 
 def _data(value: object) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """Return JSON that cannot terminate the enclosing script element."""
     text = json.dumps(plain(value), allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _policy(*scripts: str) -> str:
-    """Only these two scripts may run, and nothing may be loaded."""
+    """Return a content security policy that allows only these scripts and no network access."""
     hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{one}'" for one in hashes)
     return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

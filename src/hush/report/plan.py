@@ -1,22 +1,22 @@
-"""The page behind `hush plan --plot`: how a budget is spent over the rounds, or how a federation's noise spreads."""
+"""The page of `hush plan --plot`: epsilon by round for one client, or noise and weight of every client."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from hush.engines.outlook import Outlook
+from hush.engines.preview import Preview
 from hush.privacy.forecast import Forecast
 from hush.report import figures
 from hush.report.figures import Chart, layout, log_axis, round_axis, scale
 from hush.report.page import page, panels
-from hush.report.words import figure, safe
-from hush.server.rundir import write_atomically
+from hush.report.wording import figure, safe
+from hush.server.run_directory import write_atomically
 from hush.types import HushError
 
 
-def write_plan(path: Path, found: Forecast | Sequence[Outlook]) -> Path:
-    """Write the page of one client's forecast, or of a whole federation's."""
+def write_plan(path: Path, found: Forecast | Sequence[Preview]) -> Path:
+    """Write the page for the forecast of one client, or for the previews of all clients."""
     chart = _by_round(found) if isinstance(found, Forecast) else _by_client(found)
     body = f"<h1>{safe(chart.title)}</h1>{panels([chart])}"
     try:
@@ -37,29 +37,31 @@ def _by_round(found: Forecast) -> Chart:
         "line": {"color": figures.QUIET, "dash": "dash", "width": 1},
     }  # fmt: skip
     words = (
-        f"Epsilon toward the server after each round, at delta {found.policy.delta:g}; the dashed line is the budget "
+        f"Epsilon against the server after each round, at delta {found.policy.delta:g}; the dashed line is the budget "
         f"of {figure(budget)}. Noise multiplier {figure(found.chosen.noise_multiplier)}, batch {found.chosen.batch} of "
-        f"{found.samples}, {found.chosen.steps} steps a round. At this noise the budget affords "
+        f"{found.samples}, {found.chosen.steps} steps per round. With this noise the budget covers "
         f"{found.affordable_rounds} rounds."
     )
     shape = layout(round_axis(found.rounds), scale("epsilon", [*found.spent, budget], 1e9))
     return Chart("plan", "Privacy spent by round", words, [mark, line], shape, height=420, wide=True)
 
 
-def _by_client(found: Sequence[Outlook]) -> Chart:
+def _by_client(found: Sequence[Preview]) -> Chart:
     private = [each for each in found if each.noise_variance > 0]
-    title = "Noise and weight of each client"
+    title = "Noise and weight per client"
     if not private:
         return Chart("plan", title, "No client adds noise under this recipe.", wide=True)
     dots = {
         "x": [each.epsilon_budget for each in private], "y": [each.noise_variance for each in private],
         "mode": "markers",
         "marker": {"color": figures.MAIN, "size": [8 + 40 * each.weight**0.5 for each in private], "opacity": 0.6},
-        "customdata": [[each.client, each.weight, each.batch_size] for each in private],
+        "customdata": [[each.name or each.client, each.weight, each.batch_size] for each in private],
         "hovertemplate": "client %{customdata[0]}, batch %{customdata[2]}<br>epsilon %{x:.4g}<br>noise %{y:.4g}"
         "<br>weight %{customdata[1]:.4f}<extra></extra>",
     }  # fmt: skip
-    words = "Expected squared norm of the noise in one update, against the budget; the area is the weight to expect."
+    words = (
+        "Expected squared norm of the noise in one update, against the budget; the marker area is the expected weight."
+    )
     shape = layout(
         log_axis("epsilon budget", [each.epsilon_budget for each in private]),
         log_axis("noise in an update", [each.noise_variance for each in private]),

@@ -1,4 +1,4 @@
-"""The files of a run or a comparison as one frozen record each; nothing else here looks at the disk."""
+"""Read the files of a run or a comparison into one frozen record each; no other module of this package reads files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from hush.server.rundir import MANIFEST, REPORT, RESULT, ROUNDS, guarantee, read_json
+from hush.server.participation import trained
+from hush.server.run_directory import MANIFEST, REPORT, RESULT, ROUNDS, guarantee, read_json
+from hush.text import printable
 from hush.types import Guarantee, HushError, RoundRecord
 
 COMPARISON = "comparison.json"
@@ -17,9 +19,9 @@ _MAPPINGS = ("weights", "noise_estimated", "noise_planned", "refused")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunView:
-    """All that a page says about one run. `guarantees` and `not_covered` are empty until the run is finished."""
+    """The data of one run for its page. `guarantees` and `not_covered` are empty until the run has finished."""
 
     recipe: str
     dataset: str
@@ -38,7 +40,26 @@ class RunView:
     finished: bool
     guarantees: tuple[Guarantee, ...] = ()
     not_covered: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     seconds: float = math.nan
+
+    names: tuple[str, ...] = ()
+    data_given: bool = False
+    module_given: bool = False
+
+    def name(self, client: int) -> str:
+        """What to call a client: its name, or its number."""
+        return self.names[client] if client < len(self.names) else str(client)
+
+    @property
+    def given(self) -> str:
+        """Custom data or model passed from Python instead of those named in the config."""
+        return " and ".join(([self.dataset] if self.data_given else []) + ([self.model] if self.module_given else []))
+
+    @property
+    def untrained(self) -> bool:
+        """Whether the run is over and no client released an update."""
+        return self.finished and not trained(self.records)
 
     @property
     def rounds(self) -> int:
@@ -53,7 +74,7 @@ class RunView:
 
 @dataclass(frozen=True)
 class SeedView:
-    """One run of a comparison; `report` is the relative address of its page, if it has one."""
+    """One run of a comparison; `report` is the relative URL of its page, if it exists."""
 
     seed: int
     path: str
@@ -64,7 +85,7 @@ class SeedView:
 
 @dataclass(frozen=True)
 class RecipeView:
-    """One recipe of a comparison: its mean accuracies' spread over seeds, and its runs."""
+    """One recipe of a comparison: its accuracy over seeds, and its runs."""
 
     name: str
     accuracy: Mapping[str, float]
@@ -73,7 +94,7 @@ class RecipeView:
 
     @property
     def deviation(self) -> float | None:
-        """How far its accuracy scatters over seeds; unknown with a single one."""
+        """The standard deviation of its accuracy over seeds; None for a single seed."""
         return self.accuracy["std"] if len(self.runs) > 1 else None
 
 
@@ -104,11 +125,14 @@ def read_comparison(path: Path) -> ComparisonView:
 
 
 def _begun(manifest: Mapping[str, Any], records: tuple[RoundRecord, ...]) -> RunView:
-    config = manifest["config"]
+    config, data, model = manifest["config"], manifest.get("data", {}), manifest.get("model", {})
     return RunView(
         recipe=str(manifest["recipe"]),
-        dataset=str(config["data"]["name"]),
-        model=str(config["model"]["name"]),
+        dataset=str(data.get("name", config["data"]["name"])),
+        model=str(model.get("name", config["model"]["name"])),
+        data_given=bool(data.get("own", False)),
+        module_given=bool(model.get("own", False)),
+        names=tuple(map(printable, manifest.get("clients", ()))),
         parameters=int(manifest.get("parameters", 0)),
         clients=int(config["data"]["clients"]),
         planned_rounds=int(config["rounds"]),
@@ -132,6 +156,7 @@ def _finished(begun: RunView, result: Mapping[str, Any]) -> RunView:
         model=str(result["model"]),
         guarantees=tuple(replace(guarantee(card), not_covered=()) for card in result["guarantees"]),
         not_covered=tuple(map(str, result["not_covered"])),
+        warnings=tuple(map(str, result.get("warnings", ()))),
         seconds=_number(result["seconds"]),
     )
 
@@ -163,14 +188,14 @@ def _seed(root: Path, raw: Mapping[str, Any]) -> SeedView:
 
 
 def _inside(root: Path, path: str) -> PurePosixPath | None:
-    """The path, if it stays within the comparison: a page must not link to what lies outside."""
+    """Return the path if it is inside the comparison directory; a page must not link outside."""
     parts = PurePosixPath(path)
     stays = (root / parts).resolve().is_relative_to(root.resolve())
     return parts if stays and not parts.is_absolute() else None
 
 
 def _rounds(path: Path) -> tuple[RoundRecord, ...]:
-    """The rounds so far. What follows the last line's end was cut off by a kill, and is left out."""
+    """Return the rounds so far, ignoring an incomplete last line from an interrupted write."""
     if not path.exists():
         return ()
     try:
@@ -183,9 +208,10 @@ def _rounds(path: Path) -> tuple[RoundRecord, ...]:
 def _record(line: bytes) -> RoundRecord:
     raw = json.loads(line)
     for key in _MAPPINGS:
-        convert = str if key == "refused" else _number
+        convert = printable if key == "refused" else _number
         raw[key] = {int(client): convert(value) for client, value in raw[key].items()}
     raw["placed"] = {int(client): int(model) for client, model in raw.get("placed", {}).items()}
+    raw["warnings"] = {int(client): str(words) for client, words in raw.get("warnings", {}).items()}
     accuracies = tuple(_number(value) for value in raw.get("accuracy_per_client", ()))
     return RoundRecord(
         **{**raw, "accuracy_per_client": accuracies, "loss": _number(raw.get("loss"))},
@@ -204,7 +230,7 @@ def _numbers(raw: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _number(value: Any) -> float:
-    """JSON has no infinities: null stands for every number that is not finite."""
+    """Return the number; JSON null represents every number that is not finite."""
     return math.nan if value is None else float(value)
 
 

@@ -1,4 +1,4 @@
-"""The page of one run: the story first, then the charts, the guarantee card, and how to do it again."""
+"""The HTML page of one run: verdict, charts, guarantee card, and how to reproduce it."""
 
 from __future__ import annotations
 
@@ -6,38 +6,42 @@ import math
 import statistics
 
 from hush.report.charts_accuracy import accuracy_by_client, accuracy_by_round
-from hush.report.charts_listening import noise, weights
+from hush.report.charts_noise import noise, weights
 from hush.report.charts_privacy import privacy_by_round
 from hush.report.page import Cell, banner, command, facts, page, panels, table, tiles
 from hush.report.read import RunView
 from hush.report.toml import toml
 from hush.report.verdict import over_budget, unprotected, verdict
-from hush.report.words import NONE, between, count, figure, percent, safe
+from hush.report.wording import NONE, between, count, figure, percent, safe
 from hush.types import Guarantee
 
 _COLLAPSED_ABOVE = 50
 _HEADS = (
-    ("client", ""), ("budget ε", ""), ("spent ε", ""), ("left ε", ""), ("toward a third party ε", ""),
-    ("released besides", "text"), ("δ", ""), ("relation", "text"),
+    ("client", ""), ("budget ε", ""), ("spent ε", ""), ("remaining ε", ""), ("ε against a third party", ""),
+    ("other releases", "text"), ("δ", ""), ("relation", "text"),
     ("sampler", "text"), ("accountant", "text"), ("noise", "text"), ("noise multiplier", ""), ("clip", ""),
     ("batch", ""), ("samples", ""), ("rounds", ""),
 )  # fmt: skip
 _MEANING = (
-    "Each row is an (ε, δ)-differential-privacy promise toward the server, which sees every update of that client: "
-    "with any one training example added or removed (replace-one: exchanged for another), nothing that it can see "
-    "becomes more likely by more than a factor of e to the ε spent, but for a chance of δ."
+    "Each row states an (ε, δ)-differential-privacy guarantee against the server, which sees every update of that "
+    "client. "
+    "If one training example is added or removed (replace-one: replaced by another), the probability of anything the "
+    "server can observe changes by at most a factor of exp(ε spent), plus δ."
 )
 
 
-_NO_MEANING = "Nothing was promised: without noise, the epsilon toward the server has no bound."
+_NO_MEANING = "There is no privacy guarantee: without noise, epsilon against the server is unbounded."
+
+
+_UNTRAINED = "This run released no update: the spent epsilon is from earlier runs, or from enrolment."
 
 
 def run_page(view: RunView) -> str:
-    """The whole document."""
+    """Return the complete HTML document."""
     charts = [accuracy_by_round(view), accuracy_by_client(view), weights(view), noise(view), privacy_by_round(view)]
     title = f"{view.recipe} on {view.dataset}"
     body = [
-        banner(verdict(view), view.not_covered),
+        banner(verdict(view), view.not_covered, view.warnings),
         f"<h1>{safe(title)}</h1>",
         f'<p class="subtitle">{safe(_subtitle(view))}</p>',
         tiles(_headline(view)),
@@ -53,6 +57,7 @@ def _subtitle(view: RunView) -> str:
     done = (
         count(view.rounds, "round") if view.finished else f"round {view.rounds} of {view.planned_rounds}, not finished"
     )
+    done = "nothing trained" if view.untrained else done
     parts = [f"{view.model}{size}", count(view.clients, "client"), done, f"seed {view.seed}"]
     if math.isfinite(view.seconds):
         parts.append(f"{view.seconds:.1f} s")
@@ -61,12 +66,16 @@ def _subtitle(view: RunView) -> str:
 
 def _headline(view: RunView) -> list[tuple[str, str, str]]:
     values = [a for a in view.accuracies if math.isfinite(a)]
-    tests = "over the clients' own test data"
+    tests = "over the clients' test sets" + ("; the initial model" if view.untrained else "")
     if values:
         worst = min(values)
         rows = [
             ("Mean accuracy", percent(statistics.fmean(values)), tests),
-            ("Worst client", percent(worst), f"client {view.accuracies.index(worst)}; best {percent(max(values))}"),
+            (
+                "Worst client",
+                percent(worst),
+                f"client {view.name(view.accuracies.index(worst))}; best {percent(max(values))}",
+            ),
         ]
     else:
         rows = [("Mean accuracy", NONE, "no round evaluated yet"), ("Worst client", NONE, "no round evaluated yet")]
@@ -76,17 +85,19 @@ def _headline(view: RunView) -> list[tuple[str, str, str]]:
 def _privacy_headline(view: RunView) -> list[tuple[str, str, str]]:
     cards = view.guarantees
     if not cards:
-        return [("Largest ε spent", NONE, "known when the run ends")]
+        return [("Largest ε spent", NONE, "reported when the run ends")]
     spent = max(g.epsilon_spent or 0.0 for g in cards)
     budgets = [g.epsilon_budget for g in cards if g.epsilon_budget is not None and math.isfinite(g.epsilon_budget)]
     asked = f"budgets {between(budgets)}" if budgets else "no budgets set"
     kept = sum(not over_budget(g) for g in cards)
+    if view.untrained:
+        return [("Updates released", "0", "by this run"), ("Largest ε spent", figure(spent, 3), "by all runs so far")]
     if unprotected(view) == len(cards):
-        return [("Largest ε spent", "∞", f"no privacy; {asked}"), ("Budgets kept", "none", "nothing was promised")]
+        return [("Largest ε spent", "∞", f"no privacy; {asked}"), ("Within budget", "none", "no guarantee")]
     return [
         ("Largest ε spent", figure(spent, 3), asked),
         (
-            "Budgets kept",
+            "Within budget",
             f"{kept} of {len(cards)}",
             "if the noise were secure" if view.noise != "secure" else "clients",
         ),
@@ -96,14 +107,16 @@ def _privacy_headline(view: RunView) -> list[tuple[str, str, str]]:
 def _card(view: RunView) -> str:
     head = '<h2 id="guarantees">Guarantee card</h2>'
     if not view.guarantees:
-        return f'{head}<p class="soft">Written when the run ends.</p>'
+        return f'{head}<p class="soft">Available when the run ends.</p>'
     words = _NO_MEANING if unprotected(view) == len(view.guarantees) else _MEANING
+    if view.untrained:
+        words = f"{_MEANING} {_UNTRAINED}"
     made = table(_HEADS, [_row(guarantee) for guarantee in view.guarantees])
     if len(view.guarantees) > _COLLAPSED_ABOVE:
         made = f"<details><summary>Show all {count(len(view.guarantees), 'client')}</summary>{made}</details>"
     views = sorted({guarantee.third_party for guarantee in view.guarantees if guarantee.third_party})
     third = "".join(
-        f'<p class="soft">Toward a third party, who sees only the models: {safe(each)}.</p>' for each in views
+        f'<p class="soft">Against a third party, who sees only the models: {safe(each)}.</p>' for each in views
     )
     return f'{head}<p class="soft">{safe(words)}</p>{third}{made}'
 
@@ -116,7 +129,7 @@ def _row(g: Guarantee) -> list[Cell]:
         left = max(left, 0.0)
     clip = "none" if g.clip is None or math.isinf(g.clip) else figure(g.clip)
     return [
-        (g.client, str(g.client), ""),
+        (g.client, g.name or str(g.client), ""),
         (budget, figure(budget), ""),
         (spent, figure(spent), over),
         (left, f"{left:.4f}" if left is not None and math.isfinite(left) else figure(left), over),
@@ -136,12 +149,14 @@ def _row(g: Guarantee) -> list[Cell]:
 
 
 def _besides(g: Guarantee) -> str:
-    """What the client releases beside its updates, from the costs of its stages."""
+    """Return the names of the client's side releases, from the costs of its stages."""
     names = (str(cost["what"]) for stage in g.stages for cost in stage)
     return ", ".join(dict.fromkeys(name for name in names if name != "model update")) or "nothing"
 
 
 def _again(view: RunView) -> str:
+    named = [key for key, own in (("data.name", view.data_given), ("model.name", view.module_given)) if own]
+    unused = f"# not used: {', '.join(named)}; the run used {view.given}\n" if named else ""
     rows = [
         ("config hash", view.config_hash),
         ("seed", str(view.seed)),
@@ -149,6 +164,6 @@ def _again(view: RunView) -> str:
         *view.versions.items(),
     ]
     return (
-        f"<h2>Run it again</h2>{command(view.command)}{facts(rows)}"
-        f"<details><summary>The whole config</summary><pre>{safe(toml(view.config))}</pre></details>"
+        f"<h2>Reproduce</h2>{command(view.command, view.given)}{facts(rows)}"
+        f"<details><summary>Full config</summary><pre>{safe(unused + toml(view.config))}</pre></details>"
     )

@@ -1,4 +1,4 @@
-"""Privacy spent by round: the accountant's own figures at a few rounds of each client, and nothing in between."""
+"""Privacy spending by round: epsilon computed by the accountant at selected rounds of each client."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from hush.privacy.cost import Cost
+from hush.privacy.accounting.cost import Cost
 from hush.report.read import RunView
 from hush.report.verdict import UNPROTECTED
 from hush.types import Accountant, Guarantee, Relation, RoundRecord
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Line:
-    """What the clients with one plan had spent after each of some rounds."""
+    """Epsilon spent by the clients with one plan, after selected rounds."""
 
     clients: tuple[int, ...]
     budget: float
@@ -29,7 +29,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Spending:
-    """The lines that were computed, and how many there are in all."""
+    """The computed lines, and the total number of distinct plans."""
 
     lines: tuple[Line, ...]
     total: int
@@ -37,7 +37,7 @@ class Spending:
 
 @dataclass(frozen=True)
 class _Cost:
-    """What sets the price of the rounds that were charged: the costs of each stage, and the stages one by one."""
+    """What determines the cost of the charged rounds: the costs of each stage, and the stage of each round."""
 
     stages: tuple[tuple[Cost, ...], ...]
     charged: tuple[int, ...]
@@ -46,8 +46,8 @@ class _Cost:
     accountant: Accountant
 
     def epsilon(self, charges: int) -> float:
-        """What the first so many charges cost."""
-        from hush.privacy.accounting import epsilon_of
+        """Return the epsilon of the first charges."""
+        from hush.privacy.accounting.api import epsilon_of
 
         counts = Counter(self.charged[:charges])
         costs = [
@@ -57,7 +57,7 @@ class _Cost:
 
 
 def spending(view: RunView) -> Spending:
-    """Epsilon against round for each distinct plan, or for a spread of them where they are many."""
+    """Return epsilon by round for each distinct plan, or for an evenly spaced selection if there are many."""
     charged = _charged(view.records)
     stages = {record.round: record.stage for record in view.records}
     groups: dict[tuple[_Cost, float, tuple[int, ...]], list[Guarantee]] = {}
@@ -82,7 +82,7 @@ def spending(view: RunView) -> Spending:
 
 
 def _charged(records: Sequence[RoundRecord]) -> dict[int, tuple[int, ...]]:
-    """The rounds that each client paid for: a refused update was paid for, one that never came was not."""
+    """Return the charged rounds of each client: a refused update was charged, a missing one was not."""
     paid: dict[int, list[int]] = {}
     for record in records:
         for client in record.charged:
@@ -102,7 +102,7 @@ def _looked_at(rounds: Sequence[int]) -> list[int]:
 
 
 def _epsilons(wanted: Iterable[tuple[_Cost, tuple[int, ...], Guarantee]]) -> dict[tuple[_Cost, int], float]:
-    """Epsilon by (cost, rounds charged): from the card where it says it, else from the accountant, each once."""
+    """Return epsilon by (cost, charged rounds): from the guarantee card if available, otherwise from the accountant."""
     known: dict[tuple[_Cost, int], float] = {}
     for cost, rounds, guarantee in wanted:
         if len(rounds) == guarantee.rounds and guarantee.epsilon_spent is not None:
@@ -114,7 +114,7 @@ def _epsilons(wanted: Iterable[tuple[_Cost, tuple[int, ...], Guarantee]]) -> dic
 
 
 def _spread(items: Sequence[T], most: int) -> list[T]:
-    """At most so many items, evenly spaced, the first and the last among them."""
+    """Return at most the given number of items, evenly spaced, including the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]

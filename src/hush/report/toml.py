@@ -1,4 +1,4 @@
-"""A config as the TOML that gives it: what a reader copies to run the same thing again."""
+"""Write a config as TOML, for reproducing a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def toml(config: Mapping[str, Any]) -> str:
-    """TOML text of a nested mapping: plain keys first, then a table for each mapping in it."""
+    """Return a nested mapping as TOML: plain keys first, then one table per nested mapping."""
     lines = [f"{_key(key)} = {_value(value)}" for key, value in _given(config) if not isinstance(value, Mapping)]
     for name, table in _given(config):
         if isinstance(table, Mapping):
@@ -34,5 +34,5 @@ def _value(value: Any) -> str:
 
 
 def _text(text: str) -> str:
-    """JSON's escapes are TOML's too, but for DEL, which TOML wants escaped as well."""
+    """Return a TOML string: JSON escapes, and DEL, which TOML requires to be escaped as well."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,6 +1,6 @@
-"""The papers' tables and figures: what they print beside what comes out here.
+"""Reproduction of the papers' tables and figures: published and reproduced values.
 
-Each is one small TOML file under `tables/` that gives the paper's setting; `printed.json` has the printed numbers.
+Each entry is a TOML file under `tables/` with the paper's setting; `printed.json` contains the published values.
 """
 
 from hush.reproduce.entry import Cell, Entry, entries, entry

@@ -1,4 +1,4 @@
-"""RC-DPFL's fairness: what privacy costs each client, against a model of its true cluster trained without any.
+"""Central models for RC-DPFL's fairness: each client against a model of its true cluster trained without privacy.
 
 The models without privacy depend on the data, the network and the seed alone, so that all cells of a table share them.
 """
@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hush.config import Config
-from hush.reproduce.kept import beside, remembered
+from hush.reproduce.cache import beside, remembered
 from hush.seeds import rng
-from hush.server.rundir import RunDir
+from hush.server.run_directory import RunDir
 from hush.types import HushError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hush.engines.federation import Federation
+    from hush.engines.setup import Federation
 
 EPOCHS = 30
 BATCH = 64
@@ -28,14 +28,15 @@ Scores = list[dict[str, float]]
 
 def costs(config: Config, path: Path, data: str | None) -> tuple[list[float], list[float]]:
     """How much accuracy each client of a finished run loses by privacy, and how much training loss it gains."""
-    from hush.engines.federation import prepare
+    from hush.engines.driver import uncentred
+    from hush.engines.setup import prepare
 
     kept = RunDir(path).restore()
     if kept is None:
-        raise HushError(f"{path}: no round is finished yet; nothing to measure")
+        raise HushError(f"{path}: no round has finished yet; nothing to measure")
     federation, (state, _) = prepare(config, root=data), kept
     homes = federation.recipe.assign.homes(range(len(federation.members)), state.slots["assign"])
-    vectors = federation.plain(state.released, state.slots["protect"])
+    vectors = uncentred(federation, state.released, state.slots["protect"])
     ours = scores(federation, [vectors[home] for home in homes])
     best: Scores = remembered(
         beside(path, "without-privacy.json"), config, EPOCHS, BATCH, RATE, compute=lambda: without_privacy(federation)

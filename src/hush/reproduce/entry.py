@@ -1,4 +1,4 @@
-"""One table of a paper, as its file gives it: a config for every cell, and what the paper prints there.
+"""An entry: one table of a paper as its file gives it, a config for every cell and the published values.
 
 A file has a `title`, the `metric`, the `printed` table, a base `config`, `columns` and `algorithms`, each with the keys
 of the config that it sets. `rates` names the table with the paper's learning rates. `extends` takes everything from
@@ -25,7 +25,7 @@ _MARKS = ("as", "row", "column", "faithful")
 
 @dataclass(frozen=True)
 class Printed:
-    """A number as the paper prints it; none where it prints no number."""
+    """A published value; None if the paper gives no number."""
 
     value: float | None = None
     std: float | None = None
@@ -75,8 +75,13 @@ class Entry:
     doubt: str = ""
     options: Settings = field(default_factory=dict)
 
+    @property
+    def remarks(self) -> list[str]:
+        """Return the notes, followed by known inconsistencies of the published values."""
+        return [*self.notes, *([f"Published values: {self.doubt}"] if self.doubt else [])]
+
     def configured(self, cell: Cell, mode: str, changes: Sequence[str] = ()) -> Config:
-        """The whole config of a cell. Algorithms of our own are always sound."""
+        """Return the full config of a cell. Our own algorithms are always sound."""
         how = "sound" if cell.own else mode
         settings = {**cell.settings, **(cell.faithful if how == "faithful" else {})}
         raw = files.with_keys({**self.config, "mode": how}, settings)
@@ -100,12 +105,12 @@ class Entry:
 
 
 def entries() -> list[str]:
-    """The names of all of them, in order."""
+    """Return the names of all entries, in order."""
     return files.names()
 
 
 def entry(name: str) -> Entry:
-    """One of them by name, such as robust-hdp/table-12."""
+    """Return an entry by name, such as robust-hdp/table-12."""
     if name not in entries():
         raise unknown("reproduce", "entry", name, entries())
     raw = files.read(name)
@@ -119,7 +124,7 @@ def entry(name: str) -> Entry:
 
 
 def _crossed(raw: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Cell]:
-    """Every algorithm in every column."""
+    """Return a cell for every algorithm and column."""
     listed = files.printed(raw.get("rates", ""))["rows"]
     rates = {(row["algorithm"], row["column"]): row["value"] for row in listed}
     return [
@@ -139,7 +144,7 @@ def _crossed(raw: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[
 
 
 def _traded(table: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Cell]:
-    """A row for each noise, a column for each number of local steps."""
+    """Return a row per noise level and a column per number of local steps."""
     found = []
     for row, column, printed, settings, rounds in tradeoff.cells(table):
         values = _cell(rows, table["row"], printed)
@@ -150,7 +155,7 @@ def _traded(table: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list
 
 
 def slug(name: str) -> str:
-    """A name as the command line takes it."""
+    """Return a name in the form used on the command line."""
     return re.sub(r"[^a-z0-9.=]+", "-", name.lower()).strip("-")
 
 
@@ -163,6 +168,6 @@ def _cell(rows: Sequence[Mapping[str, Any]], algorithm: str, column: str) -> dic
 
 
 def check_seeds(seeds: int | None) -> None:
-    """Refuse a number of seeds that makes no sense."""
+    """Raise a `HushError` for an invalid number of seeds."""
     if seeds is not None and seeds < 1:
         raise HushError(f"--seeds: expected 1 or more, found {seeds}")

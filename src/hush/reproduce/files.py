@@ -1,4 +1,4 @@
-"""The files that ship with the package: a TOML file for every entry, and the numbers that the papers print."""
+"""The files shipped with the package: one TOML file per entry, and the published values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def printed(table: str) -> dict[str, Any]:
 
 
 def with_keys(raw: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A nested mapping with dotted keys set in it."""
+    """Return a nested mapping with dotted keys set."""
     out: dict[str, Any] = json.loads(json.dumps(raw))
     for key, value in settings.items():
         *tables, last = key.split(".")

@@ -1,4 +1,4 @@
-"""What the papers measure, from finished runs: each a function from a run to numbers by name.
+"""Metrics of the papers, from finished runs: each a function from a run to numbers by name.
 
 The empty name is the measure of a table that has only one.
 """
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hush.config import Config
-from hush.recipes.weigh import Balanced, EstimatedNoise
+from hush.recipes.slots.weight import Balanced, EstimatedNoise
 from hush.server.loop import enrolled
-from hush.server.rundir import RunDir
+from hush.server.run_directory import RunDir
 from hush.types import HushError, RoundRecord, RunResult, unknown
 
 if TYPE_CHECKING:
-    from hush.engines.federation import Federation
+    from hush.engines.setup import Federation
 
 Numbers = dict[str, float]
 
@@ -36,7 +36,7 @@ class Done:
 
 
 def accuracy(done: Done) -> Numbers:
-    """Mean over clients, each on its own test rows, after the last round, in per cent."""
+    """Mean over clients, each on its own test rows, after the last round, in percent."""
     return {"": 100 * done.result.accuracy["mean"]}
 
 
@@ -47,11 +47,11 @@ def tail_accuracy(done: Done) -> Numbers:
 
 
 def client_spread(done: Done) -> Numbers:
-    """Standard deviation of the clients' accuracies, and the accuracy of the one with the least data."""
+    """Sample standard deviation of the clients' accuracies, and the accuracy of the one with the least data."""
     result = done.result
     least = min(result.guarantees, key=lambda card: card.samples).client
     return {
-        "": 100 * statistics.pstdev(result.accuracy_per_client),
+        "": 100 * statistics.stdev(result.accuracy_per_client),
         "accuracy of the smallest client": 100 * result.accuracy_per_client[least],
     }
 
@@ -92,17 +92,17 @@ def clean_loss(done: Done) -> Numbers:
     from torch.nn import functional
 
     from hush import models
-    from hush.data.clients import divide
-    from hush.engines.federation import load
+    from hush.data.client_rows import divide
+    from hush.engines.setup import load
 
     kept = RunDir(done.path).restore()
     if kept is None:
-        raise HushError(f"{done.path}: no round is finished yet; nothing to measure")
-    config, dataset = done.config, load(done.config, done.data)
+        raise HushError(f"{done.path}: no round has finished yet; nothing to measure")
+    config, dataset = done.config, load(done.config, done.data).dataset
     held = divide(dataset, config.data, config.seed)
     fresh = np.setdiff1d(np.arange(len(dataset.y)), np.concatenate(held.train))
     x, y = torch.from_numpy(dataset.x[fresh]), torch.from_numpy(dataset.y[fresh])
-    model = models.build(config.model, tuple(dataset.x.shape[1:]), dataset.classes, config.seed)
+    model = models.build_model(config.model, tuple(dataset.x.shape[1:]), dataset.classes, config.seed)
     logits = torch.cat([model.logits(kept[0].released[0], part) for part in x.split(4096)])
     return {
         "": float(functional.cross_entropy(logits, y)),
@@ -111,12 +111,12 @@ def clean_loss(done: Done) -> Numbers:
 
 
 def accuracies(done: Done) -> Numbers:
-    """The mean accuracy after the last round in per cent, and after each tenth of them: a curve."""
+    """The mean accuracy after the last round in percent, and after each tenth of them: a curve."""
     return {"": 100 * done.result.accuracy["mean"], **course(done.rounds)}
 
 
 def course(rounds: Sequence[RoundRecord]) -> Numbers:
-    """The mean accuracy after each tenth of the rounds, in per cent."""
+    """The mean accuracy after each tenth of the rounds, in percent."""
     return {f"round {r.round}": 100 * statistics.fmean(r.accuracy_per_client) for r in _tenths(rounds)}
 
 
@@ -124,13 +124,13 @@ def loss_gap(done: Done) -> Numbers:
     """DP-SCAFFOLD's figures: the logarithm of how far the training loss is above the least there is."""
     import torch
 
-    from hush.engines.federation import prepare
-    from hush.engines.measures import Rows, optimum, rows_of
-    from hush.reproduce.kept import beside, remembered
+    from hush.engines.metrics import Rows, optimum, rows_of
+    from hush.engines.setup import prepare
+    from hush.reproduce.cache import beside, remembered
 
     kept = RunDir(done.path).restore()
     if kept is None:
-        raise HushError(f"{done.path}: no round is finished yet; nothing to measure")
+        raise HushError(f"{done.path}: no round has finished yet; nothing to measure")
     federation, decay = prepare(done.config, root=done.data), done.config.local.weight_decay
     rows = rows_of(federation, done.config.rounds)
 
@@ -154,7 +154,7 @@ def loss_gap(done: Done) -> Numbers:
 
 
 def bytes_up(done: Done) -> Numbers:
-    """Accuracy, and what all clients sent in all rounds, in MiB."""
+    """Return accuracy, and the total uplink of all clients in MiB."""
     sent = sum(record.bytes_up for record in done.rounds) / 2**20
     return {"": 100 * done.result.accuracy["mean"], "uplink MiB": sent}
 
@@ -190,39 +190,38 @@ FIRST = "first-round-noise"
 
 def first_round_noise(config: Config, data: str | None) -> Numbers:
     """Robust-HDP's table 3: the noise variance in one parameter of the first round's aggregate, over lr squared."""
-    from hush.engines.federation import prepare
+    from hush.engines.setup import prepare
 
     federation = prepare(config, root=data)
-    weights, noise = _heard(federation) if _listens(federation.recipe.weigh) else _foreseen(federation)
+    weights, noise = _heard(federation) if _listens(federation.recipe.weight) else _foreseen(federation)
     energy = sum(weight**2 * each for weight, each in zip(weights, noise, strict=True))
     return {"": energy / (federation.model.layout.size * federation.config.local.lr**2)}
 
 
-def _listens(weigh: object) -> bool:
+def _listens(weight: object) -> bool:
     """Whether weights depend on the updates, so that a round must be trained to know them."""
-    return isinstance(weigh, Balanced) or (isinstance(weigh, EstimatedNoise) and weigh.estimator != "declared")
+    return isinstance(weight, Balanced) or (isinstance(weight, EstimatedNoise) and weight.estimator != "declared")
 
 
 def _foreseen(federation: Federation) -> tuple[list[float], list[float]]:
     view = enrolled(federation.terms)
-    return federation.recipe.weigh.foreseen(view).tolist(), view.planned_noise.tolist()
+    return federation.recipe.weight.foreseen(view).tolist(), view.planned_noise.tolist()
 
 
 def _heard(federation: Federation) -> tuple[list[float], list[float]]:
     """The weights of the first round, trained, and the noise that was planned in each update."""
-    from hush.engines import cohort
-    from hush.engines.together import train_together
+    from hush.engines import simulator
 
     kept: list[RoundRecord] = []
-    one = cohort.execution(federation, progress=kept.append)
+    one = simulator.execution(federation, progress=kept.append)
     asked = next(one)
     try:
-        one.send(train_together([asked])[0])
+        one.send(simulator.train_together([asked])[0])
     except StopIteration:
         pass
     finally:
         one.close()
     if not kept:
-        raise HushError("the first round brought nothing")
+        raise HushError("the first round produced no update")
     weights = kept[0].weights
     return list(weights.values()), [kept[0].noise_planned[client] for client in weights]

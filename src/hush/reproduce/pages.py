@@ -1,4 +1,4 @@
-"""A reproduction as Markdown and as a page of its own: paper and ours side by side, cell by cell."""
+"""Reproduction pages in Markdown and HTML: published and reproduced values, cell by cell."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def shown(value: Mapping[str, Any] | None) -> str:
 
 
 def spread(value: Mapping[str, Any]) -> str:
-    """Our number, and how far it scatters over the seeds."""
+    """Return our value with its standard deviation over seeds."""
     return number(value["ours"]) + (f" ± {number(value['std'])}" if value.get("std") is not None else "")
 
 
 def number(value: float) -> str:
-    """With as many digits as the papers print."""
+    """Return a number with as many digits as the papers use."""
     return f"{value:.2f}" if abs(value) >= 0.01 or value == 0 else f"{value:.2g}"
 
 
 def markdown(content: Mapping[str, Any], level: int = 1) -> str:
-    """The whole of it."""
+    """Return the reproduction as Markdown."""
     head = "#" * level
     parts = [f"{head} {content['entry']}: {content['title']}", _lead(content)]
     for name, (heads, lines) in tables(content).items():
@@ -59,13 +59,13 @@ def markdown(content: Mapping[str, Any], level: int = 1) -> str:
 
 
 def grid(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Return a Markdown table."""
     rows = [heads, ["---"] * len(heads), *lines]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 def html(content: Mapping[str, Any]) -> str:
-    """The whole of it, as one file that needs no other."""
+    """Return the reproduction as one self-contained HTML file."""
     parts = [f"<h1>{escape(content['entry'])}: {escape(content['title'])}</h1>", f"<p>{escape(_lead(content))}</p>"]
     for name, (heads, lines) in tables(content).items():
         if name != "value":
@@ -86,11 +86,11 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return f"<div class='wide'><table><thead><tr>{top}</tr></thead><tbody>{rows}</tbody></table></div>"
 
 
-_ORDER_HEADS = ("What the paper says", "holds here", "by")
+_ORDER_HEADS = ("Claims of the paper", "holds here", "by")
 
 
 def _orders(content: Mapping[str, Any]) -> list[list[str]]:
-    """A line for each order; empty where its cells were not run."""
+    """Return one line per claim; its result is empty if its cells were not run."""
     said = {True: "yes", False: "no", None: "not run"}
     return [
         [one["order"], said[one["holds"]], "" if one["by"] is None else f"{one['by']:+.3g}"]
@@ -100,14 +100,14 @@ def _orders(content: Mapping[str, Any]) -> list[list[str]]:
 
 def _lead(content: Mapping[str, Any]) -> str:
     seeds = len(content["seeds"])
-    runs = f"{seeds} seeds, mean ± standard deviation" if seeds > 1 else "one seed"
-    lead = f"Ours (printed, difference); mode {content['mode']}, {runs}."
+    runs = f"{seeds} seeds, mean ± sample standard deviation" if seeds > 1 else "one seed"
+    lead = f"Ours (published, difference); mode {content['mode']}, {runs}."
     other = otherwise(content)
-    return f"{lead} With settings other than the table's: {', '.join(other)}." if other else lead
+    return f"{lead} Settings that differ from the table: {', '.join(other)}." if other else lead
 
 
 def otherwise(content: Mapping[str, Any]) -> list[str]:
-    """What was asked for that is not the table's own setting; where and how it is computed does not count."""
+    """Return the settings that differ from the table's; engine settings do not count."""
     return [change for change in content.get("changes", ()) if not change.startswith("engine.")]
 
 

@@ -1,4 +1,4 @@
-"""Run the cells of a table, in lockstep, and put what comes out beside what is printed."""
+"""Run the cells of a table in lockstep, and compare the results with the published values."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 
 from hush.comparison import executed, path_of
 from hush.config import Config, config_hash
-from hush.engines.outcome import versions
+from hush.engines.results import versions
+from hush.reproduce.claims import checked
 from hush.reproduce.entry import Cell, Entry, Printed, check_seeds, entry
 from hush.reproduce.metrics import FIRST, Done, Numbers, course, first_round_noise, metric
-from hush.reproduce.orders import checked
 from hush.reproduce.pages import html, markdown
-from hush.server.rundir import RunDir, to_json, write_atomically
+from hush.server.run_directory import RunDir, to_json, write_atomically
 from hush.types import HushError, RoundRecord, RunResult
 
 Progress = Callable[[str, int, RoundRecord], None]
 RESULT = "reproduction.json"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is to be run of a table."""
+    """The requested part of a table."""
 
     entry: Entry
     cells: tuple[Cell, ...]
@@ -41,7 +41,7 @@ class Asked:
         return self.seeds * sum(config.rounds for config in self.configs.values())
 
     def label(self) -> str:
-        """A name for the directory: the same for the same question, so that a stopped one is found again."""
+        """A directory name that is the same for the same request, so that an interrupted run is found again."""
         told = [self.mode, self.seeds, [config_hash(config) for config in self.configs.values()]]
         return f"{self.entry.name.replace('/', '-')}-{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]}"
 
@@ -55,7 +55,7 @@ def asked(
     device: str | None = None,
     changes: Sequence[str] = (),
 ) -> Asked:
-    """What a command asks for, checked."""
+    """Return the validated request of a command."""
     check_seeds(seeds)
     table = entry(name)
     chosen, how = table.chosen(cells), mode or table.modes[0]
@@ -65,7 +65,7 @@ def asked(
     given += [] if rounds is None else [f"rounds={rounds}"]
     given += [] if device is None else [f'engine.device="{device}"']
     configs = {cell.name: table.configured(cell, how, given) for cell in chosen}
-    return Asked(table, chosen, how, seeds or table.seeds, configs, tuple(given))
+    return Asked(entry=table, cells=chosen, mode=how, seeds=seeds or table.seeds, configs=configs, changes=tuple(given))
 
 
 def reproduce(
@@ -75,7 +75,7 @@ def reproduce(
     command: str = "",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Run what is asked for, or what is left of it, and write it as JSON, Markdown and HTML to `out`."""
+    """Run the requested cells that have not been run yet, and write the results as JSON, Markdown and HTML to `out`."""
     seeds = list(range(what.seeds))
     out.mkdir(parents=True, exist_ok=True)
     if what.entry.metric == FIRST:
@@ -95,7 +95,7 @@ def reproduce(
         "config": dict(what.entry.config),
         "changes": list(what.changes),
         "versions": _versions([one.result for done in runs.values() for one in done]),
-        "notes": [*what.entry.notes, *([f"In print: {what.entry.doubt}"] if what.entry.doubt else [])],
+        "notes": what.entry.remarks,
         "orders": checked(what.entry.orders, cells),
         "cells": cells,
     }
@@ -121,13 +121,13 @@ def _done(what: Asked, results: dict[str, list[RunResult]], out: Path, data: str
 
 
 def _course(runs: Sequence[Done]) -> dict[str, float]:
-    """The mean accuracy after each tenth of the rounds, over the runs, in per cent."""
+    """The mean accuracy after each tenth of the rounds, over the runs, in percent."""
     courses = [course(run.rounds) for run in runs]
     return {name: statistics.fmean(each[name] for each in courses) for name in courses[0]} if courses else {}
 
 
 def _first_rounds(what: Asked, seeds: Sequence[int], out: Path, data: str | None) -> dict[str, list[Numbers]]:
-    """Each cell is one round: what is done is kept in a file, so that a second start goes on."""
+    """Run one round per cell; finished cells are cached in a file, so that an interrupted run resumes."""
     kept = out / "first-rounds.json"
     known: dict[str, Numbers] = json.loads(kept.read_bytes()) if kept.exists() else {}
     for name, config in what.configs.items():
@@ -162,7 +162,7 @@ def _row(cell: Cell, config: Config, values: Sequence[Numbers], runs: Sequence[D
 
 
 def _beside(each: Sequence[float], printed: Printed | None) -> dict[str, Any]:
-    """Ours, over seeds, and what the paper prints."""
+    """Return our values over seeds, and the published value."""
     mean = statistics.fmean(each)
     return {
         "ours": mean,

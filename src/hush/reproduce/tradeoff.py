@@ -1,4 +1,4 @@
-"""DP-SCAFFOLD's tables 1 and 4: noise against local steps against rounds, at one budget toward a third party.
+"""The tradeoff of DP-SCAFFOLD's tables 1 and 4: noise, local steps and rounds, at one budget against a third party.
 
 The rounds of every cell are the most that the paper's bound affords by our own accountant; the printed ones stand
 beside them.

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from references import toy
-from references.toy import Array, Client, Gradients, Losses, Rows
+from tests.conformance.references import toy
+from tests.conformance.references.toy import Array, Client, Gradients, Losses, Rows
 
 
 @dataclass

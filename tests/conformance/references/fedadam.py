@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from references.toy import Array
+from tests.conformance.references.toy import Array
 
 
 def run(

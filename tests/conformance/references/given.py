@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
-from references import toy
-from references.toy import Array, Client
+from tests.conformance.references import toy
+from tests.conformance.references.toy import Array, Client
 
 D, C = 3, 2
 P = C * (D + 1)
@@ -24,7 +25,7 @@ def three(clip: float = math.inf, z: float = 0.0, sizes: tuple[int, ...] = (4, 6
     return [Client(r.normal(size=(n, D)) + i, r.integers(0, C, n), 2.0, clip, z) for i, n in enumerate(sizes)]
 
 
-def drawn(rounds: int, steps: int, clients: list[Client], noise: bool, seed: int = 2) -> tuple[list, list]:
+def drawn(rounds: int, steps: int, clients: list[Client], noise: bool, seed: int = 2) -> tuple[list[Any], list[Any]]:
     """Batches of about two rows (also empty ones), and noise, by round, client and step."""
     r = rng(seed)
     batches = [
@@ -44,6 +45,6 @@ def bowls(curvatures: tuple[float, ...], centres: tuple[float, ...]) -> list[Cli
     return [Client(np.array([[b]]), np.array([a]), 1.0) for a, b in zip(curvatures, centres, strict=True)]
 
 
-def whole(rounds: int, steps: int, clients: int) -> tuple[list, list]:
+def whole(rounds: int, steps: int, clients: int) -> tuple[list[Any], list[Any]]:
     """The only row of each bowl in every step, and no noise."""
     return [[[[0]] * steps] * clients] * rounds, [[[None] * steps] * clients] * rounds

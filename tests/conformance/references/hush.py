@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from references.robust_hdp import Weigh, inverse, pairwise_energies
-from references.toy import Array, Client
+from tests.conformance.references.robust_hdp import Weigh, inverse, pairwise_energies
+from tests.conformance.references.toy import Array, Client
 
 
 def centred(clients: Sequence[Client], centre: Array, steps: int) -> list[Client]:
@@ -22,7 +22,7 @@ def balanced(rounds: int) -> Weigh:
     noise: dict[int, float] = {}
     seen: dict[int, int] = {}
 
-    def weigh(updates: Array, ids: Sequence[int]) -> Array:
+    def weight(updates: Array, ids: Sequence[int]) -> Array:
         energies = pairwise_energies(updates)
         for row, i in enumerate(ids):
             sums[i] = sums.get(i, 0.0) + updates[row]
@@ -39,7 +39,7 @@ def balanced(rounds: int) -> Weigh:
                     top, bottom = top + surety * (apart - both), bottom + surety
         return inverse(energies + 5 * rounds * max(0.0, 0.5 * top / bottom))
 
-    return weigh
+    return weight
 
 
 def averaged(models: Sequence[Array], decay: float) -> list[Array]:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from references import toy
-from references.toy import Array, Client, Gradients, Rows
+from tests.conformance.references import toy
+from tests.conformance.references.toy import Array, Client, Gradients, Rows
 
 
 def schedule(first: Sequence[float], changes: Sequence[Sequence[float]]) -> list[Array]:

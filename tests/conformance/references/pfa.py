@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from references import toy
-from references.toy import Array, Client, Gradients, Rows
+from tests.conformance.references import toy
+from tests.conformance.references.toy import Array, Client, Gradients, Rows
 
 Places = Sequence[tuple[int, int]]
 FLOAT32 = 4

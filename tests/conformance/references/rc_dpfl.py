@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from references import toy
-from references.rc_mixture import kmeans
-from references.toy import Array, Client, Gradients, Losses, Rows
+from tests.conformance.references import toy
+from tests.conformance.references.rc_mixture import kmeans
+from tests.conformance.references.toy import Array, Client, Gradients, Losses, Rows
 
 Batches = Sequence[Sequence[Sequence[Rows]]]
 Noises = Sequence[Sequence[Sequence[Array | None]]]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from references.toy import Array
+from tests.conformance.references.toy import Array
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from references import toy
-from references.toy import Array, Client, Gradients, Rows
+from tests.conformance.references import toy
+from tests.conformance.references.toy import Array, Client, Gradients, Rows
 
 Weigh = Callable[[Array, Sequence[int]], Array]
 
@@ -100,20 +100,20 @@ def by_pairs(updates: Array, ids: Sequence[int]) -> Array:
 def by_share(shares: Sequence[float]) -> Weigh:
     """Weights in proportion to given numbers: epsilons (WeiAvg, Algorithm 2) or data sizes (DPFedAvg, FedAvg)."""
 
-    def weigh(updates: Array, ids: Sequence[int]) -> Array:
+    def weight(updates: Array, ids: Sequence[int]) -> Array:
         mine = np.array([shares[i] for i in ids], dtype=np.float64)
         return mine / mine.sum()
 
-    return weigh
+    return weight
 
 
-def once(weigh: Weigh) -> Weigh:
+def once(weight: Weigh) -> Weigh:
     """The weights of the first round for ever (the authors' code); every round must have the same clients."""
     kept: list[Array] = []
 
     def first(updates: Array, ids: Sequence[int]) -> Array:
         if not kept:
-            kept.append(weigh(updates, ids))
+            kept.append(weight(updates, ids))
         return kept[0]
 
     return first
@@ -126,18 +126,18 @@ def run(
     batches: Sequence[Sequence[Sequence[Rows]]],
     noises: Sequence[Sequence[Sequence[Array | None]]],
     lr: float,
-    weigh: Weigh,
+    weight: Weigh,
     gradients: Gradients = toy.gradients,
 ) -> list[Array]:
     """Algorithm 1: the model after each round. `batches[e][i][k]` are the rows of client i in step k of round e.
 
-    `weigh` makes it Robust-HDP, WeiAvg or DPFedAvg. "Minimum epsilon" is DPFedAvg with clients whose z answers to the
+    `weight` makes it Robust-HDP, WeiAvg or DPFedAvg. "Minimum epsilon" is DPFedAvg with clients whose z answers to the
     smallest budget; FedAvg without privacy is DPFedAvg with an infinite clip and no noise.
     """
     models = []
     for e, ids in enumerate(sampled):
         updates = np.array([toy.dp_sgd(theta, clients[i], batches[e][i], noises[e][i], lr, gradients) for i in ids])
-        w = weigh(updates, ids)
+        w = weight(updates, ids)
         theta = theta + sum(w[j] * updates[j] for j in range(len(ids)))
         models.append(theta)
     return models

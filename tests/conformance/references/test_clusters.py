@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from references import rc_dpfl, rc_mixture, robust_hdp, toy
-from references.given import D, P, drawn, rng, three
-from references.toy import Array, Client
+from tests.conformance.references import rc_dpfl, rc_mixture, robust_hdp, toy
+from tests.conformance.references.given import D, P, drawn, rng, three
+from tests.conformance.references.toy import Array, Client
 
 
 def clouds() -> tuple[Array, list[int]]:
@@ -46,7 +46,7 @@ def test_one_cluster_is_dp_fedavg_from_the_second_round_on() -> None:
     clients = three(clip=0.5, z=0.8)
     batches, noises = drawn(4, 2, clients, noise=True)
     theta, u = rng(15).normal(size=P), rng(16).random((4, 3))
-    ours = rc_dpfl.run(theta, clients, np.ones((3, 1)), u, 2, batches, noises, 0.3)
+    ours = rc_dpfl.run(theta, clients, np.ones((3, 1)), u, 2, batches, noises, 0.3)  # type: ignore[arg-type]
     sizes = robust_hdp.by_share([c.size for c in clients])
     theirs = robust_hdp.run(theta, clients, [[0, 1, 2]] * 3, batches[1:], noises[1:], 0.3, sizes)
     np.testing.assert_allclose([m[0] for m in ours.models[1:]], theirs, atol=1e-12)
@@ -71,13 +71,16 @@ def test_clusters_are_found_from_updates_and_kept_by_losses() -> None:
     np.testing.assert_allclose(first[0], -toy.mean_gradient(np.zeros(P), clients[0]), atol=1e-14)
     pi = rc_mixture.gmm(rc_mixture.features(first), 2).responsibilities
     u = rng(17).random((rounds, 5))
-    trace = rc_dpfl.run(np.zeros(P), clients, pi, u, 3, batches, noises, 1.0)
+    trace = rc_dpfl.run(np.zeros(P), clients, pi, u, 3, batches, noises, 1.0)  # type: ignore[arg-type]
     right = [[t ^ flip for t in truth] for flip in (0, 1)]
     assert trace.clusters[1] in right
     assert trace.clusters[1:] == [trace.clusters[1]] * 5
     # The pseudo-code's own indices sample one round more.
     mixed = [0, 0, 1, 1, 1]
-    kinds = [rc_dpfl.run(np.zeros(P), clients, np.eye(2)[mixed], u, 2, batches, noises, 1.0, printed=p) for p in (0, 1)]
+    kinds = [
+        rc_dpfl.run(np.zeros(P), clients, np.eye(2)[mixed], u, 2, batches, noises, 1.0, printed=p)  # type: ignore[arg-type]
+        for p in (False, True)
+    ]
     assert kinds[0].clusters[1] == kinds[1].clusters[1] == kinds[1].clusters[2] == mixed
     assert kinds[0].clusters[2] == kinds[1].clusters[3] == truth
     by_loss = rc_dpfl.f_cdpfl(trace.models[-1], clients, batches, noises, 1.0)

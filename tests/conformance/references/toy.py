@@ -9,25 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Rows = Sequence[int]
-Gradients = Callable[[Array, Array, NDArray], Array]
-Losses = Callable[[Array, Array, NDArray], Array]
+Gradients = Callable[[Array, Array, NDArray[Any]], Array]
+Losses = Callable[[Array, Array, NDArray[Any]], Array]
 
 
 @dataclass(frozen=True)
 class Client:
-    """What one client owns: its data, its clip, its noise multiplier and the nominal batch size it divides by."""
+    """What one client owns: its data, its clip, its noise multiplier and the nominal batch size it divides by.
+
+    `slack` is the part of the clip that is left for rounding: gradients are clipped to clip / (1 + slack).
+    """
 
     x: Array
-    y: NDArray
+    y: NDArray[Any]
     divisor: float
     clip: float = float("inf")
     z: float = 0.0
+    slack: float = 0.0
 
     @property
     def size(self) -> int:
@@ -50,13 +55,13 @@ def softmax(logits: Array) -> Array:
     return e / e.sum()
 
 
-def losses(theta: Array, x: Array, y: NDArray) -> Array:
+def losses(theta: Array, x: Array, y: NDArray[Any]) -> Array:
     """Cross-entropy of every example."""
     W, b = unflatten(theta, x.shape[1])
     return np.array([-np.log(softmax(W @ row + b)[label]) for row, label in zip(x, y, strict=True)])
 
 
-def gradients(theta: Array, x: Array, y: NDArray) -> Array:
+def gradients(theta: Array, x: Array, y: NDArray[Any]) -> Array:
     """The gradient of every example's loss, a row each."""
     W, b = unflatten(theta, x.shape[1])
     out = np.zeros((len(y), theta.size))
@@ -67,7 +72,7 @@ def gradients(theta: Array, x: Array, y: NDArray) -> Array:
     return out
 
 
-def hessian(theta: Array, x: Array, y: NDArray) -> Array:
+def hessian(theta: Array, x: Array, y: NDArray[Any]) -> Array:
     """The second derivative of the mean loss."""
     features = x.shape[1]
     W, b = unflatten(theta, features)
@@ -84,7 +89,7 @@ def hessian(theta: Array, x: Array, y: NDArray) -> Array:
     return out / len(y)
 
 
-def accuracy(theta: Array, x: Array, y: NDArray) -> float:
+def accuracy(theta: Array, x: Array, y: NDArray[Any]) -> float:
     W, b = unflatten(theta, x.shape[1])
     return float(np.mean([int(np.argmax(W @ row + b)) == label for row, label in zip(x, y, strict=True)]))
 
@@ -145,7 +150,7 @@ def noised(
     """
     rows = list(rows)
     each = gradients(theta, client.x[rows], client.y[rows]) if rows else np.zeros((0, theta.size))
-    total = clipped_sum(each, client.clip)
+    total = clipped_sum(each, client.clip / (1.0 + client.slack))
     if noise is not None:
         total = total + client.clip * client.z * noise
     return total / (client.divisor if divisor is None else divisor)

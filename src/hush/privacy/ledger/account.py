@@ -1,31 +1,32 @@
-"""What a client has spent and may still spend, read from its book.
+"""The account of a client: what it has spent and what still fits its budget, computed from the totals of its book.
 
 Guarantees:
-    - `spent` is computed from every cost that was ever reserved, burned charges included.
+    - Epsilon is always computed from the costs, never taken from a record: `epsilon` is the accountant's bound for all
+      of them together, under the policy's delta and relation. `fits` decides by that bound alone.
+    - `spent` is computed from every cost that was ever reserved, forfeited charges included.
     - `affords` and `approve` decide by the accountant's bound for all of it together, over all runs.
     - What is approved are totals, not a promise to one caller: any charges that stay within them keep the budget,
-      whoever makes them.
+      whoever makes them. Totals that are nowhere above approved ones need no accountant: fewer steps never cost more.
 
 Edge cases:
-    - A plan is approved for the rounds that its run has not charged yet, so that a run can be taken up again.
-    - `left` is a guide. Epsilons do not add up exactly; `affords` is exact.
+    - No cost is 0; a release without noise is infinite, which only an infinite budget affords.
+    - `left` is the difference of two epsilons, which do not add up exactly; `affords` is exact.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from hush.privacy.cost import Cost, Kind
-from hush.privacy.ledger import balance
-from hush.privacy.ledger.book import BURNED, Book
-from hush.privacy.ledger.terms import Terms
-from hush.privacy.plan import PrivacyPlan
-from hush.types import HushError
+from hush.privacy.accounting import api
+from hush.privacy.accounting.cost import Cost, Kind, from_json
+from hush.privacy.ledger.book import BURNED, Book, CostKey, Totals, add_costs
+from hush.privacy.ledger.errors import BudgetSpentError
+from hush.privacy.ledger.terms import LedgerTerms
+from hush.types import Accountant, Policy
 
-
-class BudgetSpentError(HushError):
-    """The next charge would exceed the client's budget."""
+SLACK = 1e-9
 
 
 class Account:
@@ -33,16 +34,16 @@ class Account:
 
     def __init__(self, held: Book) -> None:
         self._book = held
-        self._approved: balance.Totals = {}
+        self._approved: Totals = {}
 
     @property
-    def terms(self) -> Terms:
+    def terms(self) -> LedgerTerms:
         """Whose account it is, and what it keeps."""
         return self._fresh().terms
 
     @property
     def rounds(self) -> int:
-        """Charges so far, burned ones included."""
+        """Charges so far, forfeited ones included."""
         return len(self._fresh().charges)
 
     def released(self) -> dict[tuple[str, Kind], int]:
@@ -61,26 +62,26 @@ class Account:
 
     def left(self) -> float:
         """The budget less what is spent."""
-        return balance.left(self.spent(), self.terms.policy)
+        return remaining(self.spent(), self.terms.policy)
 
     def affords(self, costs: Sequence[Cost]) -> bool:
         """Whether these costs could be reserved now."""
-        wanted = balance.plus(self._fresh().totals, costs)
-        return balance.within(wanted, self._approved) or balance.fits(self._epsilon(wanted), self._book.terms.policy)
+        wanted = add_costs(self._fresh().totals, costs)
+        return within(wanted, self._approved) or fits(self._epsilon(wanted), self._book.terms.policy)
 
-    def approve(self, plan: PrivacyPlan, run: str = "") -> None:
-        """Check that what remains of the plan in this run fits the budget, on top of all that was spent."""
-        now = self._fresh()
-        self.approve_costs([plan.cost(max(plan.rounds - now.rounds_of(run), 0))])
-
-    def approve_costs(self, costs: Iterable[Cost]) -> None:
-        """Check that all these costs fit the budget, on top of all that was spent."""
-        wanted = balance.plus(self._fresh().totals, costs)
+    def approve(self, costs: Iterable[Cost]) -> None:
+        """Check that all these costs fit the budget, on top of all that was spent, or raise `BudgetSpentError`."""
+        wanted = add_costs(self._fresh().totals, costs)
         self._check(wanted)
         self._approved = wanted
 
+    def charged(self, run: str) -> tuple[Cost, ...]:
+        """What was charged for a run, in the order in which it was."""
+        rows = [charge.row for charge in self._fresh().charges.values() if charge.row.run == run]
+        return tuple(cost for row in rows for cost in from_json(row.detail))
+
     def next_attempt(self, run: str, round_number: int) -> int:
-        """The attempt at a round that may be reserved now, or 0 if its charge has not burned."""
+        """The attempt at a round that may be reserved now, or 0 if its charge is not forfeited."""
         last = self._fresh().newest(run, round_number)
         if last is None:
             return 1
@@ -90,21 +91,49 @@ class Account:
         """The book, up to date."""
         return self._book
 
-    def _check(self, wanted: balance.Totals) -> None:
-        if balance.within(wanted, self._approved):
+    def _check(self, wanted: Totals) -> None:
+        if within(wanted, self._approved):
             return
         cost, terms = self._epsilon(wanted), self._book.terms
-        if not balance.fits(cost, terms.policy):
+        if not fits(cost, terms.policy):
             raise BudgetSpentError(
                 f"client {terms.client}: epsilon {cost:.4g} would exceed the budget of {terms.policy.epsilon:.4g}"
             )
 
-    def _epsilon(self, totals: balance.Totals) -> float:
+    def _epsilon(self, totals: Totals) -> float:
         terms = self._book.terms
-        return balance.epsilon(totals, terms.policy, terms.accountant)
+        return epsilon(totals, terms.policy, terms.accountant)
+
+
+def within(totals: Totals, approved: Totals) -> bool:
+    """Whether no sort of step was taken more often than approved."""
+    return all(steps <= approved.get(key, 0) for key, steps in totals.items())
+
+
+def epsilon(totals: Totals, policy: Policy, accountant: Accountant) -> float:
+    """An upper bound on the epsilon of the totals."""
+    return _epsilon(tuple(totals.items()), policy, accountant)
+
+
+def fits(spent: float, policy: Policy) -> bool:
+    """Whether this much may be spent in all."""
+    return spent <= policy.epsilon + SLACK
+
+
+def remaining(spent: float, policy: Policy) -> float:
+    """What remains of the budget."""
+    return math.inf if policy.epsilon == math.inf else max(0.0, policy.epsilon - spent)
 
 
 @lru_cache(maxsize=16384)
-def costs_of(plan: PrivacyPlan) -> tuple[Cost, ...]:
-    """What one round of a plan costs. Cached: a client asks the same every round."""
-    return (plan.cost(),)
+def _epsilon(totals: tuple[tuple[CostKey, int], ...], policy: Policy, accountant: Accountant) -> float:
+    costs = [
+        Cost("total", kind, noise, steps, rate, samples, batch)
+        for (kind, noise, rate, samples, batch), steps in totals
+        if steps
+    ]
+    if not costs:
+        return 0.0
+    if any(cost.noise == 0 for cost in costs):
+        return math.inf
+    return api.epsilon_of(costs, policy.delta, policy.relation, accountant)

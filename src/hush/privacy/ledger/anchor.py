@@ -1,4 +1,4 @@
-"""The file beside a ledger that remembers its newest row, and the lock that tells whether a ledger is in use.
+"""The anchor, a file beside a ledger with its newest row, and the lock that tells whether a ledger is in use.
 
 SQLite forgives a log whose end is damaged by forgetting that end. A ledger must not forget: the anchor names the newest
 row that was ever committed, and a ledger without that row is refused.
@@ -9,7 +9,8 @@ Guarantees:
     - `alone` is true only if no other open ledger uses the file. The lock ends with its process, however that ends.
 
 Edge cases:
-    - No anchor, or an empty one, proves nothing and is accepted: a ledger may be moved without it.
+    - No anchor, or an empty one, proves nothing and is accepted here: the witness (`hush.privacy.ledger.witness`) knows
+      the newest row as well, outside the folder.
     - After a power loss the anchor may be some rows behind. That is a weaker check, not a wrong one.
     - The lock is advisory (flock), and as good as the file system: keep ledgers on a local disk.
 """
@@ -24,11 +25,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hush.privacy.ledger import files
-from hush.privacy.ledger.chain import BrokenLedgerError, Row
-from hush.privacy.ledger.faults import LockedError
+from hush.privacy.ledger.book import Row
+from hush.privacy.ledger.errors import BrokenLedgerError, LockedError
 
 _LINE = re.compile(rb"([0-9]{20}):([0-9a-f]{64})\n")
 _LENGTH = 86
+_NEWEST = "accepted: the latest copy"
 
 
 class Anchor:
@@ -89,9 +91,13 @@ def check(known: tuple[int, str] | None, rows: Sequence[Row]) -> None:
         return
     seq, digest = known
     if seq > len(rows):
-        raise BrokenLedgerError(f"it ends at row {len(rows)}, but had {seq} rows: damaged, or an old copy")
+        raise BrokenLedgerError(
+            f"it ends at entry {len(rows)}, but had {seq} entries: damaged, or an old copy; {_NEWEST}"
+        )
     if seq < 1 or rows[seq - 1].hash != digest:
-        raise BrokenLedgerError(f"row {seq} is not the one that was written here: another ledger, or a changed copy")
+        raise BrokenLedgerError(
+            f"entry {seq} is not the one that was written here: another ledger, or a changed copy; {_NEWEST}"
+        )
 
 
 def _parse(read: Callable[[], bytes], path: Path) -> tuple[int, str] | None:
@@ -101,4 +107,4 @@ def _parse(read: Callable[[], bytes], path: Path) -> tuple[int, str] | None:
         if found or not text:
             return (int(found[1]), found[2].decode()) if found else None
         time.sleep(0.005)  # another process may be in the middle of writing it
-    raise BrokenLedgerError(f"{path.name} is damaged; remove it only if you know that this ledger is the newest copy")
+    raise BrokenLedgerError(f"{path.name} is damaged; remove it only if this ledger is certainly the latest copy")

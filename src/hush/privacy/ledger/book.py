@@ -1,43 +1,84 @@
-"""What the rows of a ledger add up to: the client's terms, its charges and the state of each. Pure: no file, no clock.
+"""The book of a ledger: its hash-chained rows and what they add up to, namely the client's terms, its charges and the
+state of each. Pure: no file, no clock.
 
-A charge is one reservation. It goes RESERVED -> READY -> SENT, or RESERVED -> BURNED, each step a row of its own:
+A charge is one reservation. It goes RESERVED -> READY -> SENT, or, forfeited, RESERVED -> BURNED, each step a row:
 
     OPENED    terms: client, policy, accountant       READY     SHA-256 of the sealed payload
     POLICY    a tighter policy                        SENT      nothing
     RESERVED  costs                                   BURNED    nothing
+    COVERED   the name of a key, and a hash of the fingerprints of training rows that came and went
+    ADOPTED   the name of the key that vouches for all rows up to here
+    REPLACES  the ledger that was at this path before and was given up
 
 Guarantees:
+    - A row's hash covers everything in it and the hash of the row before, so that no row can be changed, dropped from
+      the middle, repeated or moved without breaking the chain at that place. Anyone can recompute it: it is the SHA-256
+      of three lines, `seq at salt kind round attempt previous`, `run` and `detail`.
+    - `read_row` accepts exactly ten fields of the right types, and a row only where it belongs.
     - No row ever takes a charge back: `totals` only grows.
-    - A round of a run has one charge that can be released; a further attempt needs all earlier ones burned.
+    - A round of a run has one charge that can be released; a further attempt needs all earlier ones forfeited.
     - Whatever `append` makes, `replay` accepts, and nothing that breaks the rules above, even with a correct hash.
 
 Edge cases:
-    - A burned charge counts in full.
+    - The chain alone cannot tell that its last rows were cut off, or that the whole is an old copy. The head tells:
+      kept beside the ledger (`hush.privacy.ledger.anchor`) and echoed by the server.
+    - A forfeited charge counts in full.
     - A policy that was tightened below what is spent stops all further charges.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
-from hush.privacy import cost
-from hush.privacy.cost import Cost, Kind
-from hush.privacy.ledger import balance, chain, terms
-from hush.privacy.ledger.chain import BrokenLedgerError, Row
-from hush.privacy.ledger.terms import Terms
+from hush.privacy.accounting.cost import Cost, Kind, from_json, to_json
+from hush.privacy.ledger import terms
+from hush.privacy.ledger.errors import BrokenLedgerError
+from hush.privacy.ledger.terms import LedgerTerms
 from hush.types import HushError, Policy
 
 OPENED, POLICY = "OPENED", "POLICY"
+COVERED, ADOPTED, REPLACES = "COVERED", "ADOPTED", "REPLACES"
+_NOTES = (COVERED, ADOPTED, REPLACES)
 RESERVED, READY, SENT, BURNED = "RESERVED", "READY", "SENT", "BURNED"
 BEFORE = {READY: RESERVED, SENT: READY, BURNED: RESERVED}
+STATE_NAMES = {RESERVED: "charged", READY: "computed", SENT: "sent", BURNED: "forfeited"}  # as shown to people
+START = "0" * 64
 _MOST = 2**63 - 1
-
+_HEAD = re.compile(r"([1-9][0-9]{0,18}):([0-9a-f]{64})")
+_TYPES = (int, int, str, str, str, int, int, str, str, str)
 
 Stamp: TypeAlias = tuple[int, str]  # the `at` and `salt` of a row
+CostKey: TypeAlias = tuple[Kind, float, float, int, int]
+Totals: TypeAlias = Mapping[CostKey, int]  # how many steps of each sort
+
+
+class Row(NamedTuple):
+    """One line of a ledger: something that happened, never to be changed.
+
+    `at` is the client's clock in seconds, for people only. `salt` is drawn anew for each row of a file, so that a copy
+    which goes its own way never has the rows of the original. `detail` depends on `kind` (see above).
+    """
+
+    seq: int
+    at: int
+    salt: str
+    kind: str
+    run: str
+    round: int
+    attempt: int
+    detail: str
+    previous: str
+    hash: str
+
+    @property
+    def head(self) -> str:
+        """The row's number and hash, as receipts carry them and servers echo them."""
+        return f"{self.seq}:{self.hash}"
 
 
 class Charge(NamedTuple):
@@ -53,11 +94,13 @@ class Book:
     """The sum of a chain of rows."""
 
     def __init__(self) -> None:
-        self.terms = Terms("", Policy(0.0, 0.0), "pld")
+        self.terms = LedgerTerms("", Policy(0.0, 0.0), "pld")
         self.rows = 0
-        self.hash = chain.START
+        self.hash = START
+        self.name = ""
+        self.notes: list[Row] = []
         self.charges: dict[int, Charge] = {}
-        self.totals: dict[balance.Key, int] = {}
+        self.totals: dict[CostKey, int] = {}
         self.released: dict[tuple[str, Kind], int] = {}
         self._newest: dict[tuple[str, int], int] = {}
 
@@ -65,18 +108,18 @@ class Book:
         self, stamp: Stamp, kind: str, run: str = "", number: int = 0, attempt: int = 0, detail: str = ""
     ) -> Row:
         """Make the next row and count it; it must be one that may follow."""
-        row = chain.make(self.rows + 1, *stamp, kind, run, number, attempt, detail, self.hash)
+        row = make_row(self.rows + 1, *stamp, kind, run, number, attempt, detail, self.hash)
         self._count(row)
         return row
 
     def replay(self, raw: Sequence[object]) -> Row:
         """Check the next stored row and count it, or raise `BrokenLedgerError`."""
-        row = chain.read(raw, self.rows, self.hash)
+        row = read_row(raw, self.rows, self.hash)
         try:
             self._check(row)
             self._count(row)
         except HushError as error:
-            raise BrokenLedgerError(f"row {row.seq}: {error}") from None
+            raise BrokenLedgerError(f"entry {row.seq}: {error}") from None
         return row
 
     def newest(self, run: str, number: int) -> Charge | None:
@@ -86,9 +129,9 @@ class Book:
 
     def of(self, head: str) -> Charge:
         """The charge whose receipt carries this head."""
-        charge = self.charges.get(chain.parse_head(head)[0])
+        charge = self.charges.get(parse_head(head)[0])
         if charge is None or charge.row.head != head:
-            raise HushError(f"client {self.terms.client}: a receipt that is not from this ledger")
+            raise HushError(f"client {self.terms.client}: a receipt that was not issued by this ledger")
         return charge
 
     def may_follow(self, charge: Charge, kind: str) -> None:
@@ -96,9 +139,15 @@ class Book:
         if charge.state != BEFORE[kind]:
             named = f"round {charge.row.round}, attempt {charge.row.attempt}"
             raise HushError(
-                f"client {self.terms.client}: {named} is {charge.state} and cannot become {kind}; "
-                f"accepted: {BEFORE[kind]}"
+                f"client {self.terms.client}: {named} is {STATE_NAMES[charge.state]} and cannot become "
+                f"{STATE_NAMES[kind]}; accepted: {STATE_NAMES[BEFORE[kind]]}"
             )
+
+    @property
+    def covered_first(self) -> int:
+        """The row that registers the training rows of the first charge, or 0: later ones replace none."""
+        first = min(self.charges, default=self.rows + 1)
+        return max((row.seq for row in self.notes if row.kind == COVERED and row.seq < first), default=0)
 
     def rounds_of(self, run: str) -> int:
         """How many rounds of a run were charged, however often."""
@@ -114,8 +163,8 @@ class Book:
         if last is not None and (last.state != BURNED or attempt <= last.row.attempt):
             named = f"round {number}" + (f" of {run}" if run else "")
             raise HushError(
-                f"client {self.terms.client}: {named} is already charged (attempt {last.row.attempt}, {last.state}); "
-                "accepted: a higher attempt, once that one is BURNED"
+                f"client {self.terms.client}: {named} is already charged (attempt {last.row.attempt}, "
+                f"{STATE_NAMES[last.state]}); accepted: a higher attempt, once that one is forfeited"
             )
 
     def check_payloads(self, kept: Mapping[int, object]) -> None:
@@ -125,7 +174,19 @@ class Book:
             payload = kept.get(seq)
             digest = hashlib.sha256(payload).hexdigest() if isinstance(payload, bytes) else ""
             if seq not in sealed or sealed[seq].sha256 != digest:
-                raise BrokenLedgerError(f"the bytes sealed for row {seq} are not what was written")
+                raise BrokenLedgerError(f"the bytes stored for entry {seq} differ from what was written")
+
+    def check_covered(self, kept: Mapping[int, tuple[object, object]]) -> None:
+        """Raise `BrokenLedgerError` unless all fingerprints of rows are there, and are what was written."""
+        noted = {row.seq: row for row in self.notes if row.kind == COVERED}
+        for seq in kept.keys() | noted.keys():
+            added, removed = kept.get(seq, (None, None))
+            if (
+                seq not in noted
+                or not (isinstance(added, bytes) and isinstance(removed, bytes))
+                or noted[seq].detail != covered_text(covered_key(noted[seq].detail), added, removed)
+            ):
+                raise BrokenLedgerError(f"the fingerprints of entry {seq} differ from what was written")
 
     def _check(self, row: Row) -> None:
         if row.kind == RESERVED:
@@ -135,14 +196,16 @@ class Book:
             if charge is None or charge.row.attempt != row.attempt:
                 raise HushError(f"{row.kind} without a charge")
             self.may_follow(charge, row.kind)
+        elif row.kind in _NOTES and self.rows:
+            return
         elif row.kind != (POLICY if self.rows else OPENED):
-            raise HushError(f"{row.kind!r} does not belong there")
+            raise HushError(f"{row.kind!r} is not valid here")
         elif self.rows:
             terms.check_tighter(replace(self.terms, policy=terms.read_policy(row.detail)), self.terms)
 
     def _count(self, row: Row) -> None:
         if row.kind == RESERVED:
-            self.totals = balance.plus(self.totals, costs_of(row.detail))
+            self.totals = add_costs(self.totals, costs_of(row.detail))
             for each in costs_of(row.detail):
                 self.released[each.what, each.kind] = self.released.get((each.what, each.kind), 0) + each.steps
             self.charges[row.seq] = Charge(row, len(self.charges) + 1, RESERVED, "")
@@ -153,18 +216,76 @@ class Book:
             self.charges[charge.row.seq] = Charge(charge.row, charge.serial, row.kind, digest)
         elif row.kind == OPENED:
             self.terms = terms.read(row.detail)
+            self.name = row.hash
+        elif row.kind in _NOTES:
+            self.notes.append(row)
         else:
             self.terms = replace(self.terms, policy=terms.read_policy(row.detail))
         self.rows, self.hash = row.seq, row.hash
 
 
+def make_row(
+    seq: int, at: int, salt: str, kind: str, run: str, number: int, attempt: int, detail: str, previous: str
+) -> Row:
+    """The row after the one whose hash is `previous`."""
+    # Only the last of the three can hold a newline: no two rows give the same text.
+    text = f"{seq} {at} {salt} {kind} {number} {attempt} {previous}\n{run}\n{detail}"
+    return Row(seq, at, salt, kind, run, number, attempt, detail, previous, hashlib.sha256(text.encode()).hexdigest())
+
+
+def read_row(raw: Sequence[object], after: int, previous: str) -> Row:
+    """The stored row that follows row number `after`, or `BrokenLedgerError`."""
+    place = f"entry {after + 1}"
+    if len(raw) != len(_TYPES) or any(type(value) is not kind for value, kind in zip(raw, _TYPES, strict=True)):
+        raise BrokenLedgerError(f"{place} is malformed")
+    row = Row._make(raw)
+    if row.seq != after + 1:
+        raise BrokenLedgerError(f"{place} is missing: entry {row.seq} follows entry {after}")
+    if (
+        row.previous != previous
+        or row != make_row(*row[:-1])
+        or not (row.salt + row.kind).isalnum()
+        or not row.run.isprintable()
+    ):
+        raise BrokenLedgerError(f"{place} was changed after it was written")
+    return row
+
+
+def parse_head(text: str) -> tuple[int, str]:
+    """Row number and hash of a head, or a `HushError`."""
+    found = _HEAD.fullmatch(text)
+    if found is None:
+        raise HushError(f"head: found {text[:100]!r}; accepted: an entry number, a colon and 64 hexadecimal digits")
+    return int(found[1]), found[2]
+
+
+def add_costs(totals: Totals, costs: Iterable[Cost]) -> dict[CostKey, int]:
+    """The totals with these costs added: how many steps of each sort."""
+    summed = dict(totals)
+    for cost in costs:
+        key = (cost.kind, cost.noise, cost.rate, cost.samples, cost.batch)
+        summed[key] = summed.get(key, 0) + cost.steps
+    return summed
+
+
+def covered_text(key: str, added: bytes, removed: bytes) -> str:
+    """What a COVERED row says of the fingerprints that it registers."""
+    digest = hashlib.sha256(b"%d " % len(added) + added + removed).hexdigest()
+    return f"{key} {digest}"
+
+
+def covered_key(detail: str) -> str:
+    """The name of the key of a COVERED row's fingerprints."""
+    return detail.partition(" ")[0]
+
+
 @lru_cache(maxsize=16384)
 def costs_text(costs: tuple[Cost, ...]) -> str:
     """Costs as a row keeps them. Cached: a client repeats the same few."""
-    return cost.to_json(costs)
+    return to_json(costs)
 
 
 @lru_cache(maxsize=16384)
 def costs_of(text: str) -> tuple[Cost, ...]:
     """The costs of a RESERVED row."""
-    return cost.from_json(text)
+    return from_json(text)

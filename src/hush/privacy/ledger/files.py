@@ -27,9 +27,13 @@ def beside(ledger: Path, end: str) -> Path:
 
 def check_present(ledger: Path) -> None:
     """Raise a `HushError` unless there is a file."""
-    if not ledger.exists():
-        lost = ", though its .head is: the ledger was lost or deleted" if beside(ledger, ".head").exists() else ""
-        raise HushError(f"{ledger}: not there{lost}; accepted: a ledger file")
+    try:
+        there = ledger.exists()
+    except OSError as error:
+        raise HushError(f"{str(ledger)[:200]}: {error.strerror}; accepted: a ledger file") from None
+    if not there:
+        lost = ", but its .head file exists: the ledger was lost or deleted" if beside(ledger, ".head").exists() else ""
+        raise HushError(f"{ledger}: not found{lost}; accepted: a ledger file")
     if not ledger.is_file():
         raise HushError(f"{ledger}: not a file; accepted: a ledger file")
 
@@ -41,18 +45,18 @@ def check_private(ledger: Path) -> None:
     if not mode & stat.S_IWUSR or not os.access(ledger, os.W_OK):
         raise HushError(f"{ledger}: read-only (mode {mode:04o}); accepted: a ledger that can be written, mode 0600")
     if mode & 0o077:
-        raise HushError(f"{ledger}: open to others (mode {mode:04o}); accepted: mode 0600 (chmod 600)")
+        raise HushError(f"{ledger}: accessible to other users (mode {mode:04o}); accepted: mode 0600 (chmod 600)")
 
 
 def claim(ledger: Path) -> None:
     """Make an empty file for a new ledger, or raise a `HushError`."""
     for end in _ENDS:
         if beside(ledger, end).exists():
-            raise HushError(f"{beside(ledger, end)}: already exists; accepted: a name that no ledger has had")
+            raise HushError(f"{beside(ledger, end)}: already exists; accepted: a name that was never used for a ledger")
     try:
         os.close(os.open(ledger, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:
-        raise HushError(f"{ledger}: cannot make a ledger here: {error.strerror}") from None
+        raise HushError(f"{ledger}: cannot create a ledger here: {error.strerror}") from None
 
 
 def abandon(ledger: Path) -> None:

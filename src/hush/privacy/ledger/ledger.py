@@ -1,6 +1,6 @@
-"""A client's own record of what it has spent: append-only, hash-chained, and the only maker of receipts.
+"""The ledger: a client's own record of what it has spent, append-only, hash-chained, and the only maker of receipts.
 
-    receipt = ledger.reserve(plan, 3, run="spring")    1. charged, on the disk, before any work
+    receipt = ledger.reserve(costs, "spring", 3)       1. charged, on the disk, before any work
     ...                                                2. train
     ledger.seal(receipt, payload)                      3. the bytes and their SHA-256, on the disk
     ...                                                4. send exactly these bytes, and then
@@ -11,15 +11,17 @@ Guarantees:
       `seal` returns. So spent >= released, whenever the process dies or the power fails.
     - A charge that would take the client beyond its budget raises `BudgetSpentError` and charges nothing. The budget is
       for the life of the ledger, over all runs. Nothing is ever refunded.
-    - A round of a run is charged once. If that charge burned, a higher attempt may be charged, and is charged again.
-    - On opening, a charge without sealed bytes is BURNED; sealed bytes are `pending`, to be sent as they are.
-    - Opening checks every row. A damaged ledger, or one that lacks a row it once had, is refused; `check_head` refuses
-      an old copy of which only the server knows that it is old.
-    - Processes that share a ledger take turns, and each sees the charges of the others.
+    - A round of a run is charged once. If that charge is forfeited, a higher attempt may be charged.
+    - On opening, a charge without sealed bytes is forfeited; sealed bytes are `pending`, to be sent as they are.
+    - Opening checks every row. A damaged ledger, or one that lacks a row which its anchor or this machine's witness has
+      seen, is refused, and so is one that the witness does not know (`adopt`). `check_head` refuses an old copy of
+      which only the server knows that it is old.
+    - Processes that share a ledger take turns, and each sees the charges of the others. Of copies of a ledger that are
+      open at the same time, one can be written.
     - After an error of the disk a ledger object does nothing more, since a second fsync may lie: open it again.
 
 Edge cases:
-    - While another process has the ledger open, no charge is burned on opening: it may be in training there.
+    - While another process has the ledger open, no charge is forfeited on opening: it may be in training there.
     - The bytes of the charge that was sent last are kept (`sealed`), for a server that lost them and asks again.
     - SQLite's log (`-wal`) belongs to the ledger as long as it exists. Keep ledgers on a local disk.
 """
@@ -28,62 +30,132 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
-from hush.privacy.cost import Cost
-from hush.privacy.ledger import anchor, balance, book, chain, faults, files, schema, terms
-from hush.privacy.ledger.account import Account, costs_of
+from hush.privacy.accounting.cost import Cost
+from hush.privacy.ledger import (
+    anchor,
+    book,
+    errors,
+    files,
+    fingerprints,
+    schema,
+    terms,
+    witness,
+)
+from hush.privacy.ledger.account import Account
 from hush.privacy.ledger.anchor import Anchor
-from hush.privacy.ledger.book import BURNED, READY, RESERVED, SENT, Book, Charge, Stamp
-from hush.privacy.ledger.chain import BrokenLedgerError, Row
-from hush.privacy.ledger.faults import Hook
-from hush.privacy.ledger.terms import Terms
-from hush.privacy.plan import PrivacyPlan
+from hush.privacy.ledger.book import BURNED, READY, RESERVED, SENT, Book, Charge, Row, Stamp
+from hush.privacy.ledger.errors import BrokenLedgerError
+from hush.privacy.ledger.fingerprints import Prints
+from hush.privacy.ledger.terms import LedgerTerms
+from hush.privacy.ledger.witness import Key, Witness
 from hush.types import Accountant, HushError, Policy, Receipt
+
+Failpoint: TypeAlias = Callable[[str], None]  # called with each point of the protocol, which it may fail at
 
 _SYNCHRONOUS = "FULL"
 _WAIT = 5.0
+_UNKNOWN = (
+    "not known on this machine: the witness in {} has no record of it. If it was moved here and is the latest "
+    "copy, run: hush ledger adopt {}. The ledger records the adoption"
+)
+
+
+class Coverage(NamedTuple):
+    """The rows that a ledger covers now, all that it ever covered, and whether it has been charged."""
+
+    now: Prints
+    ever: Prints
+    charged: bool
 
 
 class Ledger(Account):
     """An open ledger. Make one with `in_memory`, `create` or `open`."""
 
-    def __init__(self, db: sqlite3.Connection, held: Book, where: str, keeper: Anchor | None, hook: Hook) -> None:
+    def __init__(
+        self, db: sqlite3.Connection, held: Book, where: str, failpoint: Failpoint | None = None,
+        keeper: Anchor | None = None,
+        seen_by: Witness | None = None, key: Key | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(held)
         self._db = db
         self._where = where
         self._anchor = keeper
-        self._hook = hook
+        self._witness = seen_by
+        self._key = key
+        self._failpoint = failpoint
         self._stopped = ""
+        self._name = held.name
+        self._bound: int | None = None
 
     @staticmethod
     def in_memory(client: int | str, policy: Policy, accountant: Accountant = "pld") -> Ledger:
         """A ledger for the length of one simulation."""
-        agreed = Terms(client, policy, accountant)
+        agreed = LedgerTerms(client, policy, accountant)
         terms.check(agreed)
         db = sqlite3.connect(":memory:", isolation_level=None, cached_statements=16)
-        return Ledger(db, _start(db, agreed, (0, "")), f"client {client}", None, faults.ignore)
+        return Ledger(db, _start(db, agreed, (0, "")), f"client {client}")
 
     @staticmethod
     def create(path: str | Path, client: int | str, policy: Policy, accountant: Accountant = "pld") -> Ledger:
         """Make a new ledger file, for its owner's eyes alone."""
         path = Path(path)
-        agreed = Terms(client, policy, accountant)
+        agreed = LedgerTerms(client, policy, accountant)
         terms.check(agreed)
+        here = witness.here(path)
         files.claim(path)
         try:
+            before, key = here.check_place(path), here.key()
             with _translated(path), contextlib.closing(_connect(path, "mode=rw", _WAIT)) as db:
                 _make_durable(db)
-                _start(db, agreed, _stamp())
+                made = _begin(db, agreed, _stamp(), key)
+                if before is not None:
+                    _insert(db, made.append(_stamp(), book.REPLACES, detail=before.ledger), key)
+                # Before the commit: a ledger that exists is known, whenever the process dies.
+                here.remember(made.name, 0, made.hash)
+                db.execute("COMMIT")
                 files.keep(path)
         except BaseException:
             files.abandon(path)
             raise
+        here.occupy(path, made.name)
         return Ledger.open(path)
+
+    @staticmethod
+    def adopt(path: str | Path, *, wait: float = _WAIT) -> Ledger:
+        """Open a ledger that this machine does not know, and put on record that its owner says it is the newest copy.
+
+        A ledger of which this machine knows a newer or another row is refused all the same.
+        """
+        path = Path(path)
+        files.check_private(path)
+        here = witness.here(path)
+        with contextlib.ExitStack() as opened, _translated(path):
+            db, keeper, known = _attached(path, wait, opened)
+            _upgrade(db)
+            key = here.key()
+            _, held, vouched = _load(db, known, here, key)
+            if vouched:
+                raise HushError("already registered on this machine; nothing to adopt")
+            here.check_place(path, held.name)
+            _make_durable(db)
+            here.remember(held.name, 0, held.hash)
+            ledger = Ledger(db, held, str(path), None, keeper, here, key)
+            with ledger._writing("adopt"):
+                ledger._append(book.ADOPTED, detail=key.name)
+            here.occupy(path, held.name)
+            ledger._settle(None, None)
+            opened.pop_all()
+        return ledger
 
     @staticmethod
     def open(
@@ -92,33 +164,36 @@ class Ledger(Account):
         accountant: Accountant | None = None,
         *,
         wait: float = _WAIT,
-        hook: Hook = faults.ignore,
+        failpoint: Failpoint | None = None,
     ) -> Ledger:
-        """Open a ledger file, check all of it, and burn what a dead process left in training.
+        """Open a ledger file, check all of it, and forfeit the charges that a dead process left without sealed bytes.
 
         Args:
             path: The file.
             policy: What the client insists on now: the stored policy or a tighter one, which then is stored.
             accountant: The stored one.
             wait: How many seconds to wait for another process.
-            hook: Called with the name of each point of the protocol as it is passed, for fault tests.
+            failpoint: Called with the name of each point of the protocol as it is passed, for fault tests.
         """
         path = Path(path)
         files.check_private(path)
+        here = witness.here(path)
         with contextlib.ExitStack() as opened, _translated(path):
-            keeper = Anchor(path, wait)
-            opened.callback(keeper.close)
-            known = keeper.read()
-            db = opened.enter_context(contextlib.closing(_connect(path, "mode=rw", wait)))
-            _, held = _load(db, known)
+            db, keeper, known = _attached(path, wait, opened)
+            key = here.find_key()
+            _, held, vouched = _load(db, known, here, key)
+            if not vouched:
+                raise HushError(_UNKNOWN.format(here.directory, path))
+            if here.check_place(path, held.name) is None:
+                here.occupy(path, held.name)
             _make_durable(db)
-            ledger = Ledger(db, held, str(path), keeper, hook)
+            ledger = Ledger(db, held, str(path), failpoint, keeper, here, key)
             ledger._settle(policy, accountant)
             opened.pop_all()
         return ledger
 
     def close(self) -> None:
-        """Close the file. What is reserved and not sealed burns when it is opened again."""
+        """Close the file. What is reserved and not sealed is forfeited when it is opened again."""
         self._db.close()
         if self._anchor is not None:
             self._anchor.close()
@@ -130,19 +205,27 @@ class Ledger(Account):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def reserve(self, plan: PrivacyPlan, round_number: int, *, run: str = "", attempt: int = 1) -> Receipt:
-        """Charge one round of the plan, or raise `BudgetSpentError`."""
-        return self.reserve_costs(costs_of(plan), run, round_number, attempt)
-
-    def reserve_costs(self, costs: Sequence[Cost], run: str, round_number: int, attempt: int = 1) -> Receipt:
+    def reserve(self, costs: Sequence[Cost], run: str, round_number: int, attempt: int = 1) -> Receipt:
         """Charge all that one round releases, or raise `BudgetSpentError`."""
         if not costs:
             raise HushError(f"{self._where}: nothing to reserve; accepted: at least one cost")
         with self._writing("reserve"):
             self._book.may_reserve(run, round_number, attempt)
-            self._check(balance.plus(self._book.totals, costs))
+            if self._bound is not None and self._bound < self._book.covered_first:
+                raise HushError(
+                    f"{self._where}: another run started at the same time has registered different rows; start again"
+                )
+            self._check(book.add_costs(self._book.totals, costs))
             row = self._append(RESERVED, run, round_number, attempt, book.costs_text(tuple(costs)))
         return self._receipt(self._book.charges[row.seq])
+
+    def tighten(self, policy: Policy) -> None:
+        """Keep a tighter policy from now on, for good; a looser one is a `HushError`."""
+        if policy != self._fresh().terms.policy:
+            with self._writing("tighten"):
+                terms.check_tighter(replace(self._book.terms, policy=policy), self._book.terms)
+                self._append(book.POLICY, detail=terms.write_policy(policy))
+            self._approved = {}
 
     def seal(self, receipt: Receipt, payload: bytes) -> None:
         """Fix the bytes that this charge releases. Only these may ever be sent for it."""
@@ -163,10 +246,19 @@ class Ledger(Account):
                         self._db.execute("DELETE FROM payloads WHERE seq=?", (seq,))
                 self._follow(charge, SENT)
 
-    def burn(self, receipt: Receipt) -> None:
-        """Give a reservation up: it stays spent, and nothing can be sealed for it any more."""
-        with self._writing("burn"):
+    def forfeit(self, receipt: Receipt) -> None:
+        """Forfeit a reservation: it stays spent, and nothing can be sealed for it any more."""
+        with self._writing("forfeit"):
             self._follow(self._book.of(receipt.head), BURNED)
+
+    def forfeit_unsealed(self, run: str, round_number: int) -> None:
+        """Forfeit a round's reservation if nothing is sealed for it: whoever made it can seal nothing any more."""
+        found = self._fresh().newest(run, round_number)
+        if found is not None and found.state == RESERVED:
+            with self._writing("forfeit"):
+                now = self._book.newest(run, round_number)
+                if now is not None and now.state == RESERVED:
+                    self._follow(now, BURNED)
 
     def pending(self) -> list[tuple[Receipt, bytes]]:
         """What was sealed and not noted as sent, oldest first: to be sent as it is."""
@@ -178,24 +270,55 @@ class Ledger(Account):
         charge = self._fresh().newest(run, round_number)
         return self._sealed(charge) if charge is not None and charge.state in (READY, SENT) else None
 
+    @property
+    def where(self) -> str:
+        """The ledger's file."""
+        return self._where
+
+    def coverage(self) -> Coverage:
+        """Which rows this ledger covers, by their fingerprints under this machine's key."""
+        held = self._fresh()
+        with _translated(self._where):
+            return _coverage(self._db, held, self._key)
+
+    def cover(self, added: Prints, removed: Prints, *, charged: bool) -> None:
+        """Register rows that came and rows that are gone. Those that are gone stay this ledger's all the same.
+
+        `charged` is what was decided upon: a ledger that another process has charged since is a `HushError`. If another
+        one replaces the rows before the first charge, this object makes no charge any more.
+        """
+        if self._key is None:
+            raise HushError(f"{self._where}: a ledger in memory covers no rows; accepted: a ledger file")
+        blobs = fingerprints.write(added), fingerprints.write(removed)
+        if not (added or removed):
+            self._bound = self._fresh().rows
+            return
+        with self._writing("cover"):
+            if bool(self._book.charges) != charged:
+                raise HushError(f"{self._where}: another run has charged it in the meantime; start again")
+            row = self._append(book.COVERED, detail=book.covered_text(self._key.name, *blobs))
+            self._db.execute(schema.INSERT_COVERED, (row.seq, *blobs))
+        self._bound = row.seq
+
     def check_head(self, echoed: str) -> None:
         """Raise `BrokenLedgerError` if this ledger lacks the head that the server saw last (none: the empty text)."""
         if not echoed:
             return
         self._fresh()
-        seq, digest = chain.parse_head(echoed)
+        seq, digest = book.parse_head(echoed)
         with _translated(self._where):
-            found = self._db.execute("SELECT hash FROM rows WHERE seq=?", (seq,)).fetchone()
-        if found != (digest,):
+            found = self._hash(seq)
+        if found != digest:
             raise BrokenLedgerError(
-                f"{self._where}: the server has seen a row {seq} of this client's ledger that is not in this file: an "
-                "old copy, or another ledger; accepted: the newest copy"
+                f"{self._where}: the server has recorded entry {seq} of this client's ledger, which is not in this "
+                "file: an "
+                "old copy, or another ledger; accepted: the latest copy"
             )
 
     def _settle(self, policy: Policy | None, accountant: Accountant | None) -> None:
-        """Agree on the terms, and burn what nobody can be training any more."""
+        """Agree on the terms, and forfeit the charges that nobody can be training for any more."""
         stored, keeper = self._book.terms, self._anchor
-        wanted = Terms(stored.client, policy or stored.policy, accountant or stored.accountant)
+        wanted = LedgerTerms(stored.client, policy or stored.policy, accountant or stored.accountant)
         terms.check_tighter(wanted, stored)
         alone = keeper is not None and keeper.alone
         orphans = [charge for charge in self._book.charges.values() if charge.state == RESERVED and alone]
@@ -209,47 +332,72 @@ class Ledger(Account):
         if keeper is not None and alone:
             keeper.write(self._book.rows, self._book.hash)
             keeper.share()
+        if self._witness is not None:
+            # After a crash it may be some rows behind.
+            self._witness.remember(self._book.name, self._book.rows, self._book.hash)
 
     @contextlib.contextmanager
     def _writing(self, step: str) -> Iterator[None]:
         """One durable transaction, or none at all."""
-        before, committed = self._book.rows, False
+        before, committed, locks = self._book.rows, False, contextlib.ExitStack()
         try:
             self._usable()
+            head = None if self._witness is None else locks.enter_context(self._witness.advancing(self._name))
             self._db.execute("BEGIN IMMEDIATE")
             # Nobody else writes to a ledger in memory: its book is up to date, unless an interrupt has emptied it.
             if self._anchor is not None or not self._book.rows:
                 self._fresh()
             before = self._book.rows
+            if self._witness is not None and head is not None:
+                with _translated(self._where):
+                    self._witness.check_newest(head.known, before, self._hash(head.known[0]))
             yield
-            self._hook(f"{step} inserted")
+            if self._failpoint is not None:
+                self._failpoint(f"{step} inserted")
             self._db.execute("COMMIT")
             committed = True
-            self._hook(f"{step} committed")
+            if self._failpoint is not None:
+                self._failpoint(f"{step} committed")
             if self._anchor is not None:
                 self._anchor.write(self._book.rows, self._book.hash)
-            self._hook(f"{step} anchored")
+            if self._failpoint is not None:
+                self._failpoint(f"{step} anchored")
+            if head is not None:
+                head.write(self._book.rows, self._book.hash)
+            if self._failpoint is not None:
+                self._failpoint(f"{step} witnessed")
         except (OSError, sqlite3.Error) as error:
-            if not faults.busy(error):
+            if not errors.is_locked(error):
                 self._stopped = f"stopped by an earlier error ({error}); open it again"
-            raise faults.of(self._where, error) from error
+            raise errors.from_fault(self._where, error) from error
         finally:
             if not committed:
                 with contextlib.suppress(sqlite3.Error):
                     self._db.execute("ROLLBACK")
                 if self._book.rows != before:
                     self._book = Book()
+            locks.close()
 
     def _fresh(self) -> Book:
         """The book, with the rows that others have added."""
         self._usable()
         policy = self._book.terms.policy
         with _translated(self._where):
+            vouched = True
             for raw in self._db.execute(schema.ROWS, (self._book.rows,)):
-                self._book.replay(raw)
+                vouched = _replayed(self._book, raw, self._key)
+            if not vouched and self._key is not None:
+                raise BrokenLedgerError(
+                    "its latest entry was written with another key: it was adopted elsewhere in the meantime"
+                )
         if self._book.terms.policy != policy:
             self._approved = {}
         return self._book
+
+    def _hash(self, seq: int) -> str:
+        """The hash of a row, or the empty text."""
+        found = self._db.execute("SELECT hash FROM rows WHERE seq=?", (seq,)).fetchone()
+        return "" if found is None else str(found[0])
 
     def _usable(self) -> None:
         if self._stopped:
@@ -258,7 +406,7 @@ class Ledger(Account):
     def _append(self, kind: str, run: str = "", number: int = 0, attempt: int = 0, detail: str = "") -> Row:
         stamp = (0, "") if self._anchor is None else _stamp()
         row = self._book.append(stamp, kind, run, number, attempt, detail)
-        self._db.execute(schema.INSERT, row)
+        _insert(self._db, row, self._key)
         return row
 
     def _follow(self, charge: Charge, kind: str, detail: str = "") -> None:
@@ -281,7 +429,31 @@ def stated(client: int, round_number: int, serial: int, run: str, head: str) -> 
 
 def inspect(path: str | Path) -> tuple[list[Row], Book]:
     """All rows of a ledger file and what they add up to, checked, and without changing anything."""
-    path = Path(path)
+    rows, held, _ = examine(path)
+    return rows, held
+
+
+def examine(path: str | Path) -> tuple[list[Row], Book, bool]:
+    """The same, and whether this machine's witness vouches for it. One that it contradicts is refused."""
+    with _reading(Path(path)) as (db, known):
+        here = witness.here(path)
+        return _load(db, known, here, here.find_key())
+
+
+def coverage(path: str | Path) -> Coverage:
+    """What `Ledger.coverage` says, without opening the ledger for use; it must be known on this machine."""
+    with _reading(Path(path)) as (db, known):
+        here = witness.here(path)
+        key = here.find_key()
+        _, held, vouched = _load(db, known, here, key)
+        if not vouched:
+            raise HushError(_UNKNOWN.format(here.directory, path))
+        return _coverage(db, held, key)
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[tuple[sqlite3.Connection, tuple[int, str] | None]]:
+    """A connection that changes nothing, and what the anchor says."""
     files.check_present(path)
     with _translated(path):
         known = anchor.peek(path)
@@ -289,7 +461,21 @@ def inspect(path: str | Path) -> tuple[list[Row], Book]:
         # Without a log nobody is writing, and reading need not leave lock files behind.
         mode = "mode=ro" if log.exists() and log.stat().st_size else "mode=ro&immutable=1"
         with contextlib.closing(_connect(path, mode, _WAIT)) as db:
-            return _load(db, known)
+            yield db, known
+
+
+def _coverage(db: sqlite3.Connection, held: Book, key: Key | None) -> Coverage:
+    now: Prints = Counter()
+    ever: Prints = Counter()
+    first = min(held.charges, default=None)
+    blobs = {seq: (added, removed) for seq, added, removed in db.execute(schema.COVERED)}
+    for row in held.notes:
+        if row.kind == book.COVERED and key is not None and book.covered_key(row.detail) == key.name:
+            added, removed = (fingerprints.read(blob) for blob in blobs[row.seq])
+            now = now + added - removed
+            # What was replaced before the first charge was never released.
+            ever = now if first is None or row.seq < first else ever | now
+    return Coverage(now, ever, first is not None)
 
 
 def _connect(path: Path, mode: str, wait: float) -> sqlite3.Connection:
@@ -302,37 +488,84 @@ def _stamp() -> Stamp:
 
 def _make_durable(db: sqlite3.Connection) -> None:
     if db.execute("PRAGMA journal_mode=WAL").fetchone() != ("wal",):
-        raise HushError("this file system cannot keep SQLite's log; accepted: a local disk")
+        raise HushError("this file system does not support SQLite's write-ahead log; accepted: a local disk")
     db.execute(f"PRAGMA synchronous={_SYNCHRONOUS}")
     db.execute("PRAGMA fullfsync=ON")
 
 
-def _start(db: sqlite3.Connection, agreed: Terms, stamp: Stamp) -> Book:
+def _start(db: sqlite3.Connection, agreed: LedgerTerms, stamp: Stamp) -> Book:
     """Make the tables and the first row, all at once."""
-    started = Book()
-    db.execute("BEGIN IMMEDIATE")
-    for statement in schema.MAKE:
-        db.execute(statement)
-    db.execute(schema.INSERT, started.append(stamp, book.OPENED, detail=terms.write(agreed)))
+    started = _begin(db, agreed, stamp, None)
     db.execute("COMMIT")
     return started
 
 
-def _load(db: sqlite3.Connection, known: tuple[int, str] | None) -> tuple[list[Row], Book]:
-    """Read and check everything in the file, as it is at one moment."""
+def _begin(db: sqlite3.Connection, agreed: LedgerTerms, stamp: Stamp, key: Key | None) -> Book:
+    """The same up to the commit."""
+    started = Book()
+    db.execute("BEGIN IMMEDIATE")
+    for statement in schema.MAKE:
+        db.execute(statement)
+    _insert(db, started.append(stamp, book.OPENED, detail=terms.write(agreed)), key)
+    return started
+
+
+def _insert(db: sqlite3.Connection, row: Row, key: Key | None) -> None:
+    db.execute(schema.INSERT, row)
+    if key is not None:
+        db.execute(schema.INSERT_MAC, (row.seq, key.name, key.mac(row.hash)))
+
+
+def _replayed(held: Book, raw: Sequence[Any], key: Key | None) -> bool:
+    """Check and count a stored row; whether it was made with this key."""
+    row = held.replay(raw[:-2])
+    return witness.check_mac(key, row.seq, row.hash, *raw[-2:])
+
+
+def _upgrade(db: sqlite3.Connection) -> None:
+    """Give a ledger of format 1 the tables that it lacks. Its rows stay as they are."""
+    ((kind,),), ((version,),) = db.execute(schema.KIND), db.execute(schema.VERSION)
+    if kind == schema.OURS and version == 1:
+        db.execute("BEGIN IMMEDIATE")
+        for statement in schema.UPGRADE:
+            db.execute(statement)
+        db.execute("COMMIT")
+
+
+def _attached(
+    path: Path, wait: float, opened: contextlib.ExitStack
+) -> tuple[sqlite3.Connection, Anchor, tuple[int, str] | None]:
+    """A ledger file's connection and anchor, which are closed with `opened`, and the head that the anchor holds."""
+    keeper = Anchor(path, wait)
+    opened.callback(keeper.close)
+    known = keeper.read()
+    return opened.enter_context(contextlib.closing(_connect(path, "mode=rw", wait))), keeper, known
+
+
+def _load(
+    db: sqlite3.Connection, known: tuple[int, str] | None, here: Witness, key: Key | None
+) -> tuple[list[Row], Book, bool]:
+    """Read and check everything in the file, as it is at one moment; whether the witness knows it, by head and key."""
+    ((kind,),) = db.execute(schema.KIND)
+    first = db.execute(schema.FIRST).fetchone() if kind == schema.OURS else None
+    seen = here.head(first[0]) if first is not None and re.fullmatch("[0-9a-f]{64}", str(first[0])) else None
     db.execute("BEGIN")
     ((kind,),), ((version,),) = db.execute(schema.KIND), db.execute(schema.VERSION)
     schema.check(kind, version, dict(db.execute(schema.TABLES)))
     if db.execute("PRAGMA integrity_check(1)").fetchall() != [("ok",)]:
-        raise BrokenLedgerError("its pages are damaged")
-    read = Book()
-    rows = [read.replay(raw) for raw in db.execute(schema.ROWS, (0,))]
+        raise BrokenLedgerError("its database pages are damaged")
+    read, rows, vouched = Book(), list[Row](), False
+    for raw in db.execute(schema.ROWS, (0,)):
+        vouched = _replayed(read, raw, key)
+        rows.append(Row._make(raw[:-2]))
     if not rows:
-        raise BrokenLedgerError("it has no rows")
+        raise BrokenLedgerError("it has no entries")
     anchor.check(known, rows)
+    here.check(seen, rows)
     read.check_payloads(dict(db.execute("SELECT seq, bytes FROM payloads")))
+    read.check_covered({seq: (added, removed) for seq, added, removed in db.execute(schema.COVERED)})
     db.execute("COMMIT")
-    return rows, read
+    return rows, read, vouched and seen is not None
 
 
 @contextlib.contextmanager
@@ -341,6 +574,6 @@ def _translated(where: str | Path) -> Iterator[None]:
     try:
         yield
     except HushError as error:
-        raise faults.named(where, error) from error.__cause__
+        raise errors.with_ledger(where, error) from error.__cause__
     except (OSError, sqlite3.Error, UnicodeDecodeError) as error:
-        raise faults.of(where, error) from error
+        raise errors.from_fault(where, error) from error

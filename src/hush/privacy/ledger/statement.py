@@ -1,4 +1,4 @@
-"""A ledger file in words and numbers, for people and for auditors. Nothing here changes a ledger.
+"""The statement: a ledger file in words and numbers, for people and for auditors. Only `adopt` changes a ledger.
 
 Guarantees:
     - What is said about spending is computed from the costs of every row, after the whole ledger has been checked.
@@ -17,18 +17,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hush.privacy.ledger import balance, book, ledger
-from hush.privacy.ledger.chain import BrokenLedgerError
+from hush.privacy.ledger import account, book, ledger, witness
+from hush.privacy.ledger.errors import BrokenLedgerError
+from hush.types import HushError
 
 
 def describe(path: str | Path) -> dict[str, Any]:
     """Whose ledger it is, what is spent and left, and where its charges stand."""
     try:
-        rows, held = ledger.inspect(path)
+        rows, held, vouched = ledger.examine(path)
     except BrokenLedgerError as error:
         return {"path": str(path), "chain_ok": False, "fault": str(error)}
     policy, accountant = held.terms.policy, held.terms.accountant
-    spent = balance.epsilon(held.totals, policy, accountant)
+    spent = account.epsilon(held.totals, policy, accountant)
     states = Counter(charge.state for charge in held.charges.values())
     charges = Counter(charge.row.run for charge in held.charges.values())
     return {
@@ -38,11 +39,16 @@ def describe(path: str | Path) -> dict[str, Any]:
         "policy": {"epsilon": _finite(policy.epsilon), "delta": policy.delta, "relation": policy.relation},
         "accountant": accountant,
         "spent": _finite(spent),
-        "left": _finite(balance.left(spent, policy)),
+        "left": _finite(account.remaining(spent, policy)),
         "rows": len(rows),
         "charges": {state: states[state] for state in (book.RESERVED, book.READY, book.SENT, book.BURNED)},
         "runs": [{"run": run, "rounds": held.rounds_of(run), "charges": n} for run, n in charges.items()],
         "head": rows[-1].head,
+        "witnessed": vouched,
+        "adopted": [
+            {"row": row.seq, "at": row.at, "key": row.detail} for row in held.notes if row.kind == book.ADOPTED
+        ],
+        "replaces": [row.detail for row in held.notes if row.kind == book.REPLACES],
     }
 
 
@@ -50,6 +56,19 @@ def verify(path: str | Path) -> int:
     """Check the whole ledger and say how many rows it has, or raise a `HushError`."""
     rows, _ = ledger.inspect(path)
     return len(rows)
+
+
+def adopt(path: str | Path) -> None:
+    """Have this machine's witness vouch for a ledger that was moved here; it puts that on record."""
+    ledger.Ledger.adopt(path).close()
+
+
+def retire(path: str | Path) -> list[str]:
+    """Give up the ledgers that were at this path or in this directory and are gone; where they were."""
+    given_up = witness.here().retire(Path(path))
+    if not given_up:
+        raise HushError(f"{path}: no ledger is recorded at this path; accepted: the path of a ledger, or its directory")
+    return [place.path for place in given_up]
 
 
 def export(path: str | Path) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What a ledger keeps for life: whose it is, the client's policy, the accountant; and how a ledger writes them down.
+"""The terms of a ledger, fixed for life: client, policy and accountant; and how a ledger stores them.
 
 Guarantees:
     - `read` and `read_policy` accept what `write` and `write_policy` wrote, and nothing else.
@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from hush.privacy.ledger.chain import BrokenLedgerError
+from hush.privacy.ledger.errors import BrokenLedgerError
 from hush.types import Accountant, HushError, Policy, Relation, unknown
 
 _FORMAT = 1
@@ -25,7 +25,7 @@ _POLICY = {"delta", "epsilon", "relation"}
 
 
 @dataclass(frozen=True)
-class Terms:
+class LedgerTerms:
     """Whose ledger it is, and what it keeps."""
 
     client: int | str
@@ -33,7 +33,7 @@ class Terms:
     accountant: Accountant
 
 
-def check(terms: Terms) -> None:
+def check(terms: LedgerTerms) -> None:
     """Raise a `HushError` for terms that no ledger can keep."""
     client, policy = terms.client, terms.policy
     if type(client) is not int and (type(client) is not str or not client.isprintable() or not 0 < len(client) < 200):
@@ -48,7 +48,7 @@ def check(terms: Terms) -> None:
         raise unknown("accountant", "accountant", terms.accountant, get_args(Accountant))
 
 
-def check_tighter(new: Terms, old: Terms) -> None:
+def check_tighter(new: LedgerTerms, old: LedgerTerms) -> None:
     """Raise a `HushError` unless the new terms promise at least what the old ones did."""
     check(new)
     for name, wanted, stored in (
@@ -62,7 +62,7 @@ def check_tighter(new: Terms, old: Terms) -> None:
         ("accountant", new.accountant, old.accountant),
     ):
         if asked != kept:
-            raise HushError(f"{name}: found {asked}; accepted: {kept}, as this ledger has it for life")
+            raise HushError(f"{name}: found {asked}; accepted: {kept}, the value stored in this ledger")
 
 
 def write_policy(policy: Policy) -> str:
@@ -70,17 +70,17 @@ def write_policy(policy: Policy) -> str:
     return _text(_policy_words(policy))
 
 
-def write(terms: Terms) -> str:
+def write(terms: LedgerTerms) -> str:
     """Terms as the first row keeps them."""
     words = {"accountant": terms.accountant, "client": terms.client, "format": _FORMAT}
     return _text(words | _policy_words(terms.policy))
 
 
-def read(text: str) -> Terms:
+def read(text: str) -> LedgerTerms:
     """Read what `write` wrote, and nothing else."""
     words = _object(text, _POLICY | {"accountant", "client", "format"})
     if words["format"] != _FORMAT:
-        raise BrokenLedgerError("row 1 does not hold the terms of a ledger")
+        raise BrokenLedgerError("entry 1 does not contain the terms of a ledger")
     return _terms(words, words["client"], words["accountant"])
 
 
@@ -89,15 +89,15 @@ def read_policy(text: str) -> Policy:
     return _terms(_object(text, _POLICY), 0, "pld").policy
 
 
-def _terms(words: dict[str, Any], client: Any, accountant: Any) -> Terms:
+def _terms(words: dict[str, Any], client: Any, accountant: Any) -> LedgerTerms:
     epsilon = math.inf if words["epsilon"] is None else words["epsilon"]
     if type(epsilon) not in (int, float) or type(words["delta"]) not in (int, float):
-        raise BrokenLedgerError("a row holds a policy that is none")
-    found = Terms(client, Policy(float(epsilon), float(words["delta"]), words["relation"]), accountant)
+        raise BrokenLedgerError("an entry contains an invalid policy")
+    found = LedgerTerms(client, Policy(float(epsilon), float(words["delta"]), words["relation"]), accountant)
     try:
         check(found)
     except HushError as error:
-        raise BrokenLedgerError(f"a row holds a policy that is none: {error}") from None
+        raise BrokenLedgerError(f"an entry contains an invalid policy: {error}") from None
     return found
 
 
@@ -112,7 +112,7 @@ def _object(text: str, keys: set[str]) -> dict[str, Any]:
     except ValueError:
         words = None
     if not isinstance(words, dict) or set(words) != keys:
-        raise BrokenLedgerError(f"a row holds {text[:60]!r} where {', '.join(sorted(keys))} belong")
+        raise BrokenLedgerError(f"an entry contains {text[:60]!r} where {', '.join(sorted(keys))} belong")
     return words
 
 

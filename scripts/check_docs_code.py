@@ -1,0 +1,65 @@
+"""Check the code in the documentation: format, lint and types of every Python block of README.md and docs/.
+
+Run it from the repository: `.venv/bin/python -m scripts.check_docs_code`; `make check` does. Prints what the tools
+find, with the page and line of each block, and exits with status 1 if they find anything.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).parents[1]
+SETTINGS = ROOT / "pyproject.toml"
+TOOLS = (
+    ("ruff", "format", "--check", "--quiet", "--config", str(SETTINGS)),
+    # A block of a page is no module: it needs neither docstrings nor types of its own, and may print.
+    ("ruff", "check", "--quiet", "--config", str(SETTINGS), "--ignore", "D1,T201"),
+    ("mypy", "--no-error-summary", "--allow-untyped-defs", "--allow-untyped-calls", "--config-file", str(SETTINGS)),
+)
+_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def pages() -> list[Path]:
+    """The pages whose code is checked."""
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path) -> dict[int, str]:
+    """The Python blocks of a page, by the line on which their code begins."""
+    text = page.read_text(encoding="utf-8")
+    return {text.count("\n", 0, found.start(1)) + 1: found[1] for found in _BLOCK.finditer(text)}
+
+
+def extract(listed: Sequence[Path], directory: Path) -> list[Path]:
+    """Write each block to a file of its own, named after page and line, and return the files."""
+    files = []
+    for page in listed:
+        for line, code in blocks(page).items():
+            files.append(directory / f"{page.stem.lower().replace('-', '_')}_line_{line}.py")
+            files[-1].write_text(code, encoding="utf-8")
+    return files
+
+
+def check(files: Sequence[Path]) -> bool:
+    """Run the tools on the files; false if one of them finds something."""
+    tools = Path(sys.executable).parent
+    found = [subprocess.run([str(tools / name), *words, *map(str, files)], cwd=ROOT) for name, *words in TOOLS]
+    return all(done.returncode == 0 for done in found)
+
+
+def main() -> None:
+    """Extract and check."""
+    with TemporaryDirectory() as folder:
+        files = extract(pages(), Path(folder))
+        if not check(files):
+            raise SystemExit("the code of the documentation has faults; files are named PAGE_line_LINE.py")
+    print(f"{len(files)} code blocks of the documentation are fine")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Privacy audits: attacks on a run, and the resulting lower bound on epsilon."""

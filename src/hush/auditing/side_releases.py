@@ -1,0 +1,217 @@
+"""The side releases of an audited client, produced by the functions that a run uses.
+
+Under add-remove, a row that is removed is really not there: it is not counted, not drawn, and has no loss. (Among the
+rows of training one that is not a number stands for it, which adds nothing.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hush.auditing import statistics as statistics
+from hush.auditing.canaries import Canaries, rivals
+from hush.auditing.target import Target
+from hush.engines import client_round, enrolment
+from hush.engines.side_releases import Evidence, exact_sum, noised_sum
+from hush.privacy.schedule import Stage
+from hush.privacy.side_release import SideRelease
+from hush.privacy.source import DeviceRng, Source
+from hush.recipes.slots.clusters import CHOICE
+from hush.recipes.slots.protect import CENTRE
+from hush.recipes.slots.weight import COUNT
+from hush.training.input_mean import bound, bounded_sum
+from hush.types import Task
+
+Array = NDArray[np.float64]
+_MOST_COORDINATES = 64
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that the adversary reads off a release.
+
+    Attributes:
+        value: What it is.
+        move: By how much a canary moves its mean, as far as is known beforehand; 0 where it is not.
+        noise: The deviation that the plan declares for it.
+        rate: The probability that the canary is looked at.
+        choice: Whether it is one of two outcomes, of which the adversary learns the odds.
+    """
+
+    value: float
+    move: float = 0.0
+    noise: float = 1.0
+    rate: float = 1.0
+    choice: bool = False
+
+
+class _Without:
+    """A source that never draws the last row."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def uniform(self, size: int) -> Tensor:
+        return self._source.uniform(size)
+
+    def chosen(self, size: int, rate: float) -> Tensor:
+        rows = self._source.chosen(size, rate)
+        return rows[rows != size - 1]
+
+    def normal(self, size: int, dtype: torch.dtype) -> Tensor:
+        return self._source.normal(size, dtype)
+
+    def device_rng(self, device: torch.device) -> DeviceRng | None:
+        return self._source.device_rng(device)
+
+    def discrete(self, size: int, sigma: int) -> Tensor:
+        return self._source.discrete(size, sigma)
+
+
+class SideReleases:
+    """The questions of an adversary that planted one canary in the place of the last row, or did not."""
+
+    def __init__(self, target: Target, canary: Canaries) -> None:
+        self._target, self._shape = target, target.shape
+        self._effects: dict[str, tuple[Tensor, float]] = {}
+        self._removing = target.plan.relation == "add-remove"
+        others = target.x[:-1], target.y[:-1]
+        self._x = [torch.cat([others[0], last]) for last in (canary.instead_x, canary.x)]
+        self._y = [torch.cat([others[1], last]) for last in (canary.instead_y, canary.y)]
+        limit = bound(target.x[:1].numel())
+        gap = bounded_sum(canary.x, limit) - bounded_sum(canary.instead_x, limit)
+        self._along = gap.cpu() / gap.norm().cpu().clamp_min(1e-30)
+        self._move = float(gap.norm()) / limit * (1.0 if self._removing else 0.5)
+        self._models = torch.empty(0)
+        if any(side_release.what == CHOICE for stage in target.rounds for side_release in stage.spec.side_releases):
+            clip, number = target.config.privacy.loss_clip, target.recipe.assign.models
+            self._models = rivals(target.model, target.starts[0], *others, canary, clip, number)
+
+    def enrolment(self, stage: Stage, world: int, source: Source) -> list[Number]:
+        """What is read off an answer at enrolment: the count, and the mean along the canary and as it is."""
+        # By what is asked, not by the noise that is applied: an audit must see a count that has none.
+        counted = any(side_release.what == COUNT for side_release in stage.spec.side_releases)
+        removed = self._removing and world == 0 and counted
+        samples = self._target.plan.samples - int(removed)
+        told = enrolment.answered(stage, samples, lambda _: self._x[world], self._target.client, source)
+        found = []
+        if counted:
+            found.append(Number(told.count, float(self._removing), stage.noise_of(COUNT)))
+        if told.mean is not None:
+            spread = stage.noise_of(CENTRE)
+            # The sum of the rows in units of their bound, whichever number it was divided by.
+            mean = told.mean.cpu().double() * (spread / told.deviation)
+            found.append(Number(float(mean @ self._along), self._move, spread))
+            found += [Number(float(each)) for each in mean] if len(mean) <= _MOST_COORDINATES else []
+        return found
+
+    def round(self, stage: Stage, world: int, source: Source) -> list[Number]:
+        """What is read off the answer of a round beside the update, in the order in which a client draws."""
+        found, removed = [], self._removing and world == 0
+        if CHOICE in (release.what for release in stage.spec.side_releases):
+            rows = slice(None, -1) if removed else slice(None)
+            chosen = client_round.choose(self._task(self._models), stage, self._client(world, rows, source))
+            found.append(Number(float(chosen == len(self._models) - 1), choice=True))
+        for release in stage.spec.sent:
+            found += self._numbers(release, stage, self._answer(release, stage, world, source))
+        return found
+
+    def _answer(self, release: SideRelease, stage: Stage, world: int, source: Source) -> Tensor:
+        given, removed = self._rows(stage, world), self._removing and world == 0
+        if removed and release.sampled:
+            # Rows are drawn among as many as the plan has: a row that is not there is never drawn.
+            return noised_sum(release, stage, given, _Without(source))
+        if removed:
+            given = replace(given, x=given.x[:-1], y=given.y[:-1])
+        return noised_sum(release, stage, given, source)
+
+    def _numbers(self, release: SideRelease, stage: Stage, answer: Tensor) -> list[Number]:
+        """What is read off a noised sum, in units of its bound: how far it goes along the canary, and as it is."""
+        along, move = self._effect(release, stage)
+        scaled, noise = answer / release.bound(self._shape), stage.noise_of(release.what)
+        rate = stage.plan.rate if release.sampled else 1.0
+        found = [Number(float(scaled @ along), move, noise, rate)]
+        return found + ([Number(float(each)) for each in scaled] if 1 < len(scaled) <= _MOST_COORDINATES else [])
+
+    def _effect(self, release: SideRelease, stage: Stage) -> tuple[Tensor, float]:
+        """The direction in which the canary moves a sum, and how far, in units of its bound."""
+        if release.what not in self._effects:
+            given = self._rows(stage, 1)
+            gap = exact_sum(release, replace(given, x=given.x[-1:], y=given.y[-1:]))
+            if not self._removing:
+                other = self._rows(stage, 0)
+                gap = gap - exact_sum(release, replace(other, x=other.x[-1:], y=other.y[-1:]))
+            far = float(gap.norm())
+            move = far / release.bound(self._shape) * (1.0 if self._removing else 0.5)
+            self._effects[release.what] = (gap / max(far, 1e-30), move)
+        return self._effects[release.what]
+
+    def _rows(self, stage: Stage, world: int) -> Evidence:
+        target = self._target
+        return Evidence(
+            model=target.model, vectors=target.starts[:1], x=self._x[world], y=self._y[world], plan=stage.plan,
+            shape=self._shape,
+        )  # fmt: skip
+
+    def _client(self, world: int, rows: slice, source: Source) -> client_round.Client:
+        target = self._target
+        x, y = self._x[world][rows], self._y[world][rows]
+        return client_round.Client(
+            recipe=target.recipe,
+            config=target.config,
+            model=target.model,
+            x=x,
+            y=y,
+            first_row=0,
+            source=source,
+            shape=self._shape,
+            pull=target.recipe.local.pull(),
+        )
+
+    def _task(self, models: Tensor) -> Task:
+        return Task(
+            client=self._target.client,
+            round=1,
+            models=models,
+            layout=self._target.model.layout,
+            answer=self._target.model.layout,
+        )
+
+
+def asides_of(target: Target) -> list[tuple[Stage, SideRelease]]:
+    """Everything that is released beside updates, with its stage, each time it is."""
+    stages = (() if target.enrolment is None else (target.enrolment,)) + target.rounds
+    return [(stage, side_release) for stage in stages for side_release in stage.spec.side_releases]
+
+
+def scored(worlds: Sequence[Sequence[Sequence[Number]]], relation: str) -> list[tuple[Array, Array]]:
+    """For the runs of each of two datasets: how much likelier the second one is, and the numbers themselves.
+
+    What the adversary does not know beforehand it learns from the runs that choose the test.
+    """
+    values = [np.array([[number.value for number in run] for run in world]) for world in worlds]
+    kinds = worlds[0][0]
+    scores = [np.zeros(len(world)) for world in worlds]
+    known = [world[statistics.choosing(len(world))] for world in values]
+    for column, kind in enumerate(kinds):
+        if kind.choice:
+            odds = [(one[:, column].sum() + 0.5) / (len(one) + 1.0) for one in known]
+            yes, no = np.log(odds[1] / odds[0]), np.log((1 - odds[1]) / (1 - odds[0]))
+            scores = [s + np.where(v[:, column] > 0.5, yes, no) for s, v in zip(scores, values, strict=True)]
+        elif kind.move > 1e-3 and kind.noise > 0:
+            low, high = (float(one[:, column].mean()) for one in known)
+            rest = 0.5 * (low + high) if relation == "replace-one" else low
+            scores = [
+                s + statistics.log_likelihood(
+                    (v[:, column] - rest) / kind.move, kind.rate, 1, kind.noise / kind.move,
+                    "replace-one" if relation == "replace-one" else "add-remove",
+                )
+                for s, v in zip(scores, values, strict=True)
+            ]  # fmt: skip
+    return list(zip(scores, values, strict=True))

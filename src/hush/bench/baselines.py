@@ -1,0 +1,137 @@
+"""Baselines: the same workload with other libraries, one client after the other.
+
+Every rival draws its batches its own way: the plain loop shuffles and takes equal parts, as everybody does; Opacus has
+its own Poisson sampler. Tensors are indexed by whole batches, which is far faster than a loader that collates rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+from torch.nn import functional
+
+from hush.bench.workloads import Workload
+from hush.seeds import rng
+
+
+def plain(work: Workload) -> Callable[[], None]:
+    """An ordinary, non-private PyTorch loop over the clients, with their control variates if they have any."""
+
+    def run() -> None:
+        for client, first in enumerate(work.firsts):
+            module, drift = _module(work), _drift(work, client)
+            parameters = list(module.parameters())
+            optimiser = torch.optim.SGD(parameters, lr=work.lr)
+            for rows in shuffled(work, client):
+                optimiser.zero_grad(set_to_none=True)
+                functional.cross_entropy(module(work.x[first + rows]), work.y[first + rows]).backward()
+                _add(parameters, drift)
+                optimiser.step()
+
+    return run
+
+
+def opacus(work: Workload) -> Callable[[], None] | None:
+    """The same with Opacus's sampler, per-example hooks, clip and noise; None if Opacus is not installed."""
+    try:
+        from opacus.grad_sample import GradSampleModule
+        from opacus.optimizers import DPOptimizer
+        from opacus.utils.uniform_sampler import UniformWithReplacementSampler
+    except ImportError:
+        return None
+
+    def run() -> None:
+        for client, (first, plan) in enumerate(zip(work.firsts, work.plans, strict=True)):
+            module, drift = GradSampleModule(_module(work)), _drift(work, client)
+            parameters = list(module.parameters())
+            optimiser = DPOptimizer(
+                torch.optim.SGD(parameters, lr=work.lr),
+                noise_multiplier=1.0,
+                max_grad_norm=plan.clip,
+                expected_batch_size=plan.batch,
+            )
+            if drift:
+                optimiser.attach_step_hook(_hook(parameters, drift))
+            sampler = UniformWithReplacementSampler(num_samples=plan.samples, sample_rate=plan.rate, steps=plan.steps)
+            for chosen in sampler:
+                rows = first + torch.tensor(chosen, device=work.x.device)
+                optimiser.zero_grad()
+                functional.cross_entropy(module(work.x[rows]), work.y[rows]).backward()
+                optimiser.step()
+
+    return _quiet(run)
+
+
+def double_vmap(work: Workload) -> Callable[[], None]:
+    """Clients of equal batch size side by side by torch.func.vmap over clients and over examples; without noise."""
+
+    def loss(vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return functional.cross_entropy(work.model.logits(vector, x[None]), y[None])
+
+    each = vmap(vmap(grad(loss), in_dims=(None, 0, 0)))
+
+    def step(vectors: Tensor, x: Tensor, y: Tensor, clip: float, batch: int) -> Tensor:
+        gradients = each(vectors, x, y)
+        scale = (clip / gradients.norm(dim=2)).clamp(max=1.0)
+        return vectors - (work.lr / batch) * torch.einsum("cb,cbp->cp", scale, gradients)
+
+    def run() -> None:
+        kinds = sorted({(plan.batch, plan.steps, plan.clip) for plan in work.plans})
+        for batch, steps, clip in kinds:
+            group = [c for c, plan in enumerate(work.plans) if (plan.batch, plan.steps) == (batch, steps)]
+            vectors = work.model.start.to(work.x.device).repeat(len(group), 1)
+            drawn = [[rows + work.firsts[c] for rows in shuffled(work, c)] for c in group]
+            for number in range(steps):
+                rows = torch.stack([mine[number] for mine in drawn])
+                vectors = step(vectors, work.x[rows], work.y[rows], clip, batch)
+
+    return run
+
+
+def shuffled(work: Workload, client: int) -> Iterator[Tensor]:
+    """Equal parts of one shuffle after the other."""
+    plan, generator = work.plans[client], rng(0, "bench", "shuffle", client)
+    whole = plan.samples // plan.batch
+    order = torch.empty(0, dtype=torch.int64)
+    for step in range(plan.steps):
+        at = step % whole
+        if at == 0:
+            order = torch.from_numpy(generator.permutation(plan.samples)).to(work.x.device)
+        yield order[at * plan.batch : (at + 1) * plan.batch]
+
+
+def _module(work: Workload) -> nn.Module:
+    module = copy.deepcopy(work.model.module).requires_grad_(True)
+    return module.to(work.x.device).train()
+
+
+def _drift(work: Workload, client: int) -> list[Tensor]:
+    if work.drifts is None:
+        return []
+    parts = work.drifts[client].split(work.model.layout.sizes)
+    return [part.view(shape) for part, shape in zip(parts, work.model.layout.shapes, strict=True)]
+
+
+def _add(parameters: list[nn.Parameter], drift: list[Tensor]) -> None:
+    for parameter, part in zip(parameters, drift, strict=False):
+        assert parameter.grad is not None
+        parameter.grad.add_(part)
+
+
+def _hook(parameters: list[nn.Parameter], drift: list[Tensor]) -> Callable[[Any], None]:
+    return lambda _: _add(parameters, drift)
+
+
+def _quiet(work: Callable[[], None]) -> Callable[[], None]:
+    def run() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            work()
+
+    return run

@@ -1,0 +1,103 @@
+"""Findings of a benchmark suite: figures under stable keys, their targets, and notes."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import torch
+
+TARGETS: Mapping[str, tuple[str, float]] = {
+    "cpu.w1.ours_over_plain": ("<=", 1.0),
+    "cpu.w1.opacus_over_ours": (">=", 1.7),
+    "cpu.w1.flower_opacus_over_ours": (">=", 1.6),
+    "cpu.w2.plain_over_ours": (">=", 3.0),
+    "cpu.w2.opacus_over_ours": (">=", 9.0),
+    "gpu.w1.samples_per_second": (">=", 1.0e6),
+    "gpu.w1.opacus_over_ours": (">=", 60.0),
+    "gpu.w1.double_vmap_over_ours": (">=", 8.0),
+    "gpu.sweep.runs_per_minute": (">=", 6.0),
+    "server.rpca_naive_over_ours": (">=", 80.0),
+    "server.resnet18.pairwise_over_mean": ("<=", 2.5),
+    "server.resnet18.rpca_over_mean": ("<=", 8.0),
+    "plan.clients_per_second": (">=", 50.0),
+    "scale.time_10k_over_1k": ("<=", 11.0),
+    "scale.rss_mib_10k": ("<=", 2000.0),
+}
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a suite measured.
+
+    Attributes:
+        figures: Numbers by key.
+        notes: How a number was come by, or why it falls short or is missing, by key.
+        profiles: Where the time goes, by key: rows of (name, part of the time).
+    """
+
+    figures: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    profiles: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
+
+    def __or__(self, other: Findings) -> Findings:
+        return Findings(self.figures | other.figures, _joined(self.notes, other.notes), self.profiles | other.profiles)
+
+    def record(self, command: str) -> dict[str, Any]:
+        """Everything about this measurement, for JSON."""
+        return {
+            "command": command,
+            "figures": self.figures,
+            "notes": self.notes,
+            "short": short(self.figures),
+            "profiles": self.profiles,
+            "machine": _machine(),
+            "versions": _versions(),
+            "measured": time.strftime("%Y-%m-%d"),
+        }
+
+
+def short(figures: Mapping[str, float]) -> list[str]:
+    """Return the keys of figures that miss their target."""
+    return [key for key, value in figures.items() if key in TARGETS and not met(key, value)]
+
+
+def met(key: str, value: float) -> bool:
+    """Return whether a figure meets its target."""
+    sense, bound = TARGETS[key]
+    return value <= bound if sense == "<=" else value >= bound
+
+
+def _joined(a: Mapping[str, str], b: Mapping[str, str]) -> dict[str, str]:
+    return {key: " ".join(part for part in (a.get(key), b.get(key)) if part) for key in {**a, **b}}
+
+
+def _machine() -> dict[str, Any]:
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return {
+        "system": platform.platform(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": device,
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+    for name in ("hush", "opacus", "flwr", "scikit-learn", "dp-accounting"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

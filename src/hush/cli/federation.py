@@ -1,0 +1,317 @@
+"""Federation commands: run Hush across machines."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hush.text import printable
+from hush.types import HushError, NothingTrainedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hush.types import RoundRecord
+
+_LONGEST = 4000
+federation_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Run a federation across machines (Flower transport)."
+)
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation directory.")]
+KitFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The member's directory (its kit).")]
+File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The config of the run.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a config key; can be repeated.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in this directory.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON to standard output.")]
+Data = Annotated[str | None, typer.Option(help="Directory with the public dataset files (or HUSH_DATA).")]
+
+
+@federation_app.command()
+def init(
+    directory: Folder,
+    members: Annotated[str, typer.Option(help="Member names, separated by commas.")],
+    address: Annotated[
+        str, typer.Option(help="The address at which members reach the server, host:port.")
+    ] = "127.0.0.1:8443",
+    host: Annotated[
+        list[str] | None, typer.Option(help="An additional host name of the server; can be repeated.")
+    ] = None,
+    days: Annotated[int, typer.Option(help="Validity of the server certificate, in days.")] = 365,
+    keys: Annotated[
+        bool, typer.Option(help="Create the members' keys here; otherwise each member creates its own when it joins.")
+    ] = True,
+) -> None:
+    """Create a new federation: CA, server certificate and one kit per member."""
+    _need_flower()
+    from hush.deploy.admin.folders import create
+    from hush.deploy.member.policy_template import template
+
+    names = [name.strip() for name in members.split(",") if name.strip()]
+    words = template(1.0, 1e-5, "add-remove", ["robust-hdp"])
+    create(directory, names, address, hosts=host or (), days=days, with_keys=keys, policy=words)
+    print(printable(f"{directory}: created a federation of {len(names)} members at {address}", _LONGEST))
+    print(
+        printable(
+            f"Send each member its directory in {directory / 'kits'} over a trusted channel, then delete it here.",
+            _LONGEST,
+        )
+    )
+    if not keys:
+        print("Each member runs hush federation join once and sends you its NAME.pub; then run hush federation admit.")
+
+
+@federation_app.command()
+def admit(directory: Folder, name: str, public_key: Annotated[Path, typer.Argument(metavar="NAME.pub")]) -> None:
+    """Add a member by its public key."""
+    _need_flower()
+    from hush.deploy.admin.folders import Place
+    from hush.deploy.admin.keys import read
+
+    Place(directory).admit(name, read(public_key, "a public key"))
+    print(f"{name} is now a member")
+
+
+@federation_app.command()
+def revoke(directory: Folder, name: str) -> None:
+    """Remove a member; a running SuperLink rejects its key within a second."""
+    _need_flower()
+    from hush.deploy.admin.folders import Place
+
+    Place(directory).revoke(name)
+    print(f"{name} is no longer a member")
+
+
+@federation_app.command()
+def renew(
+    directory: Folder,
+    host: Annotated[
+        list[str] | None, typer.Option(help="An additional host name of the server; can be repeated.")
+    ] = None,
+    days: Annotated[int, typer.Option(help="Validity of the new certificate, in days.")] = 365,
+) -> None:
+    """Create a new server certificate signed by the same CA; members need no change."""
+    _need_flower()
+    from hush.deploy.admin.folders import Place
+    from hush.deploy.admin.keys import make_server
+
+    place = Place(directory)
+    for old in ("server.key", "server.crt"):
+        (place.server / old).unlink(missing_ok=True)
+    hosts = [place.settings.host, *(host or ()), "localhost", "127.0.0.1"]
+    make_server(place.server, list(dict.fromkeys(hosts)), days)
+    print(printable(f"{place.server / 'server.crt'}: valid for {days} days; restart hush federation serve", _LONGEST))
+
+
+@federation_app.command()
+def code() -> None:
+    """Print the hash of the installed code, for accept.code in a policy."""
+    from hush.deploy.member.policy_template import code_hash
+
+    print(code_hash())
+
+
+@federation_app.command()
+def serve(
+    directory: Folder,
+    listen: Annotated[str | None, typer.Option(help="The address to listen on, such as 0.0.0.0.")] = None,
+) -> None:
+    """Run the SuperLink with TLS and node authentication, behind the gateway."""
+    _need_flower()
+    from hush.deploy.admin.folders import Place
+    from hush.deploy.admin.processes import follow_parent
+    from hush.deploy.transport.server import serve as run_link
+
+    follow_parent()
+    run_link(Place(directory), _say, listen)
+
+
+@federation_app.command()
+def join(
+    directory: KitFolder,
+    data: Annotated[Path, typer.Option(help="The member's data: .npz, .csv, .parquet or a directory of IDX files.")],
+    policy: Annotated[Path | None, typer.Option(help="Policy file; default: policy.toml in the kit.")] = None,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for an unreachable SuperLink.")] = 3600.0,
+) -> None:
+    """Take part in a federation as a member."""
+    _need_flower()
+    from hush.deploy.admin.folders import open_kit
+    from hush.deploy.admin.processes import follow_parent
+    from hush.deploy.member.service import join as take_part
+
+    follow_parent()
+    take_part(open_kit(directory), policy or directory / "policy.toml", data, _say, wait)
+
+
+@federation_app.command()
+def check(
+    directory: KitFolder,
+    file: File,
+    data: Annotated[Path, typer.Option(help="The member's data, as for join.")],
+    policy: Annotated[Path | None, typer.Option(help="Policy file; default: policy.toml in the kit.")] = None,
+    members: Annotated[int | None, typer.Option(help="Number of members; default: data.clients.")] = None,
+    schema: Annotated[Path | None, typer.Option(help="The schema.toml of the run; default: the member's own.")] = None,
+    sets: Sets = None,
+    as_json: AsJson = False,
+) -> None:
+    """Dry-run a config as a member on synthetic rows: report its cost and the remaining budget. Charges nothing."""
+    _need_flower()
+    from dataclasses import asdict
+
+    from hush.config import load
+    from hush.data.schema import read
+    from hush.deploy.admin.folders import open_kit
+    from hush.deploy.dry_run import dry_run
+
+    more = [] if members is None else [f"data.clients={members}"]
+    config = load(file, [*(sets or ()), *more])
+    declared = None if schema is None else read(schema)
+    found = dry_run(open_kit(directory), policy or directory / "policy.toml", data, config, declared)
+    if as_json:
+        print(json.dumps(asdict(found), indent=2))
+    else:
+        for warning in found.warnings:
+            _say(warning)
+        print(f"epsilon spent so far {found.spent:.4g}, remaining {found.left:.4g}")
+        if found.refused:
+            print(f"this member would refuse the run: {printable(found.refused)}")
+        else:
+            print(f"{found.rounds} rounds of {found.steps} steps with noise multiplier {found.noise:.4g}")
+            print(f"the run would cost epsilon {found.epsilon:.4g}; remaining afterwards: {found.left_after:.4g}")
+            print(
+                f"a round took {found.seconds:.2f} s on this machine with synthetic rows; nothing was charged or sent"
+            )
+    if found.refused:
+        raise typer.Exit(1)
+
+
+@federation_app.command()
+def run(
+    directory: Folder,
+    file: File,
+    test: Annotated[
+        Path | None,
+        typer.Option(help="The public test set, which also defines the schema; default: DIR/test.* or data.name."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run directory; default: DIR/runs/NAME.")] = None,
+    label: Annotated[str, typer.Option(help="The label column of CSV and Parquet files.")] = "label",
+    classes: Annotated[int | None, typer.Option(help="Number of classes; default: the largest label plus one.")] = None,
+    sets: Sets = None,
+    resume: Resume = False,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a config with the online members."""
+    _need_flower()
+    from hush import report
+    from hush.config import load
+    from hush.deploy.admin.folders import Place
+    from hush.deploy.coordinator.run import Coordinator
+    from hush.deploy.member.datasets import public_test
+    from hush.deploy.transport.flower import CoordinatorClient
+
+    place, config = Place(directory), load(file, sets or ())
+    rows = public_test(test, place.path, config, label=label, classes=classes, root=data)
+    hub = CoordinatorClient(place.settings.address, place.ca(), place.secret(), turn=place.turn)
+    path = out or place.runs / file.stem
+    command = shlex.join(["hush", *sys.argv[1:]])
+    progress = None if as_json else _progress
+    result = Coordinator(place, hub, rows).run(config, path, resume=resume, command=command, progress=progress)
+    report.write(path)
+    _finish(result, path, as_json)
+
+
+@federation_app.command()
+def status(directory: Folder, as_json: AsJson = False) -> None:
+    """Show members, which of them are online, and the progress of runs."""
+    _need_flower()
+    from hush.deploy.admin.folders import Place
+    from hush.deploy.coordinator.status import standing
+
+    found = standing(Place(directory))
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    print(printable(f"{found['address']}: the SuperLink is {'up' if found['up'] else 'down'}", _LONGEST))
+    for name, state in found["members"].items():
+        print(printable(f"  {name:20} {state}", _LONGEST))
+    for each in found["runs"]:
+        print(printable(f"  run {each['run']}: {each['state']}, round {each['round']} of {each['rounds']}", _LONGEST))
+
+
+@federation_app.command()
+def local(
+    file: File,
+    members: Annotated[int, typer.Option(help="Number of members.")] = 3,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="The federation directory; default: a new one under runs/.")
+    ] = None,
+    sets: Sets = None,
+    resume: Resume = False,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a complete federation on this machine over loopback, with TLS and node authentication."""
+    _need_flower()
+    from hush import report
+    from hush.config import load
+    from hush.deploy.admin import localhost as here
+
+    config = load(file, [*(sets or ()), f"data.clients={members}"])
+    path = directory or _fresh(f"federation-{file.stem}")
+    if resume and directory is None:
+        raise HushError("--resume: requires --dir, the federation directory to resume")
+    result = here.run(
+        path, config, resume=resume, command=shlex.join(["hush", *sys.argv[1:]]),
+        progress=None if as_json else _progress, data=data, say=(lambda words: None) if as_json else _say,
+    )  # fmt: skip
+    report.write(path / "runs" / here.RUN)
+    _finish(result, path / "runs" / here.RUN, as_json)
+
+
+def _finish(result: Any, path: Path, as_json: bool) -> None:
+    from hush.server.run_directory import to_json
+    from hush.terminal import show_run
+
+    if as_json:
+        sys.stdout.write(to_json(result).decode())
+    else:
+        show_run(result, path)
+    if not result.trained:
+        raise NothingTrainedError(result.ended, result)
+
+
+def _progress(record: RoundRecord, left: Mapping[str, str]) -> None:
+    names = list(left)
+    out = "; ".join(f"{names[client]}: {reason}" for client, reason in record.refused.items())
+    answered = ", ".join(names[client] for client in record.charged)
+    budgets = ", ".join(f"{name} {value}" for name, value in left.items())
+    for client, words in record.warnings.items():
+        _say(f"round {record.round}: warning: {names[client]}: {words}")
+    _say(
+        f"round {record.round}: updates from {answered or 'nobody'}{f'; refused: {out}' if out else ''}; remaining "
+        f"budget {budgets}"
+    )
+
+
+def _say(words: str) -> None:
+    print(printable(words, _LONGEST), file=sys.stderr, flush=True)
+
+
+def _fresh(label: str) -> Path:
+    path, number = Path("runs") / label, 2
+    while path.exists():
+        path, number = Path("runs") / f"{label}-{number}", number + 1
+    return path
+
+
+def _need_flower() -> None:
+    if find_spec("flwr") is None:
+        raise HushError("federation: Flower is not installed; install it with: pip install 'hush[deploy]'")

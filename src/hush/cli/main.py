@@ -1,0 +1,313 @@
+"""The main command `hush`: parses arguments and delegates. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+
+from hush.cli.data import data_app
+from hush.cli.federation import federation_app
+from hush.cli.privacy import audit, ledger_app
+from hush.cli.reproduce import reproduce
+from hush.text import printable
+from hush.types import HushError
+
+if TYPE_CHECKING:
+    from hush.types import RunResult
+
+_LONGEST = 4000
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Federated learning in which every participant sets its own privacy budget.",
+)
+
+app.add_typer(ledger_app, name="ledger")
+app.add_typer(federation_app, name="federation")
+app.add_typer(data_app, name="data")
+app.command()(audit)
+app.command()(reproduce)
+
+File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The config of the run.")]
+Out = Annotated[Path | None, typer.Option(help="The output directory; default: a new one under runs/.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a config key; can be repeated.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in the output directory.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON to standard output.")]
+Data = Annotated[str | None, typer.Option(help="Directory with the public dataset files (or HUSH_DATA).")]
+DEMO_RECIPES = "dp-fedavg,weiavg,minimum,robust-hdp"
+
+
+@app.callback(invoke_without_command=True)
+def _top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        from hush import __version__
+
+        print(f"hush {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    out: Out = None,
+    seeds: Annotated[int, typer.Option(help="Number of seeds to average over.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Compare four recipes on built-in data, with different budgets and batch sizes per client."""
+    with as_file(files("hush").joinpath("demo.toml")) as path:
+        _compare(path, DEMO_RECIPES, seeds, out or _fresh("demo"), (), False, None, as_json)
+
+
+@app.command()
+def run(
+    file: File,
+    out: Out = None,
+    sets: Sets = None,
+    resume: Resume = False,
+    data: Data = None,
+    ledgers: Annotated[
+        Path | None, typer.Option(help="Directory of persistent ledger files: budgets apply across runs.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate one training run."""
+    from hush import api
+    from hush.config import config_hash, load
+    from hush.terminal import Bar, show_run
+
+    config = load(file, sets or ())
+    label = f"{file.stem}-{config_hash(config)[:8]}"
+    path = out or (_latest(label) if resume else _fresh(label))
+    with Bar(config.rounds, quiet=as_json) as bar:
+        result = api.simulate(
+            file, overrides=sets or (), out=path, resume=resume, data=data, command=_command(),
+            progress=lambda record: bar.advance(record.round, record), announce=bar.warn, ledgers=ledgers,
+        )  # fmt: skip
+    if as_json:
+        _print_result(result)
+    else:
+        show_run(result, path)
+
+
+@app.command()
+def compare(
+    file: File,
+    recipes: Annotated[str, typer.Option(help="Recipe names, separated by commas.")],
+    seeds: Annotated[int, typer.Option(help="Number of seeds to average over, starting from the config's seed.")] = 1,
+    out: Out = None,
+    sets: Sets = None,
+    resume: Resume = False,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare several recipes on the same clients, in one table and one report."""
+    label = f"compare-{file.stem}"
+    path = out or (_latest(label) if resume else _fresh(label))
+    _compare(file, recipes, seeds, path, sets or (), resume, data, as_json)
+
+
+@app.command()
+def sweep(
+    file: File,
+    grid: Annotated[list[str], typer.Option(metavar="KEY=V1,V2", help="Values to try; can be repeated.")],
+    seeds: Annotated[int, typer.Option(help="Number of seeds to average over, starting from the config's seed.")] = 1,
+    out: Out = None,
+    sets: Sets = None,
+    resume: Resume = False,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run every combination of settings together, with one table and one report."""
+    from hush import api
+    from hush.comparison import by_grid
+    from hush.config import load
+
+    label = f"sweep-{file.stem}"
+    path = out or (_latest(label) if resume else _fresh(label))
+    variants = by_grid(load(file, sets or ()), grid)
+    rounds = sum(variant.rounds for variant in variants.values())
+    _side_by_side(partial(api.sweep, file, grid), rounds, seeds, path, sets or (), resume, data, as_json)
+
+
+@app.command()
+def plan(
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE.toml]", help="Config file: plan every client.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="One client's budget.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Its delta.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Number of training samples of the client.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Expected batch size.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds the client takes part in.")] = None,
+    epochs: Annotated[int, typer.Option(help="Local epochs per round.")] = 1,
+    accountant: Annotated[str, typer.Option(help="pld, rdp, or rdp-64 (Robust-HDP's).")] = "pld",
+    relation: Annotated[str, typer.Option(help="add-remove or replace-one.")] = "add-remove",
+    noise: Annotated[float | None, typer.Option(help="Report the cost of this noise multiplier.")] = None,
+    sets: Sets = None,
+    data: Data = None,
+    plot: Annotated[Path | None, typer.Option(help="Write an HTML page with a plot.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compute the noise for a budget, for one client from options or for every client of a config."""
+    from hush import api
+    from hush.terminal import show_plan, show_preview
+
+    given = {"--epsilon": epsilon, "--delta": delta, "--samples": samples, "--batch": batch, "--rounds": rounds}
+    if file is not None:
+        if extra := [name for name, value in given.items() if value is not None]:
+            raise HushError(
+                f"{', '.join(extra)}: cannot be combined with {file}, which defines these values; use --set"
+            )
+        found = api.preview(file, overrides=sets or (), data=data, plot=plot)
+        print(json.dumps(found, indent=2)) if as_json else show_preview(found)
+        return
+    if missing := [name for name, value in given.items() if value is None]:
+        raise HushError(f"plan: missing {', '.join(missing)}; pass these options, or a FILE.toml")
+    answer = api.plan(
+        epsilon=epsilon or 0.0, delta=delta or 0.0, samples=samples or 0, batch=batch or 0, rounds=rounds or 0,
+        epochs=epochs, noise_multiplier=noise, plot=plot,
+        accountant=_choice("--accountant", accountant, "pld", "rdp", "rdp-64"),
+        relation=_choice("--relation", relation, "add-remove", "replace-one"),
+    )  # fmt: skip
+    print(json.dumps(answer, indent=2)) if as_json else show_plan(answer)
+
+
+@app.command("list")
+def list_(as_json: AsJson = False) -> None:
+    """List recipes, slots, models, datasets, partitions and budgets."""
+    from hush.names import catalogue
+    from hush.terminal import show_catalogue
+
+    found = catalogue()
+    print(json.dumps(found, indent=2)) if as_json else show_catalogue(found)
+
+
+@app.command()
+def report(directory: Annotated[Path, typer.Argument(metavar="DIR", help="Run or comparison directory.")]) -> None:
+    """Write the HTML report of a run or comparison directory again."""
+    from hush.report import write
+
+    print(printable(write(directory), _LONGEST))
+
+
+@app.command()
+def measure(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a finished run.")],
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compute the metrics of the papers: loss gap, gradient dissimilarity, fairness. Not private; simulations only."""
+    from hush import api
+    from hush.server.run_directory import to_json
+    from hush.terminal import show_measures
+
+    found = api.measure(directory, data=data)
+    sys.stdout.write(to_json(found).decode()) if as_json else show_measures(found)
+
+
+@app.command()
+def bench(
+    suite: Annotated[
+        list[str] | None, typer.Option(help="cpu, gpu, server, plan, isolation, scale or federation; can be repeated.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Benchmark Hush against other libraries."""
+    from hush.bench import run
+    from hush.terminal import show_bench
+
+    found = run(suite or ())
+    print(json.dumps(found, indent=2)) if as_json else show_bench(found)
+
+
+def _compare(
+    file: Path, recipes: str, seeds: int, out: Path, sets: Any, resume: bool, data: str | None, as_json: bool
+) -> None:
+    from hush import api
+    from hush.config import load
+
+    names = [name.strip() for name in recipes.split(",") if name.strip()]
+    rounds = load(file, sets).rounds * len(names)
+    _side_by_side(partial(api.compare, file, names), rounds, seeds, out, sets, resume, data, as_json)
+
+
+def _side_by_side(
+    work: Callable[..., dict[str, Any]], rounds: int, seeds: int, out: Path, sets: Any, resume: bool,
+    data: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    from hush.server.run_directory import to_json
+    from hush.terminal import Bar, show_comparison
+
+    with Bar(rounds * max(seeds, 1), quiet=as_json) as bar:
+        summary = work(
+            seeds=seeds, overrides=sets, out=out, resume=resume, data=data, command=_command(),
+            progress=lambda name, seed, record: bar.advance(None, record, f"{name}, seed {seed}"),
+        )  # fmt: skip
+    sys.stdout.write(to_json(summary).decode()) if as_json else show_comparison(summary, out)
+
+
+def _print_result(result: RunResult) -> None:
+    from hush.server.run_directory import to_json
+
+    sys.stdout.write(to_json(result).decode())
+
+
+def _command() -> str:
+    return shlex.join(["hush", *sys.argv[1:]])
+
+
+def _fresh(label: str) -> Path:
+    """Return the first of runs/label, runs/label-2, ... that does not exist."""
+    path, number = Path("runs") / label, 2
+    while path.exists():
+        path, number = Path("runs") / f"{label}-{number}", number + 1
+    return path
+
+
+def _latest(label: str) -> Path:
+    """Return the newest run that `_fresh` created for this label."""
+    made = [Path("runs") / label, *Path("runs").glob(f"{label}-[0-9]*")]
+    existing = [path for path in made if path.exists()]
+    if not existing:
+        raise HushError(f"runs/{label}: nothing to resume; start without --resume, or pass the directory with --out")
+    return max(existing, key=lambda path: path.stat().st_mtime)
+
+
+def _choice(option: str, value: str, *accepted: str) -> Any:
+    if value not in accepted:
+        raise HushError(f"{option}: found {value!r}; accepted: {', '.join(accepted)}")
+    return value
+
+
+def main() -> None:
+    """Run a command; a user error prints one line and exits with status 2."""
+    try:
+        status = app(standalone_mode=False)
+    except (HushError, click.ClickException) as error:
+        text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        print(f"hush: error: {printable(' '.join(text.split()), _LONGEST)}", file=sys.stderr)
+        sys.exit(2)
+    except MemoryError:
+        print(
+            "hush: error: out of memory; use less data or a smaller model",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        print("hush: interrupted; resume the run with --resume", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    sys.exit(status if isinstance(status, int) else 0)

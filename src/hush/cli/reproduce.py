@@ -1,0 +1,59 @@
+"""`hush reproduce`: reproduce tables and figures of the papers."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hush.types import HushError
+
+
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[ENTRY]", help="Entry to reproduce, such as robust-hdp/table-12.")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List all entries.")] = False,
+    cells: Annotated[
+        str, typer.Option(help="Only these cells, such as robust-hdp:dist6,hush: (an empty part selects all).")
+    ] = "",
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds to average over.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds, instead of the paper's.")] = None,
+    mode: Annotated[str | None, typer.Option(help="faithful (the paper's setup) or sound.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a config key.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The output directory; default: a new one under runs/reproduce.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Directory with the public dataset files (or HUSH_DATA).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON to standard output.")] = False,
+) -> None:
+    """Reproduce a table or figure of a paper, cell by cell. An interrupted reproduction resumes when run again."""
+    from hush import reproduce as table
+    from hush.server.run_directory import to_json
+    from hush.terminal import Bar, show_entries, show_reproduction
+
+    if list_ or name is None:
+        if name is not None:
+            raise HushError("--list: cannot be combined with an entry")
+        found = [table.entry(each) for each in table.entries()]
+        listed = [{"entry": e.name, "title": e.title, "seeds": e.seeds, "modes": list(e.modes),
+                   "cells": [cell.name for cell in e.cells]} for e in found]  # fmt: skip
+        print(json.dumps(listed, indent=2)) if as_json else show_entries(listed)
+        return
+    chosen = [cell.strip() for cell in cells.split(",") if cell.strip()]
+    what = table.asked(name, chosen, seeds, rounds, mode, device, sets or ())
+    path = out or Path("runs") / "reproduce" / what.label()
+    with Bar(what.rounds, quiet=as_json) as bar:
+        content = table.reproduce(
+            what, path, data, shlex.join(["hush", *sys.argv[1:]]),
+            lambda cell, seed, record: bar.advance(None, record, f"{cell}, seed {seed}"),
+        )  # fmt: skip
+    if as_json:
+        sys.stdout.write(to_json(content).decode())
+    else:
+        show_reproduction(content, path)

@@ -1,0 +1,103 @@
+"""The clients' rows: one array in which each client's training rows are followed by its test rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from hush.config import DataConfig
+from hush.data import partition, transforms
+from hush.data.datasets import Dataset
+from hush.data.sizes import held_out
+from hush.types import HushError
+
+EVERYONE = -1
+
+
+@dataclass(frozen=True)
+class Clients:
+    """A dataset partitioned among clients."""
+
+    dataset: Dataset
+    shares: tuple[partition.Share, ...]
+    train: tuple[np.ndarray, ...]
+    test: tuple[np.ndarray, ...]
+    seed: int
+
+    @property
+    def train_counts(self) -> list[int]:
+        """Training rows of each client."""
+        return [len(rows) for rows in self.train]
+
+    @property
+    def test_counts(self) -> list[int]:
+        """Test rows of each client."""
+        return [len(rows) for rows in self.test]
+
+    def bounds(self) -> list[tuple[int, int, int]]:
+        """For each client: first training row, first test row, end, in the arrays that `arrays` gives."""
+        ends = np.cumsum([0, *(a + b for a, b in zip(self.train_counts, self.test_counts, strict=True))]).tolist()
+        return [(start, start + n, end) for (start, end), n in zip(pairwise(ends), self.train_counts, strict=True)]
+
+    @cached_property
+    def static(self) -> bool:
+        """Whether no client's data ever change: `phase` is then the same in every round."""
+        return all(len(share.salt) <= 1 for share in self.shares)
+
+    def phase(self, round_number: int) -> tuple[int, ...]:
+        """Return the data version of each client in a round: the arrays change when it changes."""
+        return tuple(transforms.phase(share, round_number) for share in self.shares)
+
+    def arrays(self, round_number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and labels of all clients in a round."""
+        data = self.dataset
+        low, high = transforms.limits(data.x)
+        parts = [
+            transforms.apply(
+                data.x[rows], data.y[rows], share, round_number, self.seed, client, data.classes, low=low, high=high
+            )
+            for client, (share, rows) in enumerate(zip(self.shares, self._rows(), strict=True))
+        ]
+        return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
+
+    def _rows(self) -> list[np.ndarray]:
+        return [np.concatenate(pair) for pair in zip(self.train, self.test, strict=True)]
+
+
+def divide(dataset: Dataset, config: DataConfig, seed: int) -> Clients:
+    """Partition a dataset over clients, and hold out each client's test rows."""
+    natural = "iid" if dataset.owner is None else "owner"
+    spec = natural if config.partition == "auto" else config.partition
+    overlap = partition.overlaps(spec)
+    sizes = partition.counts(config.sizes, config.clients, len(dataset.y), seed, overlap)
+    if overlap:
+        return _overlapping(dataset, config, spec, sizes, seed)
+    shares = partition.split(spec, dataset.y, sizes, seed, dataset.classes, dataset.owner)
+    if len(shares) != config.clients:
+        raise HushError(
+            f"data.partition: gives {len(shares)} clients, data.clients is {config.clients}", "data.clients"
+        )
+    pairs = [partition.holdout(share.rows, config.test_fraction, seed, c) for c, share in enumerate(shares)]
+    return Clients(dataset, tuple(shares), tuple(a for a, _ in pairs), tuple(b for _, b in pairs), seed)
+
+
+def _overlapping(
+    dataset: Dataset, config: DataConfig, spec: partition.Spec, sizes: Sequence[int], seed: int
+) -> Clients:
+    """The same where clients may have rows in common: no row is for training at one and for test at another."""
+    pools = partition.holdout(np.arange(len(dataset.y)), config.test_fraction, seed, EVERYONE)
+    tests = [held_out(size, config.test_fraction) for size in sizes]
+    wanted = ([size - test for size, test in zip(sizes, tests, strict=True)], tests)
+    train, test = (
+        [
+            replace(share, rows=pool[share.rows])
+            for share in partition.split(spec, dataset.y[pool], counts, seed, dataset.classes)
+        ]
+        for pool, counts in zip(pools, wanted, strict=True)
+    )
+    shares = [replace(a, rows=np.concatenate([a.rows, b.rows])) for a, b in zip(train, test, strict=True)]
+    return Clients(dataset, tuple(shares), tuple(a.rows for a in train), tuple(b.rows for b in test), seed)

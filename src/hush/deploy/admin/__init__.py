@@ -1,0 +1,1 @@
+"""Administration of a federation: folders, keys, logs, processes."""

@@ -1,0 +1,229 @@
+"""Certificates and keys: a CA for one federation, its server's certificate, and a key pair for every member.
+
+The CA signs nothing but servers. Members are known by their public keys (ECDSA, P-384), which the coordinator lists.
+Files with secrets are made for their owner's eyes alone (mode 0600).
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import ipaddress
+import os
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from hush.types import HushError
+
+PrivateKey: TypeAlias = ec.EllipticCurvePrivateKey
+PublicKey: TypeAlias = ec.EllipticCurvePublicKey
+_BACKDATED = datetime.timedelta(minutes=10)  # so that a clock that is a little behind accepts it at once
+
+
+def new_key() -> PrivateKey:
+    """A fresh key pair."""
+    made: PrivateKey = ec.generate_private_key(ec.SECP384R1())
+    return made
+
+
+def new_secret() -> str:
+    """A text of 256 bits that nobody can guess, made by the same generator as the keys."""
+    return hashlib.sha256(private_pem(new_key())).hexdigest()
+
+
+def private_pem(key: PrivateKey) -> bytes:
+    """A private key as a file keeps it."""
+    pem: bytes = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return pem
+
+
+def public_pem(key: PrivateKey | ec.EllipticCurvePublicKey) -> bytes:
+    """The public half as it is listed and sent."""
+    public = key.public_key() if isinstance(key, ec.EllipticCurvePrivateKey) else key
+    pem: bytes = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return pem
+
+
+def load_private(path: Path) -> PrivateKey:
+    """A member's private key, which nobody else may be able to read."""
+    content = read(path, "a private key")
+    if path.stat().st_mode & 0o077:
+        raise HushError(
+            f"{path}: accessible to other users (mode {path.stat().st_mode & 0o777:04o}); accepted: mode 0600"
+        )
+    try:
+        key = serialization.load_pem_private_key(content, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise HushError(f"{path}: not a private key: {error}; accepted: PEM, ECDSA on P-384") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise HushError(f"{path}: unsupported key type; accepted: PEM, ECDSA on P-384")
+    found: PrivateKey = key
+    return found
+
+
+def load_public(content: bytes, where: object) -> ec.EllipticCurvePublicKey:
+    """A public key from its PEM."""
+    try:
+        key = serialization.load_pem_public_key(content)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise HushError(f"{where}: not a public key: {error}; accepted: PEM, ECDSA on P-384") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise HushError(f"{where}: unsupported key type; accepted: PEM, ECDSA on P-384")
+    return key
+
+
+def signed(key: PrivateKey, content: bytes) -> bytes:
+    """The signature, its length before it, then the content."""
+    signature: bytes = key.sign(content, ec.ECDSA(hashes.SHA384()))
+    return len(signature).to_bytes(2, "big") + signature + content
+
+
+def opened(public: ec.EllipticCurvePublicKey, content: bytes) -> bytes:
+    """What was signed, or a `HushError` if this key did not sign it."""
+    end = 2 + int.from_bytes(content[:2], "big")
+    try:
+        public.verify(content[2:end], content[end:], ec.ECDSA(hashes.SHA384()))
+    except InvalidSignature:
+        raise HushError("it is not signed by the member") from None
+    return content[end:]
+
+
+def make_authority(folder: Path, name: str, days: int) -> None:
+    """A new CA: `ca.crt` for everyone, `ca.key` for the coordinator alone."""
+    key = new_key()
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{name} federation CA")])
+    builder = _dated(x509.CertificateBuilder().subject_name(subject).issuer_name(subject), key, days)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(sign=True), critical=True)
+    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    write_secret(folder / "ca.key", private_pem(key))
+    (folder / "ca.crt").write_bytes(_pem(builder.sign(key, hashes.SHA384())))
+
+
+def make_server(folder: Path, hosts: Sequence[str], days: int) -> None:
+    """A new certificate of the server, for these hosts, signed by the CA in the same folder."""
+    authority = x509.load_pem_x509_certificate(read(folder / "ca.crt", "the CA certificate"))
+    signer, key = load_private(folder / "ca.key"), new_key()
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
+    builder = _dated(x509.CertificateBuilder().subject_name(subject).issuer_name(authority.subject), key, days)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(sign=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    builder = builder.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+    builder = builder.add_extension(
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+    )
+    write_secret(folder / "server.key", private_pem(key))
+    (folder / "server.crt").write_bytes(_pem(builder.sign(signer, hashes.SHA384())))
+
+
+def check_server(folder: Path) -> None:
+    """Raise a `HushError` unless the server's certificate is there, valid now, of its key, and signed by the CA."""
+    _certificate(folder / "ca.crt")
+    found = _certificate(folder / "server.crt")
+    read(folder / "server.key", "a certificate of this federation")
+    _check_date(folder, found)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        server.load_cert_chain(folder / "server.crt", folder / "server.key", lambda: "")
+    except (ssl.SSLError, OSError):
+        raise HushError(
+            f"{folder / 'server.key'}: does not match server.crt; create both again with hush federation renew"
+        ) from None
+    try:
+        _greet(ssl.create_default_context(cafile=folder / "ca.crt"), server)
+    except ssl.SSLError as error:
+        raise HushError(
+            f"{folder / 'server.crt'}: members will not trust it ({error.reason or error}); it must be signed by the "
+            "CA in ca.crt: hush federation renew"
+        ) from None
+
+
+def _greet(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
+    """A connection from one to the other within this process, until both trust it."""
+    client.check_hostname = False
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)]
+    while ends:
+        for end in list(ends):
+            try:
+                end.do_handshake()
+                ends.remove(end)
+            except ssl.SSLWantReadError:
+                continue
+
+
+def _check_date(folder: Path, found: x509.Certificate) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
+        raise HushError(
+            f"{folder / 'server.crt'}: valid from {found.not_valid_before_utc:%Y-%m-%d %H:%M} to "
+            f"{found.not_valid_after_utc:%Y-%m-%d %H:%M}, and it is {now:%Y-%m-%d %H:%M} (UTC); "
+            "renew it with hush federation renew, or correct the clock"
+        )
+
+
+def _certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(read(path, "a certificate of this federation"))
+    except ValueError as error:
+        raise HushError(f"{path}: not a certificate: {error}") from None
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """Write a file that its owner alone can read; never in place of another."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise HushError(f"{path}: already exists; accepted: a new path") from None
+    except OSError as error:
+        raise HushError(f"{path}: cannot be written: {error.strerror}") from None
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(path: Path, what: str) -> bytes:
+    """The bytes of a file, or a `HushError` that says what should be there."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise HushError(f"{path}: not found; expected {what}") from None
+    except OSError as error:
+        raise HushError(f"{path}: cannot be read: {error.strerror}; expected {what}") from None
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    pem: bytes = certificate.public_bytes(serialization.Encoding.PEM)
+    return pem
+
+
+def _dated(builder: x509.CertificateBuilder, key: PrivateKey, days: int) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    serial = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
+    return serial.not_valid_before(now - _BACKDATED).not_valid_after(now + datetime.timedelta(days=days))
+
+
+def _usage(sign: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True, key_cert_sign=sign, crl_sign=sign, content_commitment=False, key_encipherment=False,
+        data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
+def _host(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)

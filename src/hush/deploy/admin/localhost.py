@@ -1,0 +1,98 @@
+"""A whole federation on localhost: SuperLink, members and coordinator, each a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hush.config import Config
+from hush.data.datasets import from_arrays
+from hush.deploy.admin import folders as places
+from hush.deploy.admin.folders import Place
+from hush.deploy.admin.processes import Program, free_port, stopping
+from hush.deploy.coordinator.exchange import Hub
+from hush.deploy.coordinator.run import Coordinator, Progress
+from hush.deploy.member.policy_template import template
+from hush.engines.setup import Federation, prepare
+from hush.recipes.slots.clusters import Oracle
+from hush.types import HushError, RunResult
+
+RUN = "run"
+
+
+def make(
+    path: Path, config: Config, *, times: dict[str, float] | None = None, data: str | None = None,
+    host: str = "127.0.0.1",
+) -> Place:  # fmt: skip
+    """The folders of a federation whose members hold the clients' data of a simulation."""
+    federation = prepare(config, root=data)
+    if any(federation.data.phase(number) != federation.data.phase(1) for number in range(2, config.rounds + 1)):
+        raise HushError("data.partition: data that changes between rounds cannot be used in a federation")
+    names = [f"m{client:03d}" for client in range(len(federation.members))]
+    made = places.create(path, names, f"{host}:{free_port(host)}", times=times)
+    accountant = federation.schedules[0].plan.accountant
+    for member, name in zip(federation.members, names, strict=True):
+        words = template(
+            member.policy.epsilon, member.policy.delta, member.policy.relation, [federation.recipe_name],
+            accountant=accountant, seeded=config.privacy.noise != "secure", uncovered=True,
+            group=member.group if isinstance(federation.recipe.assign, Oracle) else None,
+        )  # fmt: skip
+        (path / "kits" / name / "policy.toml").write_text(words)
+    _hand_out(path, federation, names)
+    return made
+
+
+def _hand_out(path: Path, federation: Federation, names: Sequence[str]) -> None:
+    x, y = federation.data.arrays(1)
+    tests = []
+    for (first, held, end), name in zip(federation.data.bounds(), names, strict=True):
+        np.savez(path / "kits" / name / "data.npz", x=x[first:held], y=y[first:held])
+        tests.append(np.arange(held, end))
+    rows = np.concatenate(tests)
+    np.savez(path / "test.npz", x=x[rows], y=y[rows])
+
+
+def start(place: Place, programs: list[Program], members: Sequence[str] | None = None) -> dict[str, Program]:
+    """Start the SuperLink and the members, each its own process; wait until all are online."""
+    link = Program(["federation", "serve", str(place.path)], place.server / "superlink.log")
+    programs.append(link)
+    link.wait_for("ready at", 120)
+    joined = {name: join(place, name, programs) for name in members or place.members()}
+    for program in joined.values():
+        program.wait_for("is online", 120)
+    return {"": link, **joined}
+
+
+def join(place: Place, name: str, programs: list[Program]) -> Program:
+    """Start one member."""
+    kit = place.path / "kits" / name
+    arguments = ["federation", "join", str(kit), "--data", str(kit / "data.npz")]
+    programs.append(Program(arguments, kit / "join.log"))
+    return programs[-1]
+
+
+def coordinator(place: Place, classes: int, hub: Hub | None = None) -> Coordinator:
+    """The coordinator of such a federation, with its public test set."""
+    from hush.deploy.transport import flower
+
+    hub = hub or flower.CoordinatorClient(place.settings.address, place.ca(), place.secret(), turn=place.turn)
+    with np.load(place.path / "test.npz", allow_pickle=False) as held:
+        test = from_arrays(held["x"], held["y"], "public test set", classes)
+    return Coordinator(place, hub, test)
+
+
+def run(
+    path: Path, config: Config, *, resume: bool = False, command: str = "", progress: Progress | None = None,
+    times: dict[str, float] | None = None, data: str | None = None, say: Callable[[str], None] = lambda words: None,
+) -> RunResult:  # fmt: skip
+    """All of it: certificates, keys, policies, SuperLink, members, and a run."""
+    place = Place(path) if resume and path.exists() else make(path, config, times=times, data=data)
+    classes = prepare(config, root=data).data.dataset.classes
+    with stopping([]) as programs:
+        say("starting the SuperLink and the members")
+        start(place, programs)
+        return coordinator(place, classes).run(
+            config, place.runs / RUN, resume=resume, command=command, progress=progress
+        )

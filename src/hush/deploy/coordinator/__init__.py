@@ -1,0 +1,1 @@
+"""The coordinator: enrolment, rounds, and what it accepts."""

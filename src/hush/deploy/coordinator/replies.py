@@ -1,0 +1,71 @@
+"""Replies as the coordinator reads them: signature, header, words, and only then an update for the gate."""
+
+from __future__ import annotations
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from hush.deploy.admin import keys
+from hush.deploy.shared.extras import EXTRAS, RELEASES, packed
+from hush.deploy.shared.refusal import REFUSAL
+from hush.deploy.transport import messages
+from hush.deploy.transport.messages import Message
+from hush.privacy.ledger.ledger import stated
+from hush.privacy.schedule import RoundSpec
+from hush.privacy.side_release import ReleaseShape
+from hush.types import HushError, SideAnswers, Task, Update
+
+
+def letter_of(run: str, task: Task) -> Message:
+    """A task as it is sent, but for the head of the member's ledger."""
+    extras = {f"{EXTRAS}{name}": value for name, value in packed(task.extras).items()}
+    return Message("task", {"run": run, "round": task.round}, {"models": task.models, **extras})
+
+
+def expected(task: Task, spec: RoundSpec, shape: ReleaseShape) -> messages.Spec:
+    """The types and shapes in an answer to a task."""
+    side = {f"{RELEASES}{release.what}": ("F64", (release.width(shape),)) for release in spec.sent}
+    return {"vector": ("F32", (task.answer.size,)), **side}
+
+
+def opened(public: ec.EllipticCurvePublicKey, reply: bytes | HushError, kind: str, expected: messages.Spec) -> Message:
+    """A member's letter, its signature and header checked before it is decoded; or a `HushError`.
+
+    `expected` are the numbers in an answer of the kind that is waited for. Any other has none.
+    """
+    if isinstance(reply, HushError):
+        raise reply
+    content = keys.opened(public, reply)
+    spec = expected if messages.kind_of(content) == kind else {}
+    letter = messages.decode(content, len(content), spec)
+    if letter.kind not in (kind, REFUSAL):
+        raise HushError(f"an answer of kind {letter.kind[:20]!r}")
+    if letter.kind == REFUSAL:
+        messages.want(letter, "run", "code", "final")
+    return letter
+
+
+def update_of(letter: Message, run: str, name: str, task: Task) -> Update:
+    """The update in an answer to a task, for the gate; or a `HushError` if it answers another run, member or task."""
+    told_run, number, client, serial, head, asked, choice = messages.want(
+        letter, "run", "round", "client", "serial", "head", "asked", "choice"
+    )
+    if type(number) is not int or type(serial) is not int or not isinstance(head, str):
+        raise HushError("its fields do not have the requested types")
+    if choice is not None and type(choice) is not int:
+        raise HushError("its choice is not an integer")
+    if (told_run, client) != (run, name):
+        raise HushError("it answers another run or member")
+    if number == task.round and asked != messages.digest(letter_of(run, task)):
+        raise HushError("it answers another task of this round")
+    receipt = stated(task.client, number, serial, run, head[:200])
+    tensors = dict(letter.tensors)
+    vector = tensors.pop("vector")
+    releases = {name.removeprefix(RELEASES): answer for name, answer in tensors.items()}
+    return Update(
+        client=task.client,
+        round=number,
+        vector=vector,
+        layout=task.answer,
+        receipt=receipt,
+        side=SideAnswers(choice=choice, releases=releases),
+    )

@@ -1,0 +1,380 @@
+"""The coordinator of a run: it enrols the members, drives the round loop, and lets in only what it asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hush import models, recipes
+from hush.config import Config
+from hush.data.datasets import Dataset
+from hush.deploy.admin import keys
+from hush.deploy.admin.audit_log import Trail
+from hush.deploy.admin.folders import Place
+from hush.deploy.coordinator.agreement import AGREEMENT, Agreement, agreed, kept
+from hush.deploy.coordinator.enrolment import check_asked, check_rows, facts_of, fitting
+from hush.deploy.coordinator.exchange import Exchange, Hub, Verdict
+from hush.deploy.coordinator.replies import expected, letter_of, opened, update_of
+from hush.deploy.member.datasets import schema_of
+from hush.deploy.member.policy_template import code_hash
+from hush.deploy.shared import input_means
+from hush.deploy.shared.refusal import FAULT, REFUSAL, reason_of
+from hush.deploy.shared.roster import MEAN, RosterEntry
+from hush.deploy.shared.run_spec import assemble, plausible, settled, tells_centre, width_of
+from hush.deploy.transport import messages
+from hush.deploy.transport.messages import Message
+from hush.engines.driver import answered, drive, evaluate
+from hush.engines.enrolment import EnrolmentAnswer
+from hush.engines.results import manifest
+from hush.engines.setup import Federation, shaped
+from hush.privacy.ledger import BudgetSpentError
+from hush.privacy.schedule import ENROLMENT
+from hush.recipes.context import State
+from hush.server.loop import Answer, ServerState, gate, short_of_quorum
+from hush.server.run_directory import MANIFEST, ROUNDS, RunDir
+from hush.text import printable
+from hush.types import Decline, HushError, RoundRecord, RunResult, Task
+
+_WORDS_CAP = 1 << 20
+_AGAIN = 3  # who is there and says nothing is not asked for ever
+
+Progress = Callable[[RoundRecord, Mapping[str, str]], None]
+
+
+class Coordinator:
+    """One run of a federation."""
+
+    def __init__(self, place: Place, hub: Hub, test: Dataset) -> None:
+        self.place, self.hub, self.test = place, hub, test
+        self.trail = Trail(place.server / "audit.jsonl")
+        self._keys = place.members()
+        self._public = {name: keys.load_public(pem, name) for name, pem in self._keys.items()}
+        self._post = Exchange(hub, self._keys, place.settings)
+        self._heads = place.heads()
+        self._under_way = False
+        self._begun: set[str] = set()
+        self._spent: set[int] = set()
+        self._again: Counter[str] = Counter()
+
+    def run(
+        self, config: Config, out: Path, *, resume: bool = False, command: str = "", progress: Progress | None = None
+    ) -> RunResult:
+        """Run a config to its end, keeping every round in `out`."""
+        self.hub.open()
+        status = "failed"
+        try:
+            result = self._run(config, out, resume, command, progress)
+            status = "completed"
+            return result
+        except HushError as error:
+            if not self._under_way:
+                raise
+            raise HushError(f"{error}; the run is saved in {out}: resume with the same command and --resume") from None
+        finally:
+            self.hub.close(status)
+
+    def _run(self, config: Config, out: Path, resume: bool, command: str, progress: Progress | None) -> RunResult:
+        began = time.perf_counter()
+        held = resume and (out / AGREEMENT).exists()
+        if not resume and out.exists() and any(out.iterdir()):
+            # Before anyone is asked: to enrol may cost a member some of its budget.
+            raise HushError(f"{out}: not empty; choose another directory, or use --resume to resume the run in it")
+        agreement = kept(out, config) if held else self._enrolment(config)
+        federation = assemble(agreement.config, agreement.facts, self.test, agreement.auto_rate)
+        directory = self._directory(federation, agreement, out, resume, held, command)
+        self._under_way = True
+        members = _Members(self, federation, agreement, progress)
+        result = answered(drive(members, directory, resume=held, began=began), members.answer)
+        self.trail.note("ended", run=agreement.run, rounds=result.rounds, why=result.ended)
+        return result
+
+    def _enrolment(self, config: Config) -> Agreement:
+        """Ask every member that comes within the time whether it takes part, and with what."""
+        run = uuid.uuid4().hex
+        offer = agreed(
+            run,
+            [RosterEntry(name=name, epsilon=0.0, delta=0.0, relation="add-remove", samples=0) for name in self._public],
+            config,
+        ).config
+        says = {"run": run, "config": offer.model_dump(), "code": code_hash(), "schema": self._schema()}
+        letters = {
+            name: self._words("enrol", {**says, "number": number}, name) for number, name in enumerate(self._public)
+        }
+        _, recipe = recipes.parse(config.recipe, config.mode)
+        centre = tells_centre(recipe, config.rounds)
+        width = (
+            width_of(models.build_model(config.model, tuple(self.test.x.shape[1:]), self.test.classes, config.seed))
+            if centre
+            else 0
+        )
+        expected: messages.Spec = {MEAN: ("F64", (width,))} if centre else {}
+        replies = self._post.ask(letters, _WORDS_CAP + 8 * width, len(letters), gather=True)
+        declared, heard, out = dict[str, RosterEntry](), dict[str, EnrolmentAnswer](), dict[str, str]()
+        for number, name in enumerate(self._public):
+            if name not in replies:
+                continue
+            letter = self._opened(name, replies[name], "facts", expected)
+            try:
+                if letter.kind != "facts":
+                    raise HushError(reason_of(letter))
+                fact, self._heads[name] = facts_of(letter, name, run)
+                check_asked(recipe, fact)
+                check_rows(fact, self.place.settings.max_rows)
+                plausible(offer, fact, number)
+                if centre:
+                    heard[name] = input_means.told(offer, fact, number, letter)
+                declared[name] = fact
+            except Exception as error:  # whatever a stranger declares keeps the stranger out, and nobody else
+                out[name] = printable(error)
+        facts, short = fitting(config, list(declared.values()))
+        self.place.keep_heads(self._heads)
+        for fact in facts:
+            self.trail.note("enrolled", run=run, member=fact.name, declared=asdict(fact))
+        out |= short
+        for name, reason in out.items():
+            self.trail.note("not enrolled", run=run, member=name, reason=reason)
+        wanted = max(config.quorum, 1)
+        if len(facts) < wanted:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in out.items())[:600] or "no other member answered"
+            raise HushError(
+                f"enrolment: {len(facts)} of {len(self._public)} members take part, quorum {wanted}; {reasons}"
+            )
+        joined = input_means.joined([heard[fact.name] for fact in facts]) if centre else None
+        made = agreed(run, facts, config, joined, config.local.lr == "auto")
+        return replace(made, config=settled(made.config, facts, self.test))
+
+    def _schema(self) -> dict[str, Any]:
+        return schema_of(self.test).record()
+
+    def begin_all(self, agreement: Agreement, *, resumed: bool) -> dict[int, str]:
+        """Have all members agree to the whole run. Returns who does not, and why; a `HushError` if too few do."""
+        left = self._begin(agreement, agreement.names, agreement.config.quorum)
+        # Who has spent its budget leaves a run. Who refuses for another reason may yet agree, and does not end it.
+        self._check_begun(agreement, {c: why for c, why in left.items() if not resumed or c not in self._spent})
+        return left
+
+    def log_round(self, agreement: Agreement, record: RoundRecord) -> None:
+        """Write into the log how a round ended, and keep the newest heads of the members' ledgers."""
+        self.place.keep_heads(self._heads)
+        words = {agreement.names[client]: reason for client, reason in record.refused.items()}
+        senders = [agreement.names[client] for client in record.charged]
+        self.trail.note("closed", run=agreement.run, round=record.round, answered=senders, refused=words)
+        for client, warning in record.warnings.items():
+            self.trail.note(
+                "warning", run=agreement.run, round=record.round, member=agreement.names[client], reason=warning
+            )
+
+    def _begin(self, agreement: Agreement, names: Sequence[str], quorum: int) -> dict[int, str]:
+        """Have these members agree to the whole run. Returns who does not, and why."""
+        roster = [asdict(fact) for fact in agreement.facts]
+        letters = {}
+        for name in names:
+            client = agreement.names.index(name)
+            says = {
+                "run": agreement.run, "config": agreement.config.model_dump(), "code": code_hash(),
+                "schema": self._schema(), "client": client, "roster": roster, "centre": agreement.centre_name,
+            }  # fmt: skip
+            letters[name] = self._words("begin", says, name)
+        left = {}
+        for name, reply in self._post.ask(letters, _WORDS_CAP, quorum).items():
+            if isinstance(reply, HushError):
+                # Lost on its way, which is no refusal: it is asked again.
+                continue
+            letter = self._opened(name, reply, "ready", {})
+            self._begun.add(name)
+            if letter.kind == REFUSAL:
+                client = agreement.names.index(name)
+                left[client] = reason_of(letter)
+                self._spent |= {client} if letter.says.get("final") is True else set()
+                self.trail.note("does not begin", run=agreement.run, member=name, reason=left[client])
+        return left
+
+    def _check_begun(self, agreement: Agreement, left: Mapping[int, str]) -> None:
+        """Raise a `HushError` if too few agree: the run stays as it is until they do."""
+        wanted, names = max(agreement.config.quorum, 1), agreement.names
+        if len(names) - len(left) < wanted:
+            reasons = "; ".join(f"{names[client]}: {reason}" for client, reason in left.items())[:600]
+            raise HushError(
+                f"begin: {len(names) - len(left)} of {len(names)} members agree to the run, quorum {wanted}; {reasons}"
+            )
+
+    def exchange(
+        self, federation: Federation, agreement: Agreement, tasks: Sequence[Task], left: dict[int, str]
+    ) -> list[Answer]:
+        """Send the tasks of a round, and what came back before it closed."""
+        # Who was away when the run began has not agreed to it, and would refuse every task.
+        if late := {name for name in agreement.names if name not in self._begun and self._again[name] < _AGAIN}:
+            late &= self._post.here()
+            self._again.update(late)
+            left |= self._begin(agreement, sorted(late), 0)
+        self._exclude_revoked(agreement, left)
+        self._evict(agreement, left)
+        answers: list[Answer] = [
+            Decline(task.client, task.round, left[task.client], final=True) for task in tasks if task.client in left
+        ]
+        asked = {agreement.names[task.client]: task for task in tasks if task.client not in left}
+        letters = {}
+        for name, task in asked.items():
+            letter = letter_of(agreement.run, task)
+            letters[name] = messages.encode(replace(letter, says={**letter.says, "head": self._heads.get(name, "")}))
+            self.trail.note("task", **letter.says, member=name, digest=messages.digest(letter))
+        side = sum(
+            release.width(federation.terms.shape)
+            for task in tasks[:1]
+            for release in federation.terms.stage_table.at(task.round).sent
+        )
+        cap = messages.ROOM + int(1.1 * (4 * max((task.answer.size for task in tasks), default=0) + 8 * side))
+        read: dict[str, Answer] = {}
+
+        def judge(name: str, reply: bytes | HushError) -> Verdict:
+            answer = read[name] = self._admitted(federation, agreement, name, asked[name], reply)
+            if isinstance(answer, Decline):
+                return Verdict.UNUSABLE if answer.fault else Verdict.REFUSAL
+            accepted, _ = gate(federation.terms, [asked[name]], [answer])
+            return Verdict.USABLE if accepted else Verdict.UNUSABLE
+
+        replies = self._post.ask(letters, cap, federation.terms.quorum, judge=judge)
+        return [*answers, *(read[name] for name in replies)]
+
+    def _exclude_revoked(self, agreement: Agreement, left: dict[int, str]) -> None:
+        """Send no further task to members that are no longer listed with the key they enrolled with.
+
+        The SuperLink disconnects them as well, up to half a second later: several short rounds.
+        """
+        listed = self.place.members(lambda error: None)
+        for client, name in enumerate(agreement.names):
+            if client not in left and listed.get(name) != self._keys.get(name):
+                left[client] = "revoked"
+                self.trail.note("revoked", run=agreement.run, member=name)
+
+    def _evict(self, agreement: Agreement, left: dict[int, str]) -> None:
+        """Ask no more in this run who was online and gave no usable answer several rounds in a row, and tell it."""
+        for name, rounds in self._post.failing().items():
+            client = agreement.names.index(name) if name in agreement.names else -1
+            if client < 0 or client in left:
+                continue
+            left[client] = f"evicted: online but without a usable answer in {rounds} consecutive rounds"
+            self.trail.note("evicted", run=agreement.run, member=name, reason=left[client])
+            self._post.tell({name: self._words("evicted", {"run": agreement.run}, name)})
+
+    def _admitted(
+        self, federation: Federation, agreement: Agreement, name: str, task: Task, reply: bytes | HushError
+    ) -> Answer:
+        """A reply as an answer; whatever is wrong with it costs its sender the round."""
+        terms = federation.terms
+        wanted = expected(task, terms.stage_table.at(task.round), terms.shape)
+        letter = self._opened(name, reply, "update", wanted)
+        if letter.kind == REFUSAL:
+            final = letter.says.get("final") is True
+            reason = reason_of(letter)
+            self.trail.note("refusal", run=agreement.run, round=task.round, member=name, reason=reason, final=final)
+            return Decline(task.client, task.round, reason, final, fault=FAULT in letter.says)
+        try:
+            update = update_of(letter, agreement.run, name, task)
+        except Exception as error:  # whatever a stranger wrote costs the stranger the round, and nobody else
+            words = printable(error)
+            self.trail.note("refused", run=agreement.run, round=task.round, member=name, reason=words)
+            return Decline(task.client, task.round, f"refused: {words}", fault=True)
+        receipt = update.receipt
+        self._heads[name] = receipt.head
+        self.trail.note(
+            "update", run=agreement.run, round=update.round, member=name, serial=receipt.serial, head=receipt.head
+        )
+        return update
+
+    def _opened(self, name: str, reply: bytes | HushError, kind: str, expected: messages.Spec) -> Message:
+        """A member's letter; a fault reads as a refusal, whose reason is the coordinator's own."""
+        try:
+            return opened(self._public[name], reply, kind, expected)
+        except Exception as error:  # the same
+            words = printable(error)
+            self.trail.note("refused", member=name, reason=words)
+            return Message(REFUSAL, {"run": "", FAULT: f"refused: {words}", "final": False})
+
+    def _words(self, kind: str, says: Mapping[str, Any], name: str) -> bytes:
+        return messages.encode(Message(kind, {**says, "head": self._heads.get(name, "")}))
+
+    def _directory(
+        self, federation: Federation, agreement: Agreement, out: Path, resume: bool, held: bool, command: str
+    ) -> RunDir:
+        content = manifest(federation, command)
+        if held:
+            return RunDir.reopen(out, content["config_hash"])
+        if resume and not (out / ROUNDS).exists():
+            # A run that died before its members were written down has not begun.
+            (out / MANIFEST).unlink(missing_ok=True)
+        directory = RunDir.create(out, content)
+        agreement.write(out)
+        return directory
+
+
+class _Members:
+    """The members of one run, on machines of their own: the `Host` of a deployment."""
+
+    warnings: Sequence[str] = ()
+    idle = 0.0
+
+    def __init__(
+        self, coordinator: Coordinator, federation: Federation, agreement: Agreement, progress: Progress | None
+    ) -> None:
+        self._coordinator, self._federation, self._agreement = coordinator, federation, agreement
+        self._progress = progress
+        self._left: dict[int, str] = {}
+        self.names = agreement.names
+        self.ledgers = federation.ledgers()
+        for ledger, fact in zip(self.ledgers, agreement.facts, strict=True):
+            if fact.noised:
+                with contextlib.suppress(BudgetSpentError):
+                    ledger.reserve(fact.costs(), "", ENROLMENT)
+
+    def enrol(self) -> tuple[Federation, State]:
+        """Have the enrolled members agree to the whole run."""
+        self._left = self._coordinator.begin_all(self._agreement, resumed=False)
+        return self._federation, self._agreement.told
+
+    def resume(self, state: ServerState, records: Sequence[RoundRecord]) -> Federation:
+        """Count what saved rounds released, and have the members agree again, unless the run is over."""
+        for record in records:
+            self.closed(record)
+        terms = self._federation.terms
+        if state.round < len(terms.participants) and short_of_quorum(terms, state) is None:
+            self._left = self._coordinator.begin_all(self._agreement, resumed=True)
+        return self._federation
+
+    def answer(self, tasks: list[Task]) -> list[Answer]:
+        """Send the tasks of a round, and return what came back before it closed."""
+        return self._coordinator.exchange(self._federation, self._agreement, tasks, self._left)
+
+    def evaluate(self, models: Tensor, placed: Sequence[int], round_number: int) -> tuple[tuple[float, ...], float]:
+        """Accuracy of each member's model on the public test set, and the mean loss."""
+        model = self._federation.model
+        test = shaped(self._coordinator.test, self._federation.config)
+        x, y = torch.from_numpy(test.x), torch.from_numpy(test.y)
+        x = x if model.features is None else model.features(x)
+        everything = [range(len(y))]
+        by_model = [evaluate(model, models, [m], x, y, everything) for m in range(len(models))]
+        accuracies = tuple(by_model[home][0][0] for home in placed)
+        return accuracies, sum(by_model[home][1] for home in placed) / len(placed)
+
+    def closed(self, record: RoundRecord) -> None:
+        """Count what members have released, as the coordinator saw it."""
+        for client in record.charged:
+            with contextlib.suppress(BudgetSpentError):
+                costs = self._federation.stage(client, record.round).round_costs
+                self.ledgers[client].reserve(costs, "", record.round)
+
+    def saved(self, record: RoundRecord) -> None:
+        """Write a saved round into the log, and report it with what is left of each budget."""
+        self._coordinator.log_round(self._agreement, record)
+        if self._progress is not None:
+            left = {name: f"{ledger.left():.3g}" for name, ledger in zip(self.names, self.ledgers, strict=True)}
+            self._progress(record, left)

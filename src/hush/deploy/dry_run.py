@@ -1,0 +1,174 @@
+"""A dry run at a member on made-up rows: what its policy says, what the run would cost, what would be left.
+
+Nothing is sent, no ledger is opened for writing, and no row is used but to count them and to check their schema.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hush import models
+from hush.config import Config
+from hush.data.datasets import Dataset
+from hush.data.preprocessing import mapped
+from hush.data.schema import Schema, check_fits
+from hush.deploy.admin import audit_log, keys
+from hush.deploy.admin.folders import Kit
+from hush.deploy.coordinator.agreement import Agreement, agreed
+from hush.deploy.coordinator.enrolment import facts_of
+from hush.deploy.coordinator.replies import letter_of
+from hush.deploy.member import datasets
+from hush.deploy.member import policy as law
+from hush.deploy.member.policy_template import code_hash
+from hush.deploy.member.process import Node
+from hush.deploy.shared.refusal import REFUSAL
+from hush.deploy.shared.roster import RosterEntry
+from hush.deploy.shared.run_spec import assemble, settled, tells_centre, width_of
+from hush.deploy.transport import messages
+from hush.deploy.transport.messages import Message
+from hush.privacy.ledger import Ledger, account, book
+from hush.privacy.ledger.ledger import inspect
+from hush.recipes import parse as parse_recipe
+from hush.seeds import rng
+from hush.server.loop import serve, start
+from hush.types import HushError
+
+_RUN = "check"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """What a run would come to.
+
+    Attributes:
+        refused: Why the member would refuse, or the empty text.
+        epsilon: What the whole run would cost.
+        spent: What is spent so far.
+        left: What is left now, of the lifetime budget.
+        left_after: What would be left.
+        rounds: In how many rounds the member would take part.
+        steps: Noisy steps in each of them.
+        noise: The noise multiplier.
+        seconds: How long a round took here.
+        warnings: What to look at before joining.
+    """
+
+    refused: str = ""
+    epsilon: float = 0.0
+    spent: float = 0.0
+    left: float = 0.0
+    left_after: float = 0.0
+    rounds: int = 0
+    steps: int = 0
+    noise: float = 0.0
+    seconds: float = 0.0
+    warnings: tuple[str, ...] = ()
+
+
+def dry_run(kit: Kit, policy_path: Path, data: Path, config: Config, run_schema: Schema | None = None) -> DryRun:
+    """Try a run out. `run_schema` is that of the run, if it is known; else the member's own."""
+    policy = law.load(policy_path)
+    held = datasets.load(data, label=policy.data.label, loader=policy.data.loader, declared=datasets.declared(kit.path))
+    own = held.schema or Schema(held.x.shape[1:])
+    schema = run_schema or replace(own, classes=own.classes or held.classes)
+    if schema.classes is None:
+        schema = replace(schema, classes=own.classes or held.classes)
+    check_fits(own, schema)
+    charged = inspect(kit.ledger)[1].totals if kit.ledger.exists() else {}
+    life, accountant = policy.for_life, policy.budget.accountant
+    spent = account.epsilon(charged, life, accountant)
+    found = DryRun(
+        spent=spent, left=account.remaining(spent, life), warnings=tuple(filter(None, [law.lifetime_warning(policy)]))
+    )
+    made = _made_up(own, len(held.y), schema.classes or 1)
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger.in_memory(kit.member, life, accountant)
+        node = Node(kit.member, policy, made, ledger, Path(folder), keys.new_key())
+        try:
+            seconds = _tried(node, config, schema)
+        except HushError as error:
+            return replace(found, refused=str(error))
+        finally:
+            ledger.close()
+        part = node.agreed(_RUN)
+    costs = part.costs()
+    after = account.epsilon(book.add_costs(charged, costs), life, accountant)
+    warnings = found.warnings
+    if not account.fits(after, life):
+        warnings += (
+            "warning: the remaining budget does not cover the whole run; the member would leave before the end",
+        )
+    return replace(
+        found, epsilon=account.epsilon(book.add_costs({}, costs), policy.one_run, accountant),
+        left_after=account.remaining(after, life), rounds=part.schedule.rounds, steps=part.schedule.plan.steps,
+        noise=part.schedule.plan.noise_multiplier, seconds=seconds, warnings=warnings,
+    )  # fmt: skip
+
+
+def _made_up(schema: Schema, number: int, classes: int) -> Dataset:
+    """As many rows of that schema, drawn at random within its ranges and categories."""
+    drawn = rng(0, "made-up rows")
+    x = drawn.normal(size=(number, *schema.shape)).astype(np.float32)
+    for at, column in enumerate(schema.columns):
+        if column.kind == "category":
+            x[:, at] = drawn.integers(0, len(column.categories), number)
+        elif column.low is not None and column.high is not None:
+            x[:, at] = drawn.uniform(column.low, column.high, number)
+        if column.kind == "integer":
+            x[:, at] = np.rint(x[:, at])
+    return Dataset("made-up rows", x, drawn.integers(0, classes, number), classes, schema=schema)
+
+
+def _tried(node: Node, config: Config, schema: Schema) -> float:
+    """Enrol, begin, and the first round that this member is in, as a coordinator would ask; how long that took."""
+    offer = agreed(
+        _RUN,
+        [
+            RosterEntry(name=f"m{at}", epsilon=0.0, delta=0.0, relation="add-remove", samples=0)
+            for at in range(config.data.clients)
+        ],
+        config,
+    )
+    says: dict[str, Any] = {"run": _RUN}
+    says |= {"config": offer.config.model_dump(), "code": code_hash(), "schema": schema.record()}
+    fact, _ = facts_of(_asked(node, Message("enrol", {**says, "number": 0, "head": ""})), node.name, _RUN)
+    facts = [fact, *(replace(fact, name=f"m{at}", noised={}) for at in range(1, config.data.clients))]
+    x, y = mapped(node.data.x, node.data.y, node.schema, schema)
+    test = replace(node.data, x=x, y=y, classes=schema.classes or 1)
+    run = _with_centre(agreed(_RUN, facts, settled(offer.config, facts, test)), test)
+    says |= {"config": run.config.model_dump(), "client": 0, "roster": [asdict(each) for each in facts]}
+    _asked(node, Message("begin", {**says, "centre": run.centre_name, "head": ""}))
+    federation = assemble(run.config, facts, test)
+    state = start(federation.terms, federation.starts(), run.told)
+    number = next(at for at, members in enumerate(federation.terms.participants) if 0 in members)
+    tasks = next(serve(federation.terms, replace(state, round=number), lambda new, record: None))
+    letter = letter_of(_RUN, next(task for task in tasks if task.client == 0))
+    began = time.perf_counter()
+    _asked(node, replace(letter, says={**letter.says, "head": ""}))
+    return time.perf_counter() - began
+
+
+def _with_centre(run: Agreement, test: Dataset) -> Agreement:
+    _, recipe = parse_recipe(run.config.recipe, run.config.mode)
+    if not tells_centre(recipe, run.config.rounds):
+        return run
+    model = models.build_model(run.config.model, tuple(test.x.shape[1:]), test.classes, run.config.seed)
+    return replace(run, centre=torch.zeros(width_of(model)))
+
+
+def _asked(node: Node, letter: Message) -> Message:
+    payload, _ = node.handle(messages.encode(letter))
+    content = keys.opened(node.public, payload)
+    answer = messages.decode(content, len(content))
+    if answer.kind == REFUSAL:
+        note: Mapping[str, Any] = audit_log.read(node.trail.path)[-1]
+        raise HushError(f"{answer.says['code']}: {note['reason']}")
+    return answer

@@ -1,0 +1,170 @@
+"""A member's own datasets: CSV, Parquet, NumPy, IDX, or a loader. Only the member's policy names a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hush.config import Config
+from hush.data.datasets import Dataset, from_arrays
+from hush.data.files import gunzip, read_bytes
+from hush.data.idx import parse_idx
+from hush.data.preprocessing import encoded, features
+from hush.data.schema import INDICATOR, REFUSE, Schema, named
+from hush.data.schema import read as read_schema
+from hush.data.tables import read_arrays, read_table
+from hush.data.targets import encode_targets
+from hush.engines.setup import load as load_named
+from hush.types import HushError
+from hush.user_code import user_code
+
+KINDS = ".npz (x, y), .csv, .parquet, a directory of IDX files (*images*, *labels*), or data.loader in the policy"
+SCHEMA = "schema.toml"
+Array = npt.NDArray[Any]
+Pair = tuple[Array, Array]
+
+
+def load(
+    path: Path, *, label: str = "label", loader: str | None = None, classes: int | None = None,
+    declared: Schema | None = None,
+) -> Dataset:  # fmt: skip
+    """The rows in a file with their schema, checked: finite features, whole labels from 0, columns as `declared`.
+
+    Without a declared schema a table has the columns of its header, all of them numbers; arrays have a shape alone.
+    """
+    if not path.exists():
+        raise HushError(f"{path}: not found; accepted: {KINDS}")
+    label = declared.label if declared is not None and declared.columns else label
+    classes = declared.classes if declared is not None and declared.classes is not None else classes
+    names, x, y = (None, *_own(loader, path)) if loader else _read(path, label, declared)
+    try:
+        if declared is not None and declared.columns and names is None:
+            x = _checked_columns(np.asarray(x), declared)
+        if classes is None and np.asarray(y).dtype.kind in "iu" and np.size(y):
+            # A member may have no row of some classes, the first ones included.
+            classes = max(1, int(np.max(y)) + 1)
+        # Blanks that the schema allows stay NaN until a run says what becomes of them.
+        blank = np.isnan(x) if declared is not None and declared.columns else None
+        found = from_arrays(x if blank is None else np.where(blank, 0.0, x), y, path.name, classes)
+        if blank is not None:
+            found.x[blank] = np.nan
+        schema = declared or (named(names, label) if names else Schema(found.x.shape[1:]))
+        if schema.shape != found.x.shape[1:]:
+            raise HushError(f"rows of shape {found.x.shape[1:]}; the schema has {schema.shape}")
+        return replace(found, schema=schema)
+    except HushError as error:
+        raise HushError(f"{path}: {error}") from None
+
+
+def _checked_columns(x: npt.NDArray[Any], declared: Schema) -> npt.NDArray[Any]:
+    """An array without names as the columns of a schema, in its order; a category is its place in the list."""
+    if x.ndim != 2 or x.shape[1:] != declared.shape:
+        raise HushError(f"rows of shape {x.shape[1:]}; the schema has {len(declared.columns)} columns")
+    places = [
+        replace(
+            column,
+            categories=tuple(str(float(at)) for at in range(len(column.categories))),
+            missing=REFUSE if column.missing == REFUSE else INDICATOR,
+        )
+        for column in declared.columns
+    ]
+    return np.stack([encoded(column, x[:, at].astype(np.float64), _row) for at, column in enumerate(places)], axis=1)
+
+
+def _row(at: int) -> str:
+    return f"row {at}"
+
+
+def public_test(
+    path: Path | None, folder: Path, config: Config, *, label: str = "label", classes: int | None = None,
+    root: str | None = None,
+) -> Dataset:  # fmt: skip
+    """The coordinator's public test set: a file that is named, `test.*` in its folder, or the config's own dataset.
+
+    `schema.toml` in the folder declares what its columns are; else its header does.
+    """
+    beside = sorted(found for kind in (".npz", ".csv", ".parquet") for found in folder.glob(f"test{kind}"))
+    if path is None and not beside:
+        return load_named(config, root).dataset
+    found = load(path or beside[0], label=label, classes=classes, declared=declared(folder))
+    return found if found.schema is None else replace(found, x=features(found.x, found.schema))
+
+
+def declared(folder: Path) -> Schema | None:
+    """The schema in a folder, if there is one."""
+    return read_schema(folder / SCHEMA) if (folder / SCHEMA).exists() else None
+
+
+def schema_of(data: Dataset) -> Schema:
+    """What a run over such rows is about, with the number of classes."""
+    return replace(data.schema or Schema(data.x.shape[1:]), classes=data.classes)
+
+
+def _read(path: Path, label: str, declared: Schema | None) -> tuple[list[str] | None, Array, Array]:
+    """The names of the columns, if they have any, encoded features and labels."""
+    if path.is_dir():
+        return (None, *_idx(path))
+    if path.suffix == ".npz":
+        held = read_arrays(path)
+        if set(held) != {"x", "y"}:
+            raise HushError(f"{path}: holds {', '.join(held)}; accepted: x and y")
+        return None, held["x"], held["y"]
+    if path.suffix not in (".csv", ".parquet"):
+        raise HushError(f"{path}: unknown file type {path.suffix or '(none)'}; accepted: {KINDS}")
+    table = read_table(path)
+    table.require([label])
+    rest, names = table.without([label]), [name for name in table.columns if name != label]
+    if declared is None or not declared.columns:
+        wanted = named(names, label).columns
+    else:
+        wanted = declared.columns
+        if set(names) != set(declared.names):
+            found, accepted = (", ".join(sorted(each))[:200] for each in (names, declared.names))
+            raise HushError(f"{path}: columns {found}; the schema has {accepted}")
+    features = [encoded(column, rest.columns[column.name], table.place) for column in wanted]
+    return names, np.stack(features, axis=1), _labels(table.columns[label], label, declared, table.place)
+
+
+def _labels(values: Any, label: str, declared: Schema | None, where: Callable[[int], str]) -> Array:
+    if declared is not None and declared.class_names:
+        return encode_targets(values, declared.class_names, where, "classes").values
+    if isinstance(values, np.ndarray):
+        return values
+    found = np.empty(len(values), np.int64)
+    for row, value in enumerate(values):
+        try:
+            found[row] = int(value)
+        except (ValueError, OverflowError) as error:
+            raise HushError(f"{where(row)}: {label}: {error}; accepted: an integer") from None
+    return found
+
+
+def _idx(path: Path) -> Pair:
+    found = {}
+    for what, dimensions in (("images", 3), ("labels", 1)):
+        files = sorted(path.glob(f"*{what}*"))
+        if len(files) != 1:
+            raise HushError(f"{path}: {len(files)} files named *{what}*; accepted: one")
+        content = read_bytes(files[0])
+        content = gunzip(content, files[0]) if files[0].suffix == ".gz" else content
+        found[what] = parse_idx(content, files[0], dimensions)
+    return found["images"][:, None].astype(np.float32) / 255.0, found["labels"].astype(np.int64)
+
+
+def _own(loader: str, path: Path) -> Pair:
+    if ":" not in loader:
+        raise HushError(f"data.loader: found {loader!r}; accepted: module:function", "data.loader")
+    try:
+        call = user_code(loader)
+    except (ImportError, AttributeError) as error:
+        raise HushError(f"data.loader: {loader}: {error}", "data.loader") from None
+    try:
+        x, y = call(path)
+    except Exception as error:  # the member's own code may fail in any way, and is told so
+        raise HushError(f"data.loader: {loader} failed: {error!r}", "data.loader") from None
+    return np.asarray(x), np.asarray(y)

@@ -1,0 +1,320 @@
+"""A member's `policy.toml`: the law at that member. An unknown key is an error, so that no rule is lost to a typo."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hush.config import Config, located
+from hush.data import budgets
+from hush.deploy.member.policy_template import code_hash
+from hush.privacy import limits
+from hush.privacy.limits import Limits
+from hush.recipes import RECIPES, Recipe
+from hush.types import Accountant, HushError, Policy, Relation, unknown
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+ANY, CUSTOM, MODIFIED = "any", "custom", " (modified)"
+MIB = 1 << 20
+_EXAMPLE = 16  # bytes for each parameter of an example in training: its gradient, and what it is made of
+_STATE = 32  # bytes for each parameter of a model: vectors, sums and noise
+_COPIES = 6  # of a message, while it comes in and is decoded
+_HASH = re.compile("[0-9a-f]{64}")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Budget(_Strict):
+    """`[budget]`: what one run may spend, and what all runs together ever may (`lifetime`, the ledger's)."""
+
+    epsilon: Positive
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    relation: Relation = "add-remove"
+    accountant: Accountant = "pld"
+    lifetime: Positive | None = None
+
+
+class Bounds(_Strict):
+    """`[limits]`: what a run may ask, checked before anything is built or planned.
+
+    Attributes:
+        max_rate: The largest sampling rate.
+        max_steps: The most noisy steps per round.
+        max_rounds: The most rounds of a run.
+        min_noise: The least noise multiplier.
+        min_clip: The smallest clip.
+        max_clip: The largest clip.
+        max_members: The most members of a run.
+        max_parameters: The most parameters of a model.
+        max_memory: The most memory, in MiB, that messages and training may take in this process.
+        max_message: The largest message, in MiB.
+    """
+
+    max_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_steps: Annotated[int, Field(ge=1)] = 10_000
+    max_rounds: Annotated[int, Field(ge=1)] = 2_000
+    min_noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    min_clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    max_clip: Positive = 1e6
+    max_members: Annotated[int, Field(ge=1)] = 200
+    max_parameters: Annotated[int, Field(ge=1)] = 20_000_000
+    max_memory: Annotated[int, Field(ge=1)] = 4096
+    max_message: Annotated[int, Field(ge=1)] = 256
+
+
+class Accept(_Strict):
+    """`[accept]`: which recipes, which code, and which weakenings, each off unless it is named here."""
+
+    recipes: Annotated[list[str], Field(min_length=1)]
+    code: Annotated[list[str], Field(min_length=1)]
+    models: list[str] = []
+    seeded: bool = False
+    uncovered: bool = False
+
+
+class Enrol(_Strict):
+    """`[enrol]`: what the member says about itself, each public by its choice, or noised and charged.
+
+    Attributes:
+        samples: Its number of rows.
+        budget: Its epsilon.
+        impact: Its impact factor.
+        factor: The impact factor itself, for recipes that weight by it.
+        group: Its true cluster, for recipes that take it as known; public if it is told at all.
+        noise: The deviation of what is noised, in units of what one row can change in it.
+        budget_row: What one row can change in the budget; by default all of it.
+        factor_row: What one row can change in the factor.
+    """
+
+    samples: Literal["public", "noised"] = "public"
+    budget: Literal["public", "noised"] = "public"
+    impact: Literal["public", "noised"] = "public"
+    factor: Annotated[float, Field(ge=0, le=1)] | None = None
+    group: Annotated[int, Field(ge=0)] | None = None
+    noise: Positive = 10.0
+    budget_row: Positive | None = None
+    factor_row: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+
+class Data(_Strict):
+    """`[data]`: how the member's own file is read; `loader` is a function of its own, as `module:function`."""
+
+    label: str = "label"
+    loader: str | None = None
+
+
+class MemberPolicy(_Strict):
+    """The whole policy."""
+
+    budget: Budget
+    accept: Accept
+    limits: Bounds = Bounds()
+    enrol: Enrol = Enrol()
+    data: Data = Data()
+
+    @property
+    def one_run(self) -> Policy:
+        """What one run may spend."""
+        return Policy(self.budget.epsilon, self.budget.delta, self.budget.relation)
+
+    @property
+    def for_life(self) -> Policy:
+        """What all runs together may spend."""
+        lifetime = self.budget.lifetime or self.budget.epsilon
+        return Policy(lifetime, self.budget.delta, self.budget.relation)
+
+    @property
+    def bounds(self) -> Limits:
+        """What of the limits concerns a plan."""
+        return Limits(**{name: getattr(self.limits, name) for name in Limits.__dataclass_fields__})
+
+    @property
+    def message_cap(self) -> int:
+        """The largest message, in bytes."""
+        return self.limits.max_message * MIB
+
+    def examples(self, parameters: int) -> int:
+        """How many examples of a model of that size training may hold at a time: at least 1."""
+        room = self.limits.max_memory * MIB // 2 - _STATE * parameters
+        return max(1, room // (_EXAMPLE * parameters))
+
+
+def lifetime_warning(policy: MemberPolicy) -> str:
+    """A warning, if one run may spend all that these rows will ever have; else the empty text."""
+    one, life = policy.one_run.epsilon, policy.for_life.epsilon
+    if one < life:
+        return ""
+    return (
+        f"warning: one run may spend the whole lifetime budget (epsilon {one:g}, lifetime {life:g}), after which these "
+        "rows can never be used again; set budget.lifetime above budget.epsilon for more than one run, and try a "
+        "config with hush federation check, which costs nothing"
+    )
+
+
+def load(path: Path) -> MemberPolicy:
+    """Read a policy, or say which key on which line is wrong."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise HushError(f"{path}: the policy cannot be read: {error}") from None
+    try:
+        found = MemberPolicy.model_validate(tomllib.loads(text))
+        _check(found)
+        return found
+    except HushError as error:
+        raise located(error, path) from None
+    except tomllib.TOMLDecodeError as error:
+        raise HushError(f"{path}: not valid TOML: {error}") from None
+    except ValidationError as error:
+        raise located(_explained(error), path) from None
+
+
+def _check(policy: MemberPolicy) -> None:
+    """Raise a `HushError` for rules that contradict each other, or that no run could ever meet."""
+    bounds, budget = policy.limits, policy.budget
+    if bounds.min_clip > bounds.max_clip:
+        raise HushError(
+            f"limits.min_clip: {bounds.min_clip:g} is more than max_clip {bounds.max_clip:g}", "limits.min_clip"
+        )
+    if _COPIES * bounds.max_message > bounds.max_memory:
+        raise HushError(
+            f"limits.max_message: {bounds.max_message} MiB is more than max_memory {bounds.max_memory} MiB has room "
+            f"for; accepted: up to {bounds.max_memory // _COPIES}",
+            "limits.max_message",
+        )
+    if _STATE * bounds.max_parameters > bounds.max_memory * MIB // 2:
+        raise HushError(
+            f"limits.max_parameters: {bounds.max_parameters} do not fit max_memory {bounds.max_memory} MiB; accepted: "
+            f"up to {bounds.max_memory * MIB // (2 * _STATE)}",
+            "limits.max_parameters",
+        )
+    if budget.lifetime is not None and budget.lifetime < budget.epsilon:
+        raise HushError(
+            f"budget.lifetime: {budget.lifetime:g} is less than the {budget.epsilon:g} of one run (epsilon); "
+            "accepted: as much, or more",
+            "budget.lifetime",
+        )
+    for name in policy.accept.recipes:
+        if name.removesuffix(MODIFIED) not in (ANY, CUSTOM, *RECIPES):
+            raise unknown("accept.recipes", "recipe", name, [ANY, CUSTOM, *RECIPES])
+    for name in policy.accept.code:
+        if name != ANY and not _HASH.fullmatch(name):
+            raise HushError(
+                f"accept.code: found {name[:80]!r}; accepted: 64 digits and letters a to f (hush federation code), "
+                'or "any"',
+                "accept.code",
+            )
+
+
+def _explained(error: ValidationError) -> HushError:
+    first = error.errors()[0]
+    parts = [str(part) for part in first["loc"]]
+    key = ".".join(parts)
+    if first["type"] == "extra_forbidden":
+        model: Any = MemberPolicy
+        for part in parts[:-1]:
+            model = model.model_fields[part].annotation
+        return unknown(key, "key", parts[-1], sorted(model.model_fields))
+    words = first["msg"].replace("Input should be", "expected")
+    return HushError(f"{key}: {words[0].lower()}{words[1:]}, found {first['input']!r}"[:300], key)
+
+
+def check_imports(policy: MemberPolicy, config: Config) -> None:
+    """Raise a `HushError` if a config would have this member import code that its policy does not name.
+
+    Before the config is looked at any further: to parse a recipe is to import what it names.
+    """
+    for found in _texts([config.recipe, config.model.name, config.data.name]):
+        if ":" in found and found not in policy.accept.models:
+            raise HushError(f"{found[:80]}: not accepted by this member; add it to accept.models to accept it")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield str(key)
+            yield from _texts(item)
+    elif isinstance(value, Iterable):
+        for item in value:
+            yield from _texts(item)
+
+
+def check_size(policy: MemberPolicy, config: Config) -> None:
+    """Raise a `HushError` if a run is longer or larger than the limits. Plans nothing, and builds nothing."""
+    bounds, local = policy.limits, config.local
+    for what, found, most in (
+        ("rounds", config.rounds, bounds.max_rounds),
+        ("members", config.data.clients, bounds.max_members),
+        ("steps per round", max(local.steps or 1, local.epochs), bounds.max_steps),
+    ):
+        if found > most:
+            raise HushError(f"task: {what} {found} exceeds this client's limits; accepted: at most {most}")
+
+
+def check_model(policy: MemberPolicy, parameters: int) -> None:
+    """Raise a `HushError` if a model has more parameters than the limits allow."""
+    if parameters > policy.limits.max_parameters:
+        raise HushError(f"a model of {parameters} parameters; accepted: at most {policy.limits.max_parameters}")
+
+
+def check_steps(policy: MemberPolicy, config: Config, recipe: Recipe, samples: Sequence[int]) -> None:
+    """Raise a `HushError` if members with so many rows would make more steps per round than the limits allow.
+
+    Before anything is planned. A member's schedule may depend on the others', so that it has to plan theirs too.
+    """
+    most = policy.limits.max_steps
+    batches = budgets.batch_sizes(config.local.batch_size, len(samples), config.seed)
+    fixed = recipe.protect.round_steps or config.local.steps
+    for rows, batch in zip(samples, batches, strict=True):
+        if type(rows) is not int or not 0 < rows < 1 << 53:
+            raise HushError(f"roster: {rows!r:.40} rows for a member; accepted: a positive integer")
+        steps = fixed or config.local.epochs * -(-rows // batch)
+        if steps > most:
+            raise HushError(f"task: steps per round {steps} exceeds this client's limits; accepted: at most {most}")
+
+
+def check_code(policy: MemberPolicy, code: str) -> None:
+    """Raise a `HushError` unless both sides run the same code, and one that the policy accepts."""
+    accept, own = policy.accept, code_hash()
+    for what, found in (("this member's code", own), ("the coordinator's code", code)):
+        if ANY not in accept.code and found not in accept.code:
+            raise HushError(f"{what} has hash {str(found)[:16]}; accepted: {', '.join(h[:16] for h in accept.code)}")
+    if code != own:
+        raise HushError(f"the coordinator's code has hash {str(code)[:16]}, this member's {own[:16]}; accepted: equal")
+
+
+def check_offer(policy: MemberPolicy, config: Config, name: str, recipe: Recipe) -> None:
+    """Raise a `HushError` unless the policy lets this config be taken part in at all."""
+    accept = policy.accept
+    if ANY not in accept.recipes and name not in accept.recipes:
+        raise HushError(f"recipe {name}: not accepted by this member; accepted: {', '.join(accept.recipes)}")
+    if config.privacy.noise != "secure" and not accept.seeded:
+        raise HushError("seeded noise provides no privacy: not accepted by this member (accept.seeded)")
+    if config.privacy.relation != policy.budget.relation:
+        raise HushError(
+            f"relation {config.privacy.relation}: not accepted by this member; accepted: {policy.budget.relation}"
+        )
+    declared = {"number of training samples", "privacy budget", "privacy plan", "impact factor"}
+    declared |= {"true cluster"} if policy.enrol.group is not None else set()
+    gaps = [release.what for release in recipe.releases() if not release.covered and release.what not in declared]
+    if gaps and not accept.uncovered:
+        raise HushError(
+            f"recipe {name} makes releases that the guarantee does not cover ({'; '.join(gaps)}): not accepted by "
+            "this member"
+        )
+
+
+def check_plans(policy: MemberPolicy, schedule: Any) -> None:
+    """Raise a `HushError` if any stage of the member's own schedule is beyond its limits."""
+    for stage in schedule.stages:
+        if stage.rounds and stage.spec.train:
+            limits.check(stage.plan, policy.bounds)

@@ -1,0 +1,518 @@
+"""How a member processes messages: its policy decides, its ledger is charged first, its own plan sets the noise.
+
+Nothing that a task says changes a rate, a noise or a number of steps: the member computes them from the config that it
+agreed to when the run began. What it will not do it refuses with a code of a fixed list, and charges nothing.
+
+Until something is charged no row is looked at. All that is decided follows from the message, the policy, the ledger,
+the declared schema, and the number of rows where the policy makes that public; after that, from what was told with
+noise. So neither answers nor refusals, nor how long they take, depend on rows before a charge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hush import models, recipes
+from hush.config import Config, parse
+from hush.data.datasets import Dataset
+from hush.data.preprocessing import mapped
+from hush.data.schema import Schema, check_fits, from_record
+from hush.deploy.admin import keys
+from hush.deploy.admin.audit_log import Trail
+from hush.deploy.member.disclosures import Telling, count_is_noised, group, numbers
+from hush.deploy.member.policy import (
+    MemberPolicy,
+    check_code,
+    check_imports,
+    check_model,
+    check_offer,
+    check_plans,
+    check_size,
+    check_steps,
+)
+from hush.deploy.member.task_checks import check_header, checked
+from hush.deploy.shared import run_spec
+from hush.deploy.shared.extras import RELEASES
+from hush.deploy.shared.refusal import RefusalCode, RefusalError, refusal, refusing
+from hush.deploy.shared.roster import BUDGET, IMPACT, RosterEntry
+from hush.deploy.shared.run_spec import Own
+from hush.deploy.transport import messages
+from hush.deploy.transport.messages import Message, want
+from hush.engines import client_round
+from hush.engines.noisy_counts import on_rows
+from hush.engines.setup import shaped
+from hush.models import Model
+from hush.privacy import noise
+from hush.privacy.accounting.cost import Cost
+from hush.privacy.ledger import BudgetSpentError, Ledger, account, book
+from hush.privacy.schedule import ENROLMENT, Stage
+from hush.privacy.side_release import ReleaseShape
+from hush.recipes import Recipe
+from hush.recipes.slots.protect import CENTRE
+from hush.recipes.slots.weight import COUNT
+from hush.server.run_directory import write_atomically
+from hush.text import printable
+from hush.training import memory
+from hush.training.train import train
+from hush.types import HushError, Receipt, Task
+
+DECLARED = (COUNT, BUDGET, IMPACT, CENTRE)
+_RETRIES = (
+    "a process that crashes after a charge repeats the round at an additional charge; this run's budget covers {} "
+    "such repeats"
+)
+_EVICTED = (
+    "the coordinator has evicted this member from the run: it received no usable answer in time in several "
+    "consecutive rounds"
+)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A run that a coordinator offers, once the policy and the declared schema allow it."""
+
+    config: Config
+    name: str
+    recipe: Recipe
+    schema: Schema
+
+
+class Node:
+    """A member at work."""
+
+    def __init__(
+        self, name: str, policy: MemberPolicy, data: Dataset, ledger: Ledger, path: Path, key: keys.PrivateKey
+    ) -> None:
+        self.name, self.policy, self.data, self.ledger = name, policy, data, ledger
+        self.schema = data.schema or Schema(data.x.shape[1:])
+        self.trail = Trail(path / "audit.jsonl")
+        self._runs = path / "runs"
+        self._runs.mkdir(exist_ok=True)
+        self._key = key
+        self._own: dict[str, tuple[str, Own]] = {}
+        self._fitting: set[str] = set()
+        self._held: tuple[object, Tensor, Tensor] | None = None
+        self.members, self.seconds = 1, 0.0
+        self.say: Callable[[str], None] = lambda words: None
+
+    def handle(self, content: bytes) -> tuple[bytes, Receipt | None]:
+        """The signed answer to a message, and the receipt to note as sent once it is."""
+        says: Mapping[str, Any] = {}
+
+        def accept(kind: str, words: Mapping[str, Any], found: messages.Spec) -> None:
+            nonlocal says
+            says = words
+            self._accept(kind, words, found)
+
+        try:
+            with refusing(RefusalCode.MESSAGE):
+                letter = messages.decode(content, self.policy.message_cap, accept)
+            return self._answer(letter)
+        except OSError:
+            # The disk is not the coordinator's doing, nor its business.
+            raise
+        except Exception as error:  # whatever it is that a coordinator says, it ends no member
+            run, number = str(says.get("run", ""))[:80], printable(says.get("round", 0), 20)
+            answer = refusal(run, error)
+            why = {"code": answer.says["code"], "reason": printable(error), "final": answer.says["final"]}
+            try:
+                self.trail.note("refused", run=run, round=number, **why, **self.balance())
+            except HushError:
+                # The disk or the ledger has failed: what happened first is what the member must hear.
+                raise error from None
+            return self._signed(answer), None
+
+    def _accept(self, kind: str, says: Mapping[str, Any], found: messages.Spec) -> None:
+        """Raise a `HushError` if a message announces other tensors than its kind, and the recipe of its run, have."""
+        if kind == "task":
+            own, number = self._invited(says.get("run"), says.get("round"))
+            with refusing(RefusalCode.TASK):
+                check_header(own, number, found)
+        elif found:
+            raise HushError(f"message: {kind[:40]!r} must not contain tensors")
+
+    def _invited(self, run: Any, number: Any) -> tuple[Own, int]:
+        """The run that a task belongs to, and its round, if this member has a part in it."""
+        with refusing(RefusalCode.MESSAGE):
+            self._state(run)
+        own = self.agreed(run)
+        known = type(number) is int and 1 <= number <= len(own.participants)
+        if not known or own.client not in own.participants[number - 1]:
+            raise RefusalError(RefusalCode.TASK, f"task: this member does not take part in round {number!r:.20}")
+        return own, number
+
+    def _answer(self, letter: Message) -> tuple[bytes, Receipt | None]:
+        if letter.kind == "enrol":
+            return self._enrol(letter)
+        if letter.kind == "begin":
+            return self._begin(letter), None
+        if letter.kind == "task":
+            return self._task(letter)
+        if letter.kind == "evicted":
+            return self._evicted(letter), None
+        text = f"message: unknown kind {letter.kind[:40]!r}; accepted: enrol, begin, task, evicted"
+        raise RefusalError(RefusalCode.MESSAGE, text)
+
+    def _offer(self, says: Mapping[str, Any]) -> Offer:
+        """What a coordinator offers, if the policy and the declared schema allow it. No row is looked at."""
+        with refusing(RefusalCode.CONFIG):
+            config = parse(says["config"])
+        with refusing(RefusalCode.LIMITS):
+            check_size(self.policy, config)
+        with refusing(RefusalCode.OFFER):
+            check_imports(self.policy, config)
+        with refusing(RefusalCode.CONFIG):
+            name, recipe = recipes.parse(config.recipe, config.mode)
+        with refusing(RefusalCode.OFFER):
+            check_offer(self.policy, config, name, recipe)
+        with refusing(RefusalCode.SOFTWARE):
+            check_code(self.policy, says["code"])
+        with refusing(RefusalCode.SCHEMA):
+            schema = from_record(says["schema"])
+            check_fits(self.schema, schema)
+        with refusing(RefusalCode.LIMITS):
+            check_model(self.policy, schema.classes or 0)
+            check_model(self.policy, models.parameters(config.model, schema.input_shape, schema.classes or 0))
+        with refusing(RefusalCode.LEDGER):
+            self.ledger.check_head(says["head"])
+        return Offer(config, name, recipe, schema)
+
+    def _enrol(self, letter: Message) -> tuple[bytes, Receipt | None]:
+        """Whether this member would take part, and what it declares: the same however often it is asked."""
+        with refusing(RefusalCode.MESSAGE):
+            run, *_, number, _ = want(letter, "run", "config", "code", "schema", "number", "head")
+            self._state(run)
+        offer = self._offer(letter.says)
+        telling = self._telling(offer, number)
+        costs = telling.costs()
+        if not costs:
+            return self._facts(run, offer.name, telling, self.ledger.head), None
+        attempt = self._attempt(run, ENROLMENT)
+        if attempt == 0:
+            kept = self.ledger.sealed(run, ENROLMENT)
+            if kept is None:
+                text = "enrolment: the noisy answer for this run was already sent and is no longer stored"
+                raise RefusalError(RefusalCode.ENROLMENT, text)
+            self.trail.note("resent", run=run, round=ENROLMENT)
+            return kept[1], kept[0]
+        self._affordable(run, costs)
+
+        def make(receipt: Receipt) -> bytes:
+            return self._facts(run, offer.name, telling, receipt.head)
+
+        return self._released(run, ENROLMENT, costs, attempt, make)
+
+    def _facts(self, run: str, recipe: str, telling: Telling, head: str) -> bytes:
+        fact, tensors = telling.drawn()
+        if telling.costs():
+            # A run must later name exactly these: they are all that anyone is to know of what they stand for.
+            write_atomically(self._told(run), json.dumps(asdict(fact), sort_keys=True).encode())
+        self.trail.note("enrolled", run=run, recipe=recipe, declared=asdict(fact), **self.balance())
+        return self._signed(Message("facts", {"run": run, **asdict(fact), "head": head}, tensors))
+
+    def _telling(self, offer: Offer, number: int) -> Telling:
+        """What this member is to say of itself for a run, with the noise that its own schedule has for it."""
+        config, recipe = offer.config, offer.recipe
+        with refusing(RefusalCode.MESSAGE):
+            if type(number) is not int or not 0 <= number < config.data.clients:
+                raise HushError(f"enrolment: number {number!r:.20} of {config.data.clients} members")
+        fact = self._public_fact(offer)
+        noisy = centre = 0.0
+        with refusing(RefusalCode.CONFIG):
+            model = models.build_model(config.model, offer.schema.input_shape, offer.schema.classes or 0, config.seed)
+        with refusing(RefusalCode.LIMITS):
+            check_model(self.policy, model.layout.size)
+        if recipe.stage_table(config.rounds).of[ENROLMENT] >= 0:
+            with refusing(RefusalCode.LIMITS):
+                check_steps(self.policy, config, recipe, [fact.samples] * config.data.clients)
+            with refusing(RefusalCode.CONFIG):
+                schedule, stage = run_spec.enrolment(config, fact, number, self.policy.one_run)
+            # What enrolment asks is charged before the run begins: so not for a run that would be refused then.
+            with refusing(RefusalCode.LIMITS):
+                check_plans(self.policy, schedule)
+            noisy, centre = (stage.noise_of(what) if stage is not None else 0.0 for what in (COUNT, CENTRE))
+            if centre:
+                with refusing(RefusalCode.CONFIG):
+                    run_spec.width_of(model)
+        replayed = config.privacy.noise != "secure"
+        first, second = (
+            noise.Seeded(config.seed, number, ENROLMENT) if replayed and asked else noise.Secure()
+            for asked in (noisy > 0, True)
+        )
+        # The simulation draws a count before the mean.
+        second.normal(1, torch.float64)
+        wanted = numbers(self.policy, len(self.data.y), recipe, noisy)
+        return Telling(
+            fact=fact,
+            numbers=wanted,
+            centre=centre,
+            rows=lambda: self._inputs(offer, model)[0],
+            source=first,
+            mean_source=second,
+        )
+
+    def _public_fact(self, offer: Offer) -> RosterEntry:
+        """What this member says of itself without noise; a number of rows that is to be noised is 1 here."""
+        with refusing(RefusalCode.ENROLMENT):
+            cluster = group(self.policy, offer.recipe)
+        noised = count_is_noised(self.policy, offer.recipe, offer.config.rounds)
+        rows = 1 if noised else len(self.data.y)
+        marks: dict[str, tuple[float, float]] = {COUNT: (0.0, 0.0)} if noised else {}
+        return RosterEntry(name=self.name, **asdict(self.policy.one_run), samples=rows, group=cluster, noised=marks)
+
+    def _told_fact(self, run: str, offer: Offer) -> RosterEntry:
+        """What this member told for a run, or would tell if it tells nothing with noise; else a refusal."""
+        path = self._told(run)
+        if path.exists():
+            return RosterEntry(**json.loads(path.read_bytes()))
+        fact = self._public_fact(offer)
+        wanted = numbers(self.policy, fact.samples, offer.recipe, 0.0)
+        enrolment = offer.recipe.stage_table(offer.config.rounds).of[ENROLMENT] >= 0
+        if enrolment or any(number.noise for number in wanted.values()):
+            raise RefusalError(RefusalCode.ENROLMENT, "begin: this member has not enrolled in this run")
+        told = {name: number.noised(lambda: 0.0) for name, number in wanted.items()}
+        return replace(fact, epsilon=told["epsilon"], factor=told.get("factor"))
+
+    def _inputs(self, offer: Offer, model: Model) -> tuple[Tensor, Tensor]:
+        """The rows as a run's model takes them, and their labels; those of one run at a time are kept."""
+        config = offer.config
+        kind = (config.model.model_dump_json(), config.data.rows, config.seed, offer.schema)
+        if self._held is None or self._held[0] != kind:
+            x, y = mapped(self.data.x, self.data.y, self.schema, offer.schema)
+            given = torch.from_numpy(shaped(replace(self.data, x=x), config).x)
+            self._held = (kind, given if model.features is None else model.features(given), torch.from_numpy(y))
+        return self._held[1], self._held[2]
+
+    def _begin(self, letter: Message) -> bytes:
+        """Agree to a run as a whole. From now on its config is fixed."""
+        with refusing(RefusalCode.MESSAGE):
+            run, client, roster, *_ = want(
+                letter, "run", "client", "roster", "config", "code", "schema", "centre", "head"
+            )
+            path = self._state(run)
+        own = self._computed(letter.says)
+        agreed = json.dumps(dict(letter.says, head=""), sort_keys=True)
+        if path.exists() and path.read_text(encoding="utf-8") != agreed:
+            text = "begin: this run was started with a different config, roster or code"
+            raise RefusalError(RefusalCode.AGREEMENT, text)
+        first = next(stage for stage in own.schedule.stages if stage.spec.train)
+        if self.ledger.charged(run) == () and not self.ledger.affords(first.round_costs):
+            raise BudgetSpentError(f"client {self.name}: the remaining budget does not cover a single round")
+        begun = path.exists()
+        if not begun:
+            write_atomically(path, agreed.encode())
+        self._own[run] = (agreed, own)
+        self._approve(run, own)
+        self.members = len(roster)
+        spare = own.config.privacy.retries
+        self.trail.note("began", run=run, client=client, members=len(roster), retries=spare, **self.balance())
+        if not begun:
+            self.say(f"{self.name}: {own.schedule.rounds} rounds are planned; {_RETRIES.format(spare)}")
+        return self._signed(Message("ready", {"run": run, "head": self.ledger.head}))
+
+    def _computed(self, says: Mapping[str, Any]) -> Own:
+        """A run that is to be agreed to, as this member would take part in it; or a refusal. No row is looked at."""
+        offer = self._offer(says)
+        config, recipe = offer.config, offer.recipe
+        with refusing(RefusalCode.CONFIG):
+            if config.local.lr == "auto":
+                raise HushError("begin: local.lr is not resolved; accepted: a number")
+        with refusing(RefusalCode.ENROLMENT):
+            client, facts = says["client"], [RosterEntry(**fact) for fact in says["roster"]]
+            if type(client) is not int or not 0 <= client < len(facts) or facts[client].name != self.name:
+                raise HushError(f"begin: the roster does not list {self.name} as number {client!r:.20}")
+            if len(facts) != config.data.clients:
+                raise HushError(f"begin: a roster of {len(facts)} for {config.data.clients} members")
+            if facts[client] != self._told_fact(says["run"], offer):
+                raise HushError(
+                    "begin: the roster's data about this member differs from what it declared, or from its current data"
+                )
+            if set(facts[client].costs()) != {
+                cost for cost in self.ledger.charged(says["run"]) if cost.what in DECLARED
+            }:
+                raise HushError("begin: the roster's noise for this member differs from what was charged")
+        with refusing(RefusalCode.LIMITS):
+            check_steps(self.policy, config, recipe, [fact.samples for fact in facts])
+        with refusing(RefusalCode.CONFIG):
+            own = run_spec.own(config, facts, client, self.policy.one_run, offer.schema)
+        with refusing(RefusalCode.LIMITS):
+            check_model(self.policy, own.model.layout.size)
+            check_plans(self.policy, own.schedule)
+        with refusing(RefusalCode.CONFIG):
+            if run_spec.tells_centre(recipe, config.rounds) != bool(says["centre"]):
+                raise HushError(
+                    "begin: an input mean that the recipe does not use, or none although the recipe needs one"
+                )
+        return replace(own, centre=str(says["centre"]))
+
+    def agreed(self, run: str) -> Own:
+        """The run that was agreed to, from memory or from the file that outlives this process."""
+        if run not in self._own:
+            path = self._state(run)
+            if not path.exists():
+                raise RefusalError(RefusalCode.AGREEMENT, "task: this member has not agreed to this run")
+            agreed = path.read_text(encoding="utf-8")
+            own = self._computed(json.loads(agreed))
+            self._own[run] = (agreed, own)
+            self._approve(run, own)
+        return self._own[run][1]
+
+    def _task(self, letter: Message) -> tuple[bytes, Receipt | None]:
+        """Reserve, train, seal; or the same bytes again for the same task."""
+        with refusing(RefusalCode.MESSAGE):
+            run, number, head = want(letter, "run", "round", "head")
+        own, number = self._invited(run, number)
+        with refusing(RefusalCode.LEDGER):
+            self.ledger.check_head(head)
+        with refusing(RefusalCode.TASK):
+            task = checked(own, letter, number, self.policy.bounds)
+            asked = messages.digest(Message("task", {"run": run, "round": number}, letter.tensors))
+        stage = own.schedule.stages[own.stage_table.of[number]]
+        attempt = self._attempt(run, number)
+        if attempt == 0:
+            with refusing(RefusalCode.TASK):
+                return self._again(run, number, asked)
+        self._affordable(run, stage.round_costs, own)
+
+        def make(receipt: Receipt) -> bytes:
+            began = time.perf_counter()
+            payload = self._trained(own, task, stage, receipt, asked)
+            self.seconds = time.perf_counter() - began
+            return payload
+
+        return self._released(run, number, stage.round_costs, attempt, make)
+
+    def _attempt(self, run: str, number: int) -> int:
+        """The attempt at a round that may be charged now, or 0 if an answer is sealed for it."""
+        # One message at a time: what is reserved and not sealed now was left behind by a process that died.
+        self.ledger.forfeit_unsealed(run, number)
+        return self.ledger.next_attempt(run, number)
+
+    def _evicted(self, letter: Message) -> bytes:
+        """The coordinator asks no more in a run: this member was too slow, or not to be heard."""
+        with refusing(RefusalCode.MESSAGE):
+            run, _ = want(letter, "run", "head")
+        self.agreed(run)
+        self.trail.note("evicted", run=run, reason=_EVICTED, **self.balance())
+        self.say(f"{self.name}: {_EVICTED}")
+        return self._signed(Message("ready", {"run": run, "head": self.ledger.head}))
+
+    def _released(
+        self, run: str, number: int, costs: tuple[Cost, ...], attempt: int, make: Callable[[Receipt], bytes]
+    ) -> tuple[bytes, Receipt]:
+        """Charge, then make what is released, and seal it."""
+        receipt = self.ledger.reserve(costs, run, number, attempt)
+        self.trail.note("charged", run=run, round=number, attempt=attempt, costs=[asdict(cost) for cost in costs])
+        try:
+            payload = make(receipt)
+            self.ledger.seal(receipt, payload)
+            return payload, receipt
+        except BaseException:
+            # Nothing was released, but what was charged stays charged.
+            self.ledger.forfeit(receipt)
+            raise
+
+    def _trained(self, own: Own, task: Task, stage: Stage, receipt: Receipt, asked: str) -> bytes:
+        config = own.config
+        shared = own.recipe.protect.shared_draws
+        source = client_round.source(config, own.client, task.round, shared=shared)
+        x, y = self._inputs(Offer(config, "", own.recipe, own.schema), own.model)
+        shape = ReleaseShape(
+            inputs=tuple(x.shape[1:]), classes=own.schema.classes or 0, parameters=own.model.layout.size,
+            loss_clip=config.privacy.loss_clip,
+        )  # fmt: skip
+        client = client_round.Client(
+            recipe=own.recipe,
+            config=config,
+            model=own.model,
+            x=x,
+            y=y,
+            first_row=0,
+            source=source,
+            shape=shape,
+            pull=own.recipe.local.pull(),
+            output=own.output,
+        )
+        done = client_round.work(task, receipt, on_rows(stage, len(y)) if own.noised else stage, client)
+        (vector,) = train(own.model, x, y, [done.job], self._examples(own), config.engine.precision)
+        update = client_round.sealed(done, vector)
+        says = {
+            "run": receipt.run, "round": task.round, "client": self.name, "serial": receipt.serial,
+            "head": receipt.head, "asked": asked, "choice": update.side.choice,
+        }  # fmt: skip
+        side = {f"{RELEASES}{what}": answer for what, answer in update.side.releases.items()}
+        return self._signed(Message("update", says, {"vector": update.vector, **side}))
+
+    def _examples(self, own: Own) -> int:
+        """How many examples training holds at a time. A config can lower the number and not raise it."""
+        usual = memory.physical_batch(own.model, torch.device("cpu"), 1)
+        wanted = own.config.engine.physical_batch
+        return min(usual if wanted == "auto" else wanted, usual, self.policy.examples(own.model.layout.size))
+
+    def _again(self, run: str, number: int, asked: str) -> tuple[bytes, Receipt | None]:
+        kept = self.ledger.sealed(run, number)
+        if kept is None:
+            raise HushError(f"task: round {number} was already answered, and the answer is no longer stored")
+        receipt, payload = kept
+        before = messages.decode(keys.opened(self._key.public_key(), payload), len(payload)).says["asked"]
+        if before != asked:
+            raise HushError(
+                f"task: round {number} was already answered for a different model; it is not answered again"
+            )
+        self.trail.note("resent", run=run, round=number)
+        return payload, receipt
+
+    def _affordable(self, run: str, costs: tuple[Cost, ...], own: Own | None = None) -> None:
+        """Raise `BudgetSpentError` if this run would spend more than the policy gives to one run."""
+        policy = self.policy.one_run
+        wanted = book.add_costs({}, (*self.ledger.charged(run), *costs))
+        if own is not None and run in self._fitting and account.within(wanted, book.add_costs({}, own.costs())):
+            return
+        spent = account.epsilon(wanted, policy, self.policy.budget.accountant)
+        if not account.fits(spent, policy):
+            raise BudgetSpentError(
+                f"client {self.name}: epsilon {spent:.4g} in this run would exceed the {policy.epsilon:.4g} of one run"
+            )
+
+    def _approve(self, run: str, own: Own) -> None:
+        """Compute once what all of the run costs: if that fits, no single round needs to be computed again."""
+        policy, whole = self.policy.one_run, book.add_costs({}, own.costs())
+        if account.fits(account.epsilon(whole, policy, self.policy.budget.accountant), policy):
+            self._fitting.add(run)
+        charged = book.add_costs({}, self.ledger.charged(run))
+        rest = {key: max(0, steps - charged.get(key, 0)) for key, steps in whole.items()}
+        with contextlib.suppress(BudgetSpentError):
+            self.ledger.approve(
+                Cost("rest", kind, spread, steps, rate, samples, batch)
+                for (kind, spread, rate, samples, batch), steps in rest.items()
+            )
+
+    @property
+    def public(self) -> keys.PublicKey:
+        """The key that its answers are checked with."""
+        return self._key.public_key()
+
+    def balance(self) -> dict[str, float]:
+        """What is spent and left, for the trail."""
+        return {"spent": round(self.ledger.spent(), 6), "left": round(self.ledger.left(), 6)}
+
+    def _told(self, run: str) -> Path:
+        """Where what was told for a run is kept."""
+        return self._state(run).with_suffix(".told.json")
+
+    def _state(self, run: str) -> Path:
+        if not isinstance(run, str) or not run.isascii() or not run.isalnum() or len(run) > 64:
+            raise HushError(f"run {run!r:.40}: accepted: letters and digits")
+        return self._runs / f"{run}.json"
+
+    def _signed(self, letter: Message) -> bytes:
+        return keys.signed(self._key, messages.encode(letter))

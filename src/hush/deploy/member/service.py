@@ -1,0 +1,137 @@
+"""A member's service: it opens the ledger and the data, connects, and answers until it is stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hush.deploy.admin.folders import Kit
+from hush.deploy.member import datasets
+from hush.deploy.member import policy as law
+from hush.deploy.member.process import Node
+from hush.privacy.ledger import Ledger
+from hush.privacy.ledger.binding import bind
+from hush.privacy.weak_guarantees import warnings_of
+from hush.types import HushError
+
+_RATE = 25.0
+_COPIED = "another process tried to use this key and was refused; was the kit copied?"
+
+
+def prepare(kit: Kit, policy_path: Path, data: Path) -> Node:
+    """A node with its law, its data and its ledger; all that can be wrong is found before it reports for duty."""
+    policy = law.load(policy_path)
+    dataset = datasets.load(
+        data, label=policy.data.label, loader=policy.data.loader, declared=datasets.declared(kit.path)
+    )
+    key = kit.key()
+    terms = policy.for_life
+    if kit.ledger.exists():
+        ledger = Ledger.open(kit.ledger, terms, policy.budget.accountant)
+        if ledger.terms.client != kit.member:
+            raise HushError(f"{kit.ledger}: belongs to {ledger.terms.client}; this member is {kit.member}")
+    else:
+        ledger = Ledger.create(kit.ledger, kit.member, terms, policy.budget.accountant)
+    try:
+        bind([ledger], [(dataset.x, dataset.y)])
+    except BaseException:
+        ledger.close()
+        raise
+    return Node(kit.member, policy, dataset, ledger, kit.path, key)
+
+
+def join(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], None], patience: float = 3600.0) -> None:
+    """Take part until the process is stopped."""
+    if not (kit.path / "key.pem").exists():
+        kit.key()
+        say(f"created {kit.path / 'key.pem'}; send {kit.path / kit.member}.pub to the coordinator, then join again")
+        return
+    with alone(kit):
+        _take_part(kit, policy_path, data, say, patience)
+
+
+@contextlib.contextmanager
+def alone(kit: Kit) -> Iterator[None]:
+    """Have a kit to oneself: two processes with one key would each get half of the messages."""
+    with (kit.path / "in-use").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise HushError(f"{kit.path}: another process is using this kit; stop it first") from None
+        yield
+
+
+def _take_part(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], None], patience: float) -> None:
+    from hush.deploy.transport.flower import NodeClient
+
+    node = prepare(kit, policy_path, data)
+    node.say = say
+
+    def copied() -> None:
+        node.trail.note("copied", reason=_COPIED)
+        say(f"{kit.member}: {_COPIED}")
+
+    line = NodeClient(kit.address, kit.ca(), kit.key(), patience, copied)
+    signal.signal(signal.SIGTERM, _stopped)
+    try:
+        number = report(kit, line)
+        node.trail.note("online", node=str(number))
+        if warning := law.lifetime_warning(node.policy):
+            say(f"{kit.member}: {warning}")
+        say(f"{kit.member} is online at {kit.address}; remaining budget {node.ledger.left():.4g}")
+        # Said here alone: it may tell how many rows there are.
+        one = node.policy.one_run
+        for text in warnings_of(one.epsilon, one.delta, len(node.data.y)):
+            say(f"Warning: {text}")
+        serve(node, line)
+    except KeyboardInterrupt:
+        say(f"{kit.member} has disconnected")
+        raise
+    finally:
+        line.close()
+        node.ledger.close()
+
+
+def report(kit: Kit, line: Any) -> int:
+    """Report for duty, under the number that is kept from the last time."""
+    file = kit.path / "node"
+    before = file.read_text() if file.exists() else ""
+    return int(line.open(int(before) if before.isdigit() else 0, lambda number: file.write_text(str(number))))
+
+
+def serve(node: Node, line: Any, going: Callable[[], bool] = lambda: True) -> None:
+    """Answer what comes, one message after the other, for as long as it goes on."""
+    idle = time.monotonic()
+    while going():
+        try:
+            parcel = line.poll(node.policy.message_cap)
+        except HushError as error:
+            if type(error) is not HushError or "cannot be reached" in str(error):
+                raise
+            node.trail.note("refused", reason=str(error))
+            continue
+        if parcel is None:
+            # Often while a run is on, rarely otherwise, and all members together at most so often a second.
+            time.sleep(min(1.0, max(0.08, node.members / _RATE) + 0.02 * (time.monotonic() - idle)))
+            continue
+        payload, receipt = node.handle(parcel.payload)
+        try:
+            line.reply(parcel, payload)
+        except HushError as error:
+            # It stays sealed: whoever asks again gets the same bytes.
+            node.trail.note("not sent", reason=str(error))
+        else:
+            if receipt is not None:
+                node.ledger.sent(receipt)
+                spent = {"seconds": round(node.seconds, 4), **node.balance()}
+                node.trail.note("sent", run=receipt.run, round=receipt.round, **spent)
+        idle = time.monotonic()
+
+
+def _stopped(*_: object) -> None:
+    raise KeyboardInterrupt

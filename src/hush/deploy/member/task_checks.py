@@ -1,0 +1,76 @@
+"""What a task may bring: checked by the member before anything is paid for.
+
+A model and what the recipe declares beside it (`Recipe.extras`), by the header of the message before any number is
+decoded; then that all are finite, and none would have the member say something that its plan has no noise for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from hush.deploy.shared.extras import EXTRAS, unpacked
+from hush.deploy.shared.run_spec import Own, width_of
+from hush.deploy.transport import messages
+from hush.deploy.transport.messages import Message
+from hush.privacy import limits
+from hush.privacy.limits import Limits
+from hush.recipes.interfaces import TaskShape
+from hush.types import HushError, Task
+
+# Weights that cancel each other in a layer leave what was rounded, multiplied by the weights. The last digits of a
+# row's output may depend on the batch that it is computed in: from weights of 1e7 on, a row moved a sum by 1.3 clips.
+LARGEST_WEIGHT = 65_536.0
+_MODELS = "models"
+
+
+def check_header(own: Own, number: int, found: messages.Spec) -> None:
+    """Raise a `HushError` unless a task's header announces models and the recipe's extras, and nothing else."""
+    size = own.model.layout.size
+    most = own.recipe.assign.models if own.stage_table.at(number).choose else 1
+    dtype, shape = found.get(_MODELS, ("", ()))
+    if dtype != "F32" or len(shape) != 2 or shape[1] != size or not 1 <= shape[0] <= most:
+        raise HushError(
+            f"task: models of type {dtype} and shape {shape}; accepted: F32, up to {most} of {size} numbers"
+        )
+    inputs = width_of(own.model) if own.centre else 0
+    extras = own.recipe.extras(TaskShape(size, shape[0], inputs))
+    given = {name.removeprefix(EXTRAS): spec for name, spec in found.items() if name != _MODELS}
+    if unknown := sorted(set(given) - set(extras)):
+        raise HushError(
+            f"task: {', '.join(unknown)[:100]}: not used by the recipe; accepted: {', '.join(extras) or 'none'}"
+        )
+    if missing := sorted(name for name, extra in extras.items() if extra.always and name not in given):
+        raise HushError(f"task: no {', '.join(missing)}, which the recipe requires")
+    for name, spec in given.items():
+        if spec != (extras[name].dtype, extras[name].shape):
+            raise HushError(f"task: {name} of {spec}; accepted: {(extras[name].dtype, extras[name].shape)}")
+
+
+def checked(own: Own, letter: Message, number: int, bounds: Limits) -> Task:
+    """The task in a letter whose header was checked, or a `HushError`."""
+    layout, tensors = own.model.layout, dict(letter.tensors)
+    given = tensors.pop(_MODELS)
+    extras = unpacked({name.removeprefix(EXTRAS): tensor for name, tensor in tensors.items()})
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in letter.tensors.values()):
+        raise HushError("task: it contains values that are not finite")
+    if float(given.abs().max()) > LARGEST_WEIGHT:
+        raise HushError(f"task: a model with weights above {LARGEST_WEIGHT:g}")
+    stage = own.schedule.stages[own.stage_table.of[number]]
+    # Asked for a sum that its plan has no noise for, a member would tell it as it is.
+    if any(stage.noise_of(release.what) <= 0 for release in stage.spec.side_releases):
+        raise HushError("task: this round asks for a release that the plan has no noise for")
+    if extras.clip is not None:
+        limits.check(replace(stage.plan, clip=extras.clip), bounds)
+    own.recipe.project.check_received(extras)
+    if own.centre != (messages.name_of(extras.input_mean) if extras.input_mean is not None else ""):
+        raise HushError("task: its input mean is not the one that was agreed to")
+    return Task(
+        client=own.client,
+        round=number,
+        models=given,
+        layout=layout,
+        answer=own.recipe.project.answer(layout, extras),
+        extras=extras,
+    )

@@ -1,0 +1,1 @@
+"""What coordinator and members both compute from the same facts."""

@@ -1,0 +1,98 @@
+"""The refusal of a member: one code of a fixed list, and nothing else.
+
+A code follows from the message, the member's policy and its ledger. Figures, paths and the texts of errors stay in the
+member's own log: any of them may depend on its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+
+from hush.deploy.transport.messages import Message
+from hush.privacy.ledger import BrokenLedgerError, BudgetSpentError
+from hush.types import HushError
+
+REFUSAL = "no"
+FAULT = "fault"
+
+
+class RefusalCode(StrEnum):
+    """Why a member refuses."""
+
+    MESSAGE = "message"
+    SOFTWARE = "software"
+    OFFER = "offer"
+    CONFIG = "config"
+    SCHEMA = "schema"
+    LIMITS = "limits"
+    ENROLMENT = "enrolment"
+    AGREEMENT = "agreement"
+    TASK = "task"
+    BUDGET = "budget"
+    LEDGER = "ledger"
+    FAILED = "failed"
+
+
+MEANING: Mapping[RefusalCode, str] = {
+    RefusalCode.MESSAGE: "the message is malformed or of an unknown type",
+    RefusalCode.SOFTWARE: "coordinator and member run different code, or accept.code does not list it",
+    RefusalCode.OFFER: "its policy ([accept]) does not accept the recipe, the model, the noise or the releases",
+    RefusalCode.CONFIG: "no valid plan exists for the config",
+    RefusalCode.SCHEMA: "its schema does not match the run's",
+    RefusalCode.LIMITS: "the run exceeds the limits of its policy ([limits])",
+    RefusalCode.ENROLMENT: "the run's data about this member differs from what it declared, or it has not enrolled",
+    RefusalCode.AGREEMENT: "it has not agreed to this run, or has agreed to a different run with this name",
+    RefusalCode.TASK: "the task does not belong to the agreed run, or its round was already answered",
+    RefusalCode.BUDGET: "its budget is exhausted",
+    RefusalCode.LEDGER: "its ledger is an old copy or a different ledger",
+    RefusalCode.FAILED: "the member failed; see its own log",
+}
+
+
+class RefusalError(HushError):
+    """A refusal: the code for the coordinator, and a text for the member's own log."""
+
+    def __init__(self, code: RefusalCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@contextmanager
+def refusing(code: RefusalCode) -> Iterator[None]:
+    """Turns what goes wrong within into a refusal with this code; errors of the disk, and those with a code, pass."""
+    try:
+        yield
+    except (OSError, RefusalError, BudgetSpentError, BrokenLedgerError):
+        raise
+    except Exception as error:  # what a coordinator sent may be wrong in any way
+        text = str(error) if isinstance(error, HushError) else f"invalid message: {error!r}"
+        raise RefusalError(code, text) from error
+
+
+def code_of(error: Exception) -> RefusalCode:
+    """The code that an error is answered with."""
+    if isinstance(error, RefusalError):
+        return error.code
+    if isinstance(error, BudgetSpentError):
+        return RefusalCode.BUDGET
+    return RefusalCode.LEDGER if isinstance(error, BrokenLedgerError) else RefusalCode.FAILED
+
+
+def refusal(run: str, error: Exception) -> Message:
+    """The answer to a message that is refused: the same size for all that a code stands for."""
+    code = code_of(error)
+    return Message(REFUSAL, {"run": run, "code": code.value, "final": code is RefusalCode.BUDGET})
+
+
+def reason_of(letter: Message) -> str:
+    """A refusal in words, on the coordinator's side: none of them came over the wire.
+
+    `FAULT` is what the coordinator itself found wrong with an answer; no letter of a member has it.
+    """
+    if FAULT in letter.says:
+        return str(letter.says[FAULT])
+    found = str(letter.says.get("code"))
+    known = {code.value: words for code, words in MEANING.items()}
+    return known.get(found, "unknown reason")

@@ -1,0 +1,114 @@
+"""Limits on updates: how long honest ones can be, by plan, whatever their senders declare."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from hush.config import Config, LocalConfig
+from hush.deploy.shared.roster import BUDGET, RosterEntry
+from hush.engines.schedules import SUPPOSED_NOISE, privacy_schedules
+from hush.privacy.plan import PrivacyPlan
+from hush.privacy.schedule import Output, PrivacySchedule, Stage, StageTable
+from hush.privacy.side_release import ReleaseShape
+from hush.recipes import Recipe
+from hush.recipes.slots.weight import COUNT
+from hush.types import Member, Policy
+
+
+@dataclass(frozen=True)
+class UpdateLimits:
+    """What honest updates stay below, whatever true number a noised one hides.
+
+    Attributes:
+        update: The norm of an update, stages x members.
+        noise: The norm of the noise in it, stages x members.
+    """
+
+    update: Tensor
+    noise: Tensor
+
+
+def update_limits(
+    config: Config,
+    recipe: Recipe,
+    members: Sequence[Member],
+    facts: Sequence[RosterEntry],
+    planned: Sequence[PrivacySchedule],
+    outputs: Sequence[Output | None],
+    stage_table: StageTable,
+    orders: Sequence[tuple[int, ...]],
+    size: int,
+) -> UpdateLimits:
+    """The limits of these members, from their planned schedules and from those of the extreme numbers they may have."""
+    disclosed = [fact.costs() for fact in facts]
+    possible = [[schedule] for schedule in planned]
+    for client, fact in enumerate(facts):
+        if not {COUNT, BUDGET} & set(fact.noised):
+            continue
+        for far in fact.extremes(members[client].batch):
+            policy = Policy(far.epsilon, far.delta, far.relation)
+            member = replace(members[client], policy=policy, samples=far.samples)
+            around = [member if each.client == client else each for each in members]
+            possible[client].append(privacy_schedules(config, recipe, around, stage_table, orders, disclosed)[client])
+
+    def largest(bound: Callable[[PrivacySchedule, Output | None, int, LocalConfig, int], float]) -> Tensor:
+        return torch.tensor(
+            [
+                [
+                    max(bound(schedule, output, stage, config.local, size) for schedule in each)
+                    for each, output in zip(possible, outputs, strict=True)
+                ]
+                for stage in range(len(stage_table.specs))
+            ],
+            dtype=torch.float64,
+        )
+
+    return UpdateLimits(largest(_bound), largest(_noise_bound))
+
+
+def _bound(schedule: PrivacySchedule, output: Output | None, stage: int, local: LocalConfig, size: int) -> float:
+    """A norm that an honest update stays below but for one time in 10^13: clipped sums and a noise quantile."""
+    plan = schedule.stages[stage].plan
+    signal = float(local.lr) * plan.steps * plan.clip * _crowded(plan, plan.steps)
+    return signal + _noise_bound(schedule, output, stage, local, size)
+
+
+def _noise_bound(schedule: PrivacySchedule, output: Output | None, stage: int, local: LocalConfig, size: int) -> float:
+    """A norm that the noise of an honest update stays below; infinite where an update is more than steps and noise."""
+    plan = schedule.stages[stage].plan
+    if not plan.private or output is not None or local.weight_decay:
+        return math.inf
+    return math.sqrt(plan.update_noise(float(local.lr), size)) * (1 + 8 / math.sqrt(size))
+
+
+def side_limits(
+    planned: Sequence[PrivacySchedule], facts: Sequence[RosterEntry], stage_table: StageTable, shape: ReleaseShape
+) -> tuple[tuple[Mapping[str, float], ...], ...]:
+    """By stage and member, the norm that each of its side releases stays below, by name."""
+    return tuple(
+        tuple(_side_limits(each.stages[stage], fact, shape) for each, fact in zip(planned, facts, strict=True))
+        for stage in range(len(stage_table.specs))
+    )
+
+
+def _side_limits(stage: Stage, fact: RosterEntry, shape: ReleaseShape) -> dict[str, float]:
+    plan = stage.plan
+    rows = max(plan.samples, *(far.samples for far in fact.extremes(plan.batch)))
+    # Whose numbers are noised may have a few times the noise that they suggest.
+    wide = SUPPOSED_NOISE if fact.noised else 1.0
+    return {
+        release.what: wide
+        * release.longest(shape, plan.batch * _crowded(plan) if release.sampled else rows, stage.noise_of(release.what))
+        for release in stage.spec.sent
+    }
+
+
+def _crowded(plan: PrivacyPlan, batches: int = 1) -> float:
+    """The most rows that so many batches ever hold together, but for one time in 10^13, over how many to expect."""
+    expected = batches * plan.batch
+    return min(batches * plan.samples, expected + 8 * math.sqrt(expected) + 24) / expected

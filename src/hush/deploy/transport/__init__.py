@@ -1,0 +1,1 @@
+"""Transport: messages, gateway, retries, and the adapter for Flower."""

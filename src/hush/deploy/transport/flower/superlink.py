@@ -1,0 +1,62 @@
+"""The SuperLink as a process of its own, behind the gate."""
+
+from __future__ import annotations
+
+import gc
+from base64 import b64decode
+from collections.abc import Mapping
+from pathlib import Path
+
+from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+
+from hush.deploy.transport.gateway import REQUEST_CAP, Gateway, Instances, Listed
+
+_IN_MEMORY = ":flwr-in-memory:"
+
+
+def superlink(
+    host: str, port: int, certificate: Mapping[str, Path], secret: str, listed: Listed, instances: Instances
+) -> None:
+    """Run a SuperLink until the process is stopped. `certificate` has the files of `ca`, `certificate` and `key`.
+
+    Nodes are let in as soon as `listed` names them; `instances` learns which process speaks for each.
+
+    It keeps nothing: members have their ledgers, the coordinator its run directory, and both ask again.
+    """
+    import uvicorn
+    from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
+    from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
+    from flwr.superlink.main import create_app
+
+    files = [str(certificate[name]) for name in ("ca", "certificate", "key")]
+    ca, server, key = (Path(file).read_bytes() for file in files)
+    config = SuperLinkLifespanConfig(
+        control_address="", health_server_address=None, host=host, port=port, insecure=False,
+        certificates=(ca, server, key), superexec_auth_secret=None, authn_plugin=load_control_authn_plugin(),
+        event_log_plugin=None, fleet_event_log_plugin=None, enable_event_log=False, artifact_provider=None,
+        enable_supernode_auth=True, fleet_api_type="grpc-rere", fleet_api_address=None, simulation=False,
+        ssl_ca_certfile=files[0], ssl_certfile=files[1], ssl_keyfile=files[2], database=_IN_MEMORY,
+        isolation="process", runtime_dependency_install=False,
+    )  # fmt: skip
+    app = Gateway(create_app(config, SuperLinkLifespan), secret, REQUEST_CAP, listed, instances, _genuine)
+    # Requests end up in circles of references. With all that was imported set aside, those are found soon, and what
+    # members send does not pile up.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(700, 5, 2)
+    uvicorn.run(app, host=host, port=port, ssl_certfile=files[1], ssl_keyfile=files[2], access_log=False,
+                log_level="warning", workers=1, timeout_graceful_shutdown=2)  # fmt: skip
+
+
+def _genuine(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a node's request is signed with the key that it names, as Flower checks it."""
+    public, stamp, signature = (
+        headers.get(name.encode(), b"")
+        for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, TIMESTAMP_HEADER, FLEET_HTTP_SIGNATURE_HEADER)
+    )
+    try:
+        return bool(verify_signature(bytes_to_public_key(b64decode(public)), stamp, b64decode(signature)))
+    except ValueError:
+        return False

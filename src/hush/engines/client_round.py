@@ -1,0 +1,127 @@
+"""The client's half of a round, whoever runs it: choose a model if asked to, train, and encode what is sent back.
+
+Everything here takes its numbers from the client's own schedule; a task only brings models and what the recipe's
+choices say besides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from hush.config import Config
+from hush.engines.side_releases import Evidence, noised_sum
+from hush.models import Model
+from hush.privacy import noise
+from hush.privacy.plan import PrivacyPlan
+from hush.privacy.schedule import Output, Stage
+from hush.privacy.side_release import ReleaseShape
+from hush.privacy.source import Source
+from hush.recipes import Recipe
+from hush.recipes.slots.clusters import CHOICE, ClusterChoice
+from hush.training.job import Job
+from hush.types import Receipt, SideAnswers, Task, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client:
+    """What a client has: its rows (training rows only), recipe and settings, its own random numbers, public numbers."""
+
+    recipe: Recipe
+    config: Config
+    model: Model
+    x: Tensor
+    y: Tensor
+    first_row: int
+    source: Source
+    shape: ReleaseShape
+    pull: float
+    output: Output | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A task that its ledger allowed: how it is trained, and the numbers that go with the update."""
+
+    task: Task
+    receipt: Receipt
+    job: Job
+    recipe: Recipe
+    output: Output | None = None
+    side: SideAnswers = field(default_factory=SideAnswers)
+
+
+def source(config: Config, client: int, number: int, *, shared: bool) -> Source:
+    """Where a client's batches and noise of a round come from: its own stream, or one that all clients share."""
+    if config.privacy.noise == "secure":
+        return noise.Secure()
+    made = noise.SharedSeeded if shared else noise.Seeded
+    return made(config.seed, client, number)
+
+
+def work(task: Task, receipt: Receipt, stage: Stage, client: Client) -> Work:
+    """How a task is trained, y -= lr * (H + drift + pull * (y - start)); what is asked besides is answered here."""
+    config, extras, plan = client.config, task.extras, stage.plan
+    chosen = choose(task, stage, client) if stage.spec.choose else None
+    start = task.models[chosen or 0].to(client.x.device)
+    if extras.clip is not None:
+        plan = replace(plan, clip=extras.clip)
+    given = _evidence(task, start[None], plan, client)
+    releases = {each.what: noised_sum(each, stage, given, client.source) for each in stage.spec.sent}
+    drift = None if extras.drift is None else extras.drift[chosen or 0].to(client.x.device)
+    if config.local.weight_decay:
+        shrink = config.local.weight_decay * start
+        drift = shrink if drift is None else drift + shrink
+    pull = client.pull + config.local.weight_decay
+    shift = None if extras.input_mean is None else extras.input_mean.to(client.x.dtype)
+    job = Job(start, client.first_row, plan, config.local.lr, client.source, drift, pull, stage.spec.still, shift)
+    return Work(
+        task=task,
+        receipt=receipt,
+        job=job,
+        recipe=client.recipe,
+        output=client.output,
+        side=SideAnswers(choice=chosen, releases=releases),
+    )
+
+
+def choose(task: Task, stage: Stage, client: Client) -> int:
+    """The model with the least loss on the client's rows, by noised sums where the stage has noise for it."""
+    return int(noised_losses(task, stage, client).argmin())
+
+
+def noised_losses(task: Task, stage: Stage, client: Client) -> Tensor:
+    """The sum of bounded losses of each model, with noise in proportion to what one row moves all of them by."""
+    given = _evidence(task, task.models.to(client.x.device), stage.plan, client)
+    return noised_sum(ClusterChoice(CHOICE, 0.0), stage, given, client.source)
+
+
+def _evidence(task: Task, vectors: Tensor, plan: PrivacyPlan, client: Client) -> Evidence:
+    shape = replace(client.shape, models=len(vectors))
+    return Evidence(
+        model=client.model, vectors=vectors, x=client.x, y=client.y, plan=plan, shape=shape,
+        centre=task.extras.input_mean,
+    )  # fmt: skip
+
+
+def sealed(done: Work, vector: Tensor) -> Update:
+    """The update to send."""
+    task = done.task
+    if done.output is not None:
+        vector = _perturbed(done, vector, done.output)
+    vector, project = vector.cpu(), done.recipe.project
+    if project.encodes:
+        vector = project.encode(vector, task.layout, task.extras)
+    return Update(
+        client=task.client, round=task.round, vector=vector, layout=task.answer, receipt=done.receipt, side=done.side
+    )
+
+
+def _perturbed(done: Work, vector: Tensor, output: Output) -> Tensor:
+    start = done.job.vector
+    end = start + vector
+    end = end / (end.norm() / output.bound).clamp_min(1.0)
+    drawn = done.job.source.normal(end.numel(), end.dtype).to(end.device)
+    moved: Tensor = end + output.deviation * drawn - start
+    return moved

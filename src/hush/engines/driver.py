@@ -1,0 +1,165 @@
+"""The driver of a run: it enrols or restores, runs the rounds, evaluates and saves each of them, and makes the result.
+
+A simulation and a deployment share it. What differs between them is the `Host`: where the clients are, and who answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hush.engines.results import outcome
+from hush.engines.setup import Federation
+from hush.models import Model, unflatten
+from hush.privacy.ledger import Ledger
+from hush.recipes.context import State
+from hush.server.loop import Answer, ServerState, serve, short_of_quorum, start
+from hush.server.run_directory import RunDir
+from hush.training import input_mean
+from hush.types import RoundRecord, RunResult, Task
+
+_AT_ONCE = 4096  # rows that are evaluated at a time
+Rounds = Generator[list[Task], list[Answer], RunResult]
+
+
+class Host(Protocol):
+    """Where the clients of a run are: in this process, or on machines of their own."""
+
+    @property
+    def ledgers(self) -> Sequence[Ledger]:
+        """What each client has spent, as far as it is known here."""
+        ...
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What the clients are called; empty where they have only numbers."""
+        ...
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What to warn of before anything that a round brings."""
+        ...
+
+    @property
+    def idle(self) -> float:
+        """Seconds so far that this run waited for others, which do not count."""
+        ...
+
+    def enrol(self) -> tuple[Federation, State]:
+        """Begin a new run: the federation as it is planned from enrolment, and what clients are told from then on."""
+        ...
+
+    def resume(self, state: ServerState, records: Sequence[RoundRecord]) -> Federation:
+        """Take up a saved run: what its rounds released is counted again."""
+        ...
+
+    def evaluate(self, models: Tensor, placed: Sequence[int], round_number: int) -> tuple[tuple[float, ...], float]:
+        """The accuracy of each client under the model it is placed on, and the mean loss."""
+        ...
+
+    def closed(self, record: RoundRecord) -> None:
+        """Count what a round released, where it was not charged here, before the round is saved."""
+        ...
+
+    def saved(self, record: RoundRecord) -> None:
+        """Tell whoever waits for it that a round is over and saved."""
+        ...
+
+
+def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -> Rounds:
+    """All rounds of a run, from enrolment or from the last one that was saved: gives tasks, is sent answers.
+
+    `began` is when the run began, by `time.perf_counter`. Returns the result, which is then in the directory as well.
+    """
+    restored = directory.restore() if directory is not None and resume else None
+    records: list[RoundRecord] = []
+    if restored is not None:
+        state, records = restored
+        federation = host.resume(state, records)
+        began -= records[-1].seconds
+    else:
+        federation, told = host.enrol()
+        state = start(federation.terms, federation.starts(), told)
+    recipe, everyone = federation.recipe, range(len(federation.members))
+
+    def keep(new: ServerState, record: RoundRecord) -> None:
+        placed = recipe.assign.homes(everyone, new.slots["assign"])
+        accuracies, loss = host.evaluate(uncentred(federation, new.released, new.slots["protect"]), placed, new.round)
+        seconds = time.perf_counter() - began - host.idle
+        done = replace(record, accuracy_per_client=accuracies, loss=loss, seconds=seconds)
+        records.append(done)
+        host.closed(done)
+        if directory is not None:
+            directory.save(new, done)
+        host.saved(done)
+
+    state = yield from serve(federation.terms, state, keep)
+    ended = short_of_quorum(federation.terms, state) or "all rounds are done"
+    result = outcome(federation, host.ledgers, records, ended, host.names)
+    result = replace(result, warnings=(*host.warnings, *result.warnings))
+    if directory is not None:
+        directory.finish(result, named(federation, uncentred(federation, state.released, state.slots["protect"])))
+    return result
+
+
+def answered(rounds: Rounds, answer: Callable[[list[Task]], list[Answer]]) -> RunResult:
+    """Run all rounds with answers that a function obtains."""
+    try:
+        tasks = next(rounds)
+        while True:
+            tasks = rounds.send(answer(tasks))
+    except StopIteration as end:
+        result: RunResult = end.value
+        return result
+
+
+def named(federation: Federation, models: Tensor) -> dict[str, Tensor]:
+    """The released models by the names of their tensors, as they are stored."""
+    layout = federation.model.layout
+    if len(models) == 1:
+        return {name: value.contiguous() for name, value in unflatten(models[0], layout).items()}
+    return {
+        f"{number}.{name}": value.contiguous()
+        for number, model in enumerate(models)
+        for name, value in unflatten(model, layout).items()
+    }
+
+
+def uncentred(federation: Federation, models: Tensor, protect: State) -> Tensor:
+    """Models, models x p, that apply to inputs as they are, where training centred them by an estimated mean."""
+    mean = federation.recipe.protect.input_mean(protect)
+    return models if mean is None else input_mean.uncentred(input_mean.linear_layer(federation.model), models, mean)
+
+
+def evaluate(
+    model: Model, vectors: Tensor, placed: Sequence[int], x: Tensor, y: Tensor, test: Sequence[range]
+) -> tuple[tuple[float, ...], float]:
+    """Accuracy of each client under the model it is placed on, and the mean loss over all rows.
+
+    Args:
+        model: Gives the logits.
+        vectors: Parameters of each model, models x p.
+        placed: The model number of each client.
+        x: Inputs of all clients.
+        y: Labels of all clients.
+        test: The test rows of each client.
+    """
+    rows = torch.cat([torch.arange(r.start, r.stop) for r in test])
+    owner = torch.repeat_interleave(torch.arange(len(test)), torch.tensor([len(r) for r in test]))
+    right = torch.zeros(len(test), dtype=torch.float64)
+    loss = 0.0
+    for number, vector in enumerate(vectors.to(x.device)):
+        mine = (torch.tensor(placed)[owner] == number).nonzero().flatten()
+        for part in mine.split(_AT_ONCE):
+            chosen = rows[part].to(x.device)
+            logits, truth = model.logits(vector, x[chosen]), y[chosen]
+            loss += functional.cross_entropy(logits.double(), truth, reduction="sum").item()
+            right.index_add_(0, owner[part], (logits.argmax(1) == truth).double().cpu())
+    counts = torch.tensor([len(r) for r in test], dtype=torch.float64)
+    return tuple((right / counts).tolist()), loss / len(rows)

@@ -1,0 +1,172 @@
+"""Fingerprints of a run's data and model, by which a resumed run is known to be the same one.
+
+A fingerprint is a SHA-256. It stands in the manifest of a simulation, which holds un-noised results besides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hush.data.client_rows import Clients
+from hush.data.datasets import Dataset
+from hush.engines.setup import Federation
+from hush.models import Model
+
+Hashes = dict[int, dict[str, str]]
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def identity(federation: Federation, known: Hashes | None = None) -> dict[str, Any]:
+    """What was trained on which data, for the manifest.
+
+    `known` keeps the hashes of the arrays of each dataset, for runs in one process that share them.
+    """
+    data, memory = federation.data, {} if known is None else known
+    key = id(data.dataset)
+    if key not in memory:
+        memory[key] = arrays_fingerprint(data.dataset)
+    return {
+        "data": {
+            "name": data.dataset.title,
+            "own": data.dataset.own,
+            "fingerprint": {**memory[key], "partition": partition_fingerprint(data)},
+        },
+        "model": {
+            "name": federation.model.name,
+            "own": federation.own_module,
+            "fingerprint": model_fingerprint(federation.model),
+        },
+    }
+
+
+def arrays_fingerprint(dataset: Dataset) -> dict[str, str]:
+    """Of the rows and of the labels, with their shapes and types."""
+    spec = () if dataset.inputs is None else (dataset.inputs,)
+    return {"inputs": _digest([*_array(dataset.x), *spec]), "labels": _digest([*_array(dataset.y), dataset.classes])}
+
+
+def partition_fingerprint(clients: Clients) -> str:
+    """Of who holds which rows, for training and for test, and what is done to them on the way."""
+
+    def parts() -> Iterator[object]:
+        yield clients.seed
+        for share, train, test in zip(clients.shares, clients.train, clients.test, strict=True):
+            yield from (share.group, share.rotate, share.flip, share.salt, *_array(train), *_array(test))
+
+    return _digest(parts())
+
+
+def model_fingerprint(model: Model) -> dict[str, str]:
+    """Of the structure, the initial weights, and the Python code of a model as far as it can be obtained."""
+    module = model.module if model.source is None else model.source
+    tensors = sorted([*module.named_parameters(), *module.named_buffers()])
+    return {
+        "structure": _digest([model.layout.names, *_structure(module)]),
+        "initial_weights": _digest(part for name, value in tensors for part in (name, *_tensor(value))),
+        "code": _digest(_code(module)),
+    }
+
+
+def _structure(module: nn.Module) -> Iterator[object]:
+    """Types, settings and parameters of every part."""
+    for path, part in module.named_modules():
+        yield from (path, type(part).__qualname__, part.training, _without_addresses(part.extra_repr()))
+        for name, value in sorted(vars(part).items()):
+            if not name.startswith("_") and _is_plain(value):
+                yield from (name, value)
+    for name, value in module.named_parameters():
+        yield from (name, tuple(value.shape), str(value.dtype))
+
+
+def _code(module: nn.Module) -> Iterator[object]:
+    """The bytecode of every class of the user's own among the parts, and of functions that the parts hold."""
+    seen: set[int] = set()
+    for part in module.modules():
+        for base in type(part).__mro__:
+            if not base.__module__.startswith(("torch.", "builtins")) and id(base) not in seen:
+                seen.add(id(base))
+                for name, value in sorted(vars(base).items()):
+                    if _is_plain(value) and not name.startswith("__"):
+                        yield from (name, value)
+                    yield from _functions(value, seen)
+        hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+        for value in (*(value for _, value in sorted(vars(part).items())), *hooks):
+            yield from _functions(value, seen)
+
+
+def _functions(value: object, seen: set[int]) -> Iterator[object]:
+    """What a function does: its code, what it closes over, and the functions and constants of its own file it names."""
+    inner = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+    if not isinstance(inner, types.FunctionType) or id(inner) in seen:
+        return
+    if (inner.__module__ or "").startswith("torch."):
+        return
+    seen.add(id(inner))
+    yield from (inner.__qualname__, *_constants(inner.__code__))
+    yield from (each for each in (*(inner.__defaults__ or ()), *(inner.__kwdefaults__ or {}).values()))
+    held = [cell.cell_contents for cell in inner.__closure__ or () if _filled(cell)]
+    named = [inner.__globals__[name] for name in _names(inner.__code__) if name in inner.__globals__]
+    for each in (*held, *named):
+        if _is_plain(each):
+            yield each
+        elif getattr(each, "__module__", None) == inner.__module__:
+            yield from _functions(each, seen)
+
+
+def _constants(code: types.CodeType) -> Iterator[object]:
+    yield from (code.co_code, code.co_names, code.co_varnames)
+    for value in code.co_consts:
+        if isinstance(value, types.CodeType):
+            yield from _constants(value)
+        else:
+            yield sorted(map(repr, value)) if isinstance(value, frozenset) else value
+
+
+def _names(code: types.CodeType) -> list[str]:
+    inner = (name for value in code.co_consts if isinstance(value, types.CodeType) for name in _names(value))
+    return [*code.co_names, *inner]
+
+
+def _filled(cell: types.CellType) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    return isinstance(value, _PLAIN)
+
+
+def _without_addresses(text: str) -> str:
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+
+
+def _array(values: np.ndarray) -> tuple[object, ...]:
+    return values.shape, str(values.dtype), np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+
+
+def _tensor(value: Tensor) -> tuple[object, ...]:
+    flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return tuple(value.shape), str(value.dtype), flat.numpy().data
+
+
+def _digest(parts: Iterable[object]) -> str:
+    """SHA-256 of a sequence of values, each with its length before it, so that no two sequences read the same."""
+    found = hashlib.sha256()
+    for part in parts:
+        content = part if isinstance(part, bytes | memoryview) else _without_addresses(repr(part)).encode()
+        found.update(len(content).to_bytes(8, "little"))
+        found.update(content)
+    return found.hexdigest()

@@ -1,0 +1,206 @@
+"""Metrics that the papers report besides accuracy, computed on a finished run. All of it looks at data without noise:
+for simulations.
+
+DP-SCAFFOLD: the gap between the training loss and the least there is, and how much the clients' gradients differ.
+RC-DPFL: how fairly clients fare, against the best model for each true cluster, trained centrally and without privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hush.config import parse
+from hush.engines.driver import uncentred
+from hush.engines.fingerprint import identity
+from hush.engines.results import by_group
+from hush.engines.setup import Federation, own_data, prepare
+from hush.models import Model, unflatten
+from hush.seeds import rng
+from hush.server.participation import nothing_trained, out_of_budget, trained
+from hush.server.run_directory import MANIFEST, RunDir, check_identity, read_json
+from hush.types import HushError
+
+_CONVEX = "logreg"
+_EPOCHS = 30
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One client's rows."""
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+
+def rows_of(federation: Federation, number: int) -> list[Rows]:
+    """Each client's rows as it holds them in a round, behind the model's fixed features, in float64."""
+    inputs, labels = (each.cpu() for each in federation.arrays(number))
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
+    return [Rows(inputs[a:b], labels[a:b], inputs[b:c], labels[b:c]) for a, b, c in federation.data.bounds()]
+
+
+def measures(federation: Federation, models: Tensor, homes: Sequence[int], number: int) -> dict[str, Any]:
+    """Every measure that applies, by name. `models` are the released ones, `homes` the model of each client."""
+    rows, decay = rows_of(federation, number), federation.config.local.weight_decay
+    model, vectors = federation.model, models.double()
+    found: dict[str, Any] = {
+        "train_loss": _mean([_loss(model, vectors[h], r, decay) for h, r in zip(homes, rows, strict=True)])
+    }
+    if len(models) == 1:
+        gradients = torch.stack([_gradient(model, vectors[0], each, decay) for each in rows])
+        found |= dissimilarity(gradients)
+        if model.name == _CONVEX:
+            best = optimum(model, rows, decay)
+            gap = _mean([_loss(model, vectors[0], r, decay) - _loss(model, best, r, decay) for r in rows])
+            found["train_loss_gap"] = gap
+            found["log10_train_loss_gap"] = math.log10(gap) if gap > 0 else -math.inf
+    return {**found, **fairness(federation, vectors, homes, rows)}
+
+
+def measure_run(
+    path: Path, data: str | None, dataset: object = None, module: nn.Module | None = None
+) -> dict[str, Any]:
+    """Every measure of the run in a directory; `dataset` and `module` are the user's own, where it was run with such.
+
+    Raises a `HushError` where they are missing, or are not those of the run, and where nothing was trained.
+    """
+    manifest = read_json(path / MANIFEST)
+    for what, given, argument in (("data", dataset, "dataset"), ("model", module, "model")):
+        kept = manifest.get(what)
+        if not isinstance(kept, Mapping):
+            raise HushError(f"{path}: its manifest does not name the {what}; only simulations can be measured")
+        if kept["own"] and given is None:
+            raise HushError(
+                f"{path}: was run with {kept['name']}, which the directory does not hold; measure it from Python, "
+                f"with hush.measure({str(path)!r}, {argument}=...)"
+            )
+    config = parse(manifest["config"])
+    kept = RunDir(path).restore()
+    if kept is None:
+        raise HushError(f"{path}: no round has finished yet; nothing to measure")
+    state, records = kept
+    if not trained(records):
+        why = nothing_trained(out_of_budget(records), config.data.clients)
+        raise HushError(f"{path}: {why}; only the initial model could be measured")
+    rows = None if dataset is None else own_data(dataset, config)
+    federation = prepare(config, root=data, dataset=rows, module=module)
+    check_identity(path, manifest, identity(federation))
+    homes = federation.recipe.assign.homes(range(len(federation.members)), state.slots["assign"])
+    return measures(federation, uncentred(federation, state.released, state.slots["protect"]), homes, state.round)
+
+
+def dissimilarity(gradients: Tensor) -> dict[str, float]:
+    """How much the clients' gradients (clients x p) differ: mean of squares less square of mean, and its logarithm."""
+    each, whole = float(gradients.square().sum(1).mean()), float(gradients.mean(0).square().sum())
+    return {
+        "gradient_dissimilarity": each - whole,
+        "gradient_log_dissimilarity": math.log(each) - math.log(whole) if whole > 0 else math.inf,
+    }
+
+
+def fairness(federation: Federation, vectors: Tensor, homes: Sequence[int], rows: Sequence[Rows]) -> dict[str, Any]:
+    """Accuracies of the worst client, of the smallest true cluster and of the others; how unevenly privacy costs."""
+    model, decay = federation.model, federation.config.local.weight_decay
+    groups = [member.group for member in federation.members]
+    accuracy = [_accuracy(model, vectors[h], r) for h, r in zip(homes, rows, strict=True)]
+    found: dict[str, Any] = {"worst": min(accuracy), "disparity": max(accuracy) - min(accuracy)}
+    found |= by_group(accuracy, groups)
+    best = {
+        group: _central(model, [r for r, g in zip(rows, groups, strict=True) if g == group], decay)
+        for group in set(groups)
+    }
+    lost = [_accuracy(model, best[g], r) - a for a, g, r in zip(accuracy, groups, rows, strict=True)]
+    excess = [
+        _loss(model, vectors[h], r, 0.0) - _loss(model, best[g], r, 0.0)
+        for h, g, r in zip(homes, groups, rows, strict=True)
+    ]
+    return {**found, "f_acc": max(lost) - min(lost), "f_loss": max(excess) - min(excess)}
+
+
+def optimum(model: Model, rows: Sequence[Rows], decay: float) -> Tensor:
+    """Where the mean of the clients' losses is least, by L-BFGS: for convex models."""
+    vector = model.start.double().clone().requires_grad_(True)
+    solver = torch.optim.LBFGS(
+        [vector],
+        max_iter=2000,
+        history_size=50,
+        tolerance_grad=1e-10,
+        tolerance_change=1e-14,
+        line_search_fn="strong_wolfe",
+    )
+
+    def loss() -> Tensor:
+        solver.zero_grad()
+        value = torch.stack([_objective(model, vector, each, decay) for each in rows]).mean()
+        value.backward()
+        return value
+
+    with torch.enable_grad():
+        solver.step(loss)
+    return vector.detach()
+
+
+def _central(model: Model, rows: Sequence[Rows], decay: float) -> Tensor:
+    """The best model for some clients together: the optimum where there is one, else some epochs of Adam."""
+    if model.name == _CONVEX:
+        return optimum(model, rows, max(decay, 1e-4))
+    x, y = torch.cat([each.x for each in rows]).float(), torch.cat([each.y for each in rows])
+    vector = model.start.clone().requires_grad_(True)
+    solver = torch.optim.Adam([vector], lr=1e-3)
+    order = rng(0, "central")
+    with torch.enable_grad():
+        for _ in range(_EPOCHS):
+            for part in torch.from_numpy(order.permutation(len(y))).split(_BATCH):
+                solver.zero_grad()
+                functional.cross_entropy(model.logits(vector, x[part]), y[part]).backward()
+                solver.step()
+    return vector.detach().double()
+
+
+def _logits(model: Model, vector: Tensor, x: Tensor) -> Tensor:
+    """The output in the precision of the vector, which parameters that are not trained do not have of themselves."""
+    held = {name: value.to(vector.dtype) for name, value in model.module.named_parameters()}
+    given = {**held, **unflatten(vector, model.layout)}
+    out: Tensor = torch.func.functional_call(model.module, given, (_in_precision(x, vector.dtype),))
+    return out
+
+
+def _in_precision(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+def _objective(model: Model, vector: Tensor, rows: Rows, decay: float) -> Tensor:
+    loss = functional.cross_entropy(_logits(model, vector, rows.x), rows.y)
+    return loss + 0.5 * decay * vector.square().sum()
+
+
+def _loss(model: Model, vector: Tensor, rows: Rows, decay: float) -> float:
+    with torch.no_grad():
+        return float(_objective(model, vector, rows, decay))
+
+
+def _gradient(model: Model, vector: Tensor, rows: Rows, decay: float) -> Tensor:
+    leaf = vector.clone().requires_grad_(True)
+    with torch.enable_grad():
+        (found,) = torch.autograd.grad(_objective(model, leaf, rows, decay), leaf)
+    return found
+
+
+def _accuracy(model: Model, vector: Tensor, rows: Rows) -> float:
+    with torch.no_grad():
+        return float((_logits(model, vector, rows.test_x).argmax(1) == rows.test_y).double().mean())
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

@@ -1,0 +1,77 @@
+"""Schedules with noisy counts: the number of rows is disclosed with noise, and nothing else follows from the true one.
+
+Enrolment is charged first, with noise that follows from public numbers alone; all training is then planned from the
+number that was told. Rows are sampled at the planned rate whatever their true number is, so the plan's cost is exact.
+
+Guarantees:
+    - Of two clients that told the same number, the plans differ in `samples` alone, which is never released.
+    - What enrolment costs and what training costs keep the policy together.
+
+Edge cases:
+    - Fewer rows told than a batch has count as one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hush.config import Config
+from hush.engines.schedules import Timetable, privacy_schedules
+from hush.privacy.schedule import ENROLMENT, PrivacySchedule, Stage, StageTable
+from hush.recipes import Recipe
+from hush.recipes.slots.weight import COUNT
+from hush.types import HushError, Member
+
+SUPPOSED_BATCHES = 20  # of rows that a client is supposed to have while nothing is told
+
+
+def asked(stage_table: StageTable) -> bool:
+    """Whether enrolment asks for a noised number of rows."""
+    stage = stage_table.of[ENROLMENT]
+    return stage >= 0 and any(side_release.what == COUNT for side_release in stage_table.specs[stage].side_releases)
+
+
+def offers(config: Config, recipe: Recipe, members: Sequence[Member], rounds: Timetable) -> tuple[PrivacySchedule, ...]:
+    """Schedules before anything is told: what enrolment costs is read off these."""
+    if config.privacy.sampler == "fixed" or recipe.protect.fixed_batches:
+        text = 'batches of a fixed size require the true number of rows; accepted with noisy counts: "poisson"'
+        raise HushError(f"privacy.sampler: {text}", "privacy.sampler")
+    return tuple(recipe.protect.schedules(supposed(members), rounds.stage_table, rounds.orders, config))
+
+
+def supposed(members: Sequence[Member]) -> tuple[Member, ...]:
+    """The members while nothing is told of their rows."""
+    return tuple(replace(member, samples=SUPPOSED_BATCHES * member.batch) for member in members)
+
+
+def planned(
+    config: Config,
+    recipe: Recipe,
+    members: Sequence[Member],
+    told: Sequence[Member],
+    offered: Sequence[PrivacySchedule],
+    rounds: Timetable,
+) -> tuple[PrivacySchedule, ...]:
+    """Schedules from what was told, on the rows that `members` really have."""
+    table = rounds.stage_table
+    charged = [offer.stages[table.of[ENROLMENT]].round_costs for offer in offered]
+    everyone = range(len(members))
+    drafts = privacy_schedules(config, recipe, told, table, rounds.orders, charged, certain=everyone)
+    return tuple(with_rows(draft, member.samples) for member, draft in zip(members, drafts, strict=True))
+
+
+def with_rows(schedule: PrivacySchedule, rows: int) -> PrivacySchedule:
+    """A schedule as it is trained on the rows that there are; their number sets nothing else."""
+    return PrivacySchedule(tuple(on_rows(stage, rows) for stage in schedule.stages))
+
+
+def counted(members: Sequence[Member], counts: Sequence[int]) -> tuple[Member, ...]:
+    """The members as the server knows them, with the numbers of rows that were told."""
+    pairs = zip(members, counts, strict=True)
+    return tuple(replace(member, samples=max(count, member.batch)) for member, count in pairs)
+
+
+def on_rows(stage: Stage, rows: int) -> Stage:
+    """A stage as it is trained on the rows that there are; their number sets nothing else."""
+    return replace(stage, plan=replace(stage.plan, samples=rows, told=stage.plan.counted))

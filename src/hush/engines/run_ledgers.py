@@ -1,0 +1,153 @@
+"""The ledgers of a run's clients: in memory for one simulation, or files that outlive it.
+
+With files, a second run on the same data goes on from what is spent, and the protocol is the one of a deployment:
+reserve, compute, seal, send, for rounds and for enrolment alike. An answer that was sealed before a crash is sent again
+as the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+from urllib.parse import quote
+
+from hush.privacy.accounting.cost import Cost
+from hush.privacy.ledger import Ledger, account, witness
+from hush.privacy.ledger.binding import bind
+from hush.privacy.ledger.fingerprints import Rows
+from hush.privacy.ledger.ledger import inspect
+from hush.privacy.schedule import ENROLMENT
+from hush.types import Accountant, HushError, Policy, Receipt
+
+Kept: TypeAlias = tuple[Receipt, bytes]
+Warn: TypeAlias = Callable[[str], None]
+
+
+class RunLedgers:
+    """The ledgers of all clients, in order of their numbers, for one run."""
+
+    def __init__(self, ledgers: Sequence[Ledger], run: str = "", *, durable: bool = False) -> None:
+        self.ledgers = ledgers
+        self._run = run
+        self._durable = durable
+
+    def charge(self, client: int, number: int, costs: Sequence[Cost]) -> Receipt | Kept | None:
+        """The receipt for a round, or what was sealed for it before; or raise `BudgetSpentError`.
+
+        A reservation of this round that a dead process left without sealed bytes is forfeited and charged anew. None:
+        the round was answered, and its bytes are no longer kept. It is not charged, and nothing may be released for it.
+        """
+        ledger = self.ledgers[client]
+        if not self._durable:
+            return ledger.reserve(costs, self._run, number)
+        ledger.forfeit_unsealed(self._run, number)
+        attempt = ledger.next_attempt(self._run, number)
+        # A file may know its client by name; the run knows it by number.
+        if attempt:
+            return replace(ledger.reserve(costs, self._run, number, attempt), client=client)
+        kept = ledger.sealed(self._run, number)
+        return None if kept is None else (replace(kept[0], client=client), kept[1])
+
+    def seal(self, client: int, receipt: Receipt, payload: Callable[[], bytes]) -> None:
+        """Fix the bytes of an answer before it goes out, where they are to outlive the run."""
+        if self._durable:
+            ledger = self.ledgers[client]
+            ledger.seal(replace(receipt, client=ledger.terms.client), payload())
+
+    def sent(self, client: int, number: int) -> None:
+        """Note that the server has a round's answer for good. Bytes that are not noted as sent are never dropped."""
+        if self._durable and (kept := self.ledgers[client].sealed(self._run, number)) is not None:
+            self.ledgers[client].sent(kept[0])
+
+    def recharge(self, client: int, costs: Sequence[Cost], number: int) -> None:
+        """Count a round that a resumed run has already released; a file that does not have it is a `HushError`."""
+        ledger = self.ledgers[client]
+        if not self._durable:
+            ledger.reserve(costs, self._run, number)
+        elif number != ENROLMENT and ledger.next_attempt(self._run, number) == 1:
+            raise HushError(
+                f"{ledger.where}: has no charge for round {number} of the run to resume; accepted: the ledgers that it "
+                "was started with, or none if it was started without"
+            )
+
+    def close(self) -> None:
+        """Close the files."""
+        if self._durable:
+            for ledger in self.ledgers:
+                ledger.close()
+
+
+def ignore(warning: str) -> None:
+    """Tell nobody."""
+
+
+def opened(
+    directory: Path, policies: Sequence[Policy], lifetimes: Sequence[float] | None, accountant: Accountant,
+    rows: Sequence[Rows], warn: Warn, names: Sequence[str],
+) -> list[Ledger]:  # fmt: skip
+    """A ledger file for each client, made where there is none yet, tied to the client's training rows.
+
+    A client with a name is known by it, in the file and by that of the file; others by their number.
+
+    Without `lifetimes`, a new ledger takes a client's budget for its life, and an old one keeps its own. Where a config
+    and a ledger differ, the stricter of the two holds from then on, and `warn` is told.
+    """
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    made: list[Ledger] = []
+    try:
+        agreed: list[Policy] = []
+        # Another run that begins at the same time finds whole ledgers, or makes them.
+        with witness.here().locked():
+            for client, policy in enumerate(policies):
+                who = names[client] or client
+                path = directory / f"client-{quote(str(who), safe=' ')}.ledger"
+                lifetime = None if lifetimes is None else lifetimes[client]
+                if path.exists():
+                    agreed.append(_stricter(path, who, policy, lifetime, warn))
+                    made.append(Ledger.open(path))
+                else:
+                    agreed.append(replace(policy, epsilon=lifetime or policy.epsilon))
+                    made.append(Ledger.create(path, who, agreed[-1], accountant))
+        bind(made, rows, sorted(directory.glob("*.ledger")))
+        # Last, since it is for good: a run that is refused tightens nothing.
+        for ledger, policy in zip(made, agreed, strict=True):
+            ledger.tighten(policy)
+    except BaseException:
+        for ledger in made:
+            ledger.close()
+        raise
+    return made
+
+
+def _stricter(path: Path, client: int | str, policy: Policy, lifetime: float | None, warn: Warn) -> Policy:
+    """What holds for an existing ledger from now on; a `HushError` if more than that is spent."""
+    _, held = inspect(path)
+    kept, wanted = held.terms.policy, replace(policy, epsilon=lifetime or held.terms.policy.epsilon)
+    if held.terms.client != client:
+        raise HushError(f"{path}: the ledger of client {held.terms.client}; accepted: that of client {client}")
+    if kept.relation != wanted.relation:
+        raise HushError(f"{path}: keeps {kept.relation}, the config has {wanted.relation}; accepted: the same")
+    strict = Policy(min(kept.epsilon, wanted.epsilon), min(kept.delta, wanted.delta), kept.relation)
+    spent = account.epsilon(held.totals, strict, held.terms.accountant)
+    if strict != kept and not account.fits(spent, strict):
+        raise HushError(
+            f"{path}: has spent epsilon {spent:.4g} at delta {strict.delta:g}, more than a lifetime budget of "
+            f"{strict.epsilon:.4g}; accepted: a privacy.lifetime and a privacy.delta that what is spent fits"
+        )
+    for name, ours, theirs in (("lifetime budget", kept.epsilon, wanted.epsilon), ("delta", kept.delta, wanted.delta)):
+        if theirs < ours:
+            warn(f"client {client}: its ledger's {name} of {ours:g} is tightened to the config's {theirs:g}")
+        elif theirs > ours:
+            warn(
+                f"client {client}: its ledger's {name} of {ours:g} applies; it is stricter than the config's {theirs:g}"
+            )
+    return strict
+
+
+def approve(ledgers: Iterable[Ledger], costs: Iterable[Sequence[Cost]]) -> None:
+    """Check each client's whole schedule at once where its budget affords it; else every round is checked by itself."""
+    for ledger, wanted in zip(ledgers, costs, strict=True):
+        if ledger.affords(wanted):
+            ledger.approve(wanted)

@@ -1,0 +1,98 @@
+"""Privacy schedules of a run's clients, from public facts: a simulation, a coordinator and a member compute the same.
+
+Nothing about noise, rates or steps needs to be sent between machines, and nothing that is sent can change them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from hush.config import Config
+from hush.privacy.accounting.cost import Cost
+from hush.privacy.ledger import BudgetSpentError, account, book
+from hush.privacy.schedule import PrivacySchedule, StageTable, with_noise
+from hush.recipes import Recipe
+from hush.server.participation import Participants, draw_participants, stages_of
+from hush.types import Member, Policy
+
+SUPPOSED_NOISE = 8.0  # times the noise that is supposed, at most, of a client whose numbers may be untrue
+_MOST_NOISE = 1e4
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """The rounds of a run: who is invited to each, what each asks, and the stages of each client's rounds in turn."""
+
+    participants: Participants
+    stage_table: StageTable
+    orders: tuple[tuple[int, ...], ...]
+
+
+def timetable(config: Config, recipe: Recipe, clients: int) -> Timetable:
+    """The rounds of a run of that many clients, from the config alone."""
+    shared = recipe.protect.shared_draws
+    participants = draw_participants(config.seed, clients, config.rounds, config.participation, shared)
+    stage_table = recipe.stage_table(config.rounds)
+    return Timetable(participants, stage_table, tuple(stages_of(stage_table, participants, clients)))
+
+
+def privacy_schedules(
+    config: Config,
+    recipe: Recipe,
+    members: Sequence[Member],
+    stage_table: StageTable,
+    orders: Sequence[tuple[int, ...]],
+    disclosed: Sequence[Sequence[Cost]],
+    *,
+    certain: Collection[int] = (),
+) -> tuple[PrivacySchedule, ...]:
+    """The schedule of each member; who was charged for disclosures at enrolment trains with a little more noise.
+
+    Args:
+        config: The run's.
+        recipe: The run's.
+        members: Some or all of the clients.
+        stage_table: What each round asks.
+        orders: The stages of each member's rounds, in turn.
+        disclosed: What each member was charged at enrolment, before training is planned.
+        certain: Positions in `members` of those whose numbers are true: `BudgetSpentError` if they cannot be kept. Of
+            others no more than a few times the noise is supposed, whatever they declare.
+    """
+    policies = recipe.protect.policies(members)
+    drafts = recipe.protect.schedules(members, stage_table, orders, config)
+    spreads = recipe.protect.spreads_budget
+    return tuple(
+        widened(draft, costs, policy, at in certain) if costs and spreads and draft.plan.private else draft
+        for at, (draft, costs, policy) in enumerate(zip(drafts, disclosed, policies, strict=True))
+    )
+
+
+def widened(schedule: PrivacySchedule, disclosed: Sequence[Cost], policy: Policy, certain: bool) -> PrivacySchedule:
+    """The schedule with the least noise at which it keeps the policy together with what was disclosed.
+
+    Raises `BudgetSpentError` if there is none; if not `certain`, `SUPPOSED_NOISE` times the noise is supposed instead.
+    """
+    noise, accountant = schedule.plan.noise_multiplier, schedule.plan.accountant
+
+    def fits(scale: float) -> bool:
+        costs = (*disclosed, *training(with_noise(schedule, scale * noise), spare=True))
+        return account.fits(account.epsilon(book.add_costs({}, costs), policy, accountant), policy)
+
+    low, high = 1.0, 1.0
+    while not fits(high):
+        if not certain and high >= SUPPOSED_NOISE:
+            return with_noise(schedule, high * noise)
+        low, high = high, 2.0 * high
+        if high > _MOST_NOISE:
+            raise BudgetSpentError("enrolment: its noisy releases leave no budget for training")
+    while high - low > 1e-3 * low:
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return with_noise(schedule, high * noise)
+
+
+def training(schedule: PrivacySchedule, *, spare: bool = False) -> tuple[Cost, ...]:
+    """What all rounds of a schedule release, without enrolment; with `spare`, what is reserved for them."""
+    stages = [stage for stage in schedule.stages if stage.rounds and stage.spec.train]
+    return tuple(cost for s in stages for cost in s.costs(s.rounds + (s.spare if spare else 0)))

@@ -1,0 +1,484 @@
+"""Setup: from a config to a federation that is ready to run, with data, model, members, plans, schedule and ledgers."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hush import models, recipes
+from hush.config import Config
+from hush.data import ClientData, budgets, client_data, client_rows, datasets, transforms
+from hush.engines import auto_lr, noisy_counts, run_ledgers
+from hush.engines.client_config import member_names, with_clients
+from hush.engines.schedules import privacy_schedules, timetable, training
+from hush.engines.server_rng import server_rng
+from hush.engines.side_releases import release_shape
+from hush.engines.third_party import third_party_view
+from hush.models import Model
+from hush.privacy import noise
+from hush.privacy.accounting.cost import Cost
+from hush.privacy.ledger import Ledger
+from hush.privacy.plan import UPDATE, PrivacyPlan
+from hush.privacy.schedule import ENROLMENT, Output, PrivacySchedule, Stage, StageTable
+from hush.privacy.side_release import ReleaseShape
+from hush.privacy.weak_guarantees import gathered, warnings_of
+from hush.recipes import Recipe
+from hush.recipes.check import check
+from hush.recipes.limits import fixed
+from hush.server.loop import RunTerms
+from hush.server.participation import Participants
+from hush.training import input_mean
+from hush.types import Guarantee, HushError, Member, Policy
+
+_log = logging.getLogger("hush")
+# What a client's plan and its ledger in memory take, measured; and a row of made data, while it is made.
+_LEDGER_BYTES, _SETUP, _ROW_BYTES = 1 << 16, 6e-4, 640
+_MANY = 10_000
+_AUTO_RATE = (
+    "privacy plan: budget, batch size and sample count are treated as public at enrolment and determine the "
+    "learning rate"
+)
+_SIMULATED = "test accuracy per client: computed on held-out rows without noise, in simulations only"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federation:
+    """Everything a run needs.
+
+    Attributes:
+        config: With a number for every setting that the file left open.
+        recipe_name: As results show it.
+        recipe: The algorithm.
+        data: The clients' rows; in a deployment the public test set, and no client's rows.
+        model: The model before the first round.
+        members: The clients, with their true numbers of rows in a simulation.
+        policies: What each client's ledger keeps.
+        schedules: What each client releases, stage by stage.
+        outputs: How each client noises its trained model, where the recipe has it do so.
+        terms: What the server knows.
+        device: Where a simulation trains.
+        auto_rate: Whether the learning rate was left open, and was chosen from the public plans.
+        offers: Where numbers of rows are noised, the schedules from which enrolment is charged.
+        own_module: Whether the model is a module of the user's own.
+        uncovered: What no accountant covers because of where the clients run.
+    """
+
+    config: Config
+    recipe_name: str
+    recipe: Recipe
+    data: client_rows.Clients
+    model: Model
+    members: tuple[Member, ...]
+    policies: tuple[Policy, ...]
+    schedules: tuple[PrivacySchedule, ...]
+    outputs: tuple[Output | None, ...]
+    terms: RunTerms
+    device: torch.device
+    auto_rate: bool = False
+    offers: tuple[PrivacySchedule, ...] = ()
+    own_module: bool = False
+    uncovered: tuple[str, ...] = ()
+
+    def stage(self, client: int, number: int) -> Stage:
+        """What a client does in a round. Where its number of rows is noised, enrolment is planned without it."""
+        schedules = self.offers if number == ENROLMENT and self.offers else self.schedules
+        return schedules[client].stages[self.terms.stage_table.of[number]]
+
+    def costs(self, client: int) -> tuple[Cost, ...]:
+        """What a client releases in all of the run."""
+        schedule = self.schedules[client]
+        if not self.offers:
+            return schedule.costs()
+        return (*self.stage(client, ENROLMENT).round_costs, *training(schedule))
+
+    def counted(self, counts: Sequence[int]) -> Federation:
+        """The federation after enrolment: all training is planned from the numbers of rows that were told."""
+        told = noisy_counts.counted(self.members, counts)
+        if not self.offers:
+            return replace(self, terms=replace(self.terms, members=told))
+        rounds = timetable(self.config, self.recipe, len(told))
+        schedules = noisy_counts.planned(self.config, self.recipe, self.members, told, self.offers, rounds)
+        terms = terms_of(
+            self.config,
+            self.recipe,
+            told,
+            rounds.stage_table,
+            schedules,
+            self.model,
+            rounds.participants,
+            self.terms.shape,
+        )
+        return replace(self, schedules=schedules, terms=terms)
+
+    def arrays(self, number: int) -> tuple[Tensor, Tensor]:
+        """Inputs (behind the model's fixed features) and labels of all clients in a round, on the device."""
+        x, y = self.data.arrays(number)
+        inputs = torch.from_numpy(np.ascontiguousarray(x)).to(self.device)
+        features = self.model.features
+        return inputs if features is None else features(inputs), torch.from_numpy(y).to(self.device)
+
+    def data_key(self) -> object:
+        """What the arrays of a run depend on: runs with equal keys can share them."""
+        config = self.config
+        return (
+            config.data.model_dump_json(),
+            config.seed,
+            config.model.model_dump_json(),
+            str(self.device),
+            id(self.data.dataset),
+        )
+
+    @cached_property
+    def shared_draws(self) -> bool:
+        """Whether all clients of a round draw the same batches and noise."""
+        return self.recipe.protect.shared_draws
+
+    @cached_property
+    def pull(self) -> float:
+        """How strongly local steps are drawn back to the model that was sent."""
+        return self.recipe.local.pull()
+
+    def starts(self) -> Tensor:
+        """The models before the first round: alike, or each drawn anew where the recipe tells them apart by that."""
+        number, config = self.recipe.assign.models, self.config
+        if self.recipe.assign.alike:
+            return self.model.start.repeat(number, 1)
+        data = self.data.dataset
+        shape = tuple(data.x.shape[1:])
+        return torch.stack(
+            [
+                models.build_model(config.model, shape, data.classes, config.seed + m, data.inputs).start
+                for m in range(number)
+            ]
+        )
+
+    def ledgers(self, directory: Path | None = None, warn: run_ledgers.Warn = run_ledgers.ignore) -> list[Ledger]:
+        """A ledger for each client, its schedule approved: fresh ones in memory, or the files of a directory.
+
+        `warn` is told where a file is stricter or less strict than the config.
+        """
+        accountant = self.schedules[0].plan.accountant
+        if directory is not None:
+            wanted, data = self.config.privacy.lifetime, self.data.dataset
+            names = [member.name for member in self.members]
+            lifetimes = None if wanted is None else budgets.budgets(wanted, len(names), self.config.seed, names)
+            rows = [(data.x[train], data.y[train]) for train in self.data.train]
+            try:
+                made = run_ledgers.opened(directory, self.policies, lifetimes, accountant, rows, warn, names)
+            except OSError as error:
+                raise HushError(f"{directory}: cannot hold ledgers: {error.strerror or error}") from None
+        else:
+            made = [Ledger.in_memory(c, policy, accountant) for c, policy in enumerate(self.policies)]
+        run_ledgers.approve(made, [self.costs(member.client) for member in self.members])
+        return made
+
+    def not_covered(self) -> tuple[str, ...]:
+        """What no accountant covers, in words."""
+        named = [f"{r.what}: {r.why}" for r in self.recipe.releases() if not r.covered]
+        if self.auto_rate:
+            named.append(_AUTO_RATE)
+        if self.config.privacy.noise == "seeded":
+            named.append("the noise itself: reproducible from the seed, for experiments only, so nothing is private")
+        return (*named, *self.data.dataset.not_covered, *self.uncovered)
+
+    def warned(self, client: int, held: Policy | None = None) -> tuple[str, ...]:
+        """What to warn a client of: guarantees that are kept and mean little; `held` is the policy of its ledger."""
+        policy, plan = held or self.policies[client], self.schedules[client].plan
+        return warnings_of(policy.epsilon, policy.delta, plan.counted) if plan.private else ()
+
+    def warnings(self) -> tuple[str, ...]:
+        """The same for all clients, each text once."""
+        return gathered((member.name or member.client, self.warned(member.client)) for member in self.members)
+
+    def third_party(self) -> str:
+        """What can be said toward someone who sees only the models."""
+        config = self.config
+        return third_party_view(self.recipe, self.schedules, config.participation, config.rounds)
+
+    def guarantees(self, ledgers: Sequence[Ledger]) -> tuple[Guarantee, ...]:
+        """The guarantee card of each client."""
+        secure = self.config.privacy.noise == "secure"
+        label = noise.SECURE if secure else noise.SEEDED
+        view, named = self.third_party(), self.not_covered()
+        return tuple(
+            self._card(member.client, ledger, label, view, named)
+            for member, ledger in zip(self.members, ledgers, strict=True)
+        )
+
+    def _card(self, client: int, ledger: Ledger, label: str, view: str, named: tuple[str, ...]) -> Guarantee:
+        member, policy, schedule = self.members[client], self.policies[client], self.schedules[client]
+        plan, spent, held = schedule.plan, ledger.spent(), ledger.terms
+        # A ledger file may have a budget for its life, over all runs: then that is what the spending is held against.
+        budget = member.policy.epsilon if held.policy == policy else held.policy.epsilon
+        return Guarantee(
+            client=client,
+            epsilon_budget=budget,
+            epsilon_spent=spent,
+            delta=held.policy.delta,
+            relation=held.policy.relation,
+            accountant=held.accountant,
+            sampler=plan.sampler,
+            noise=label if plan.private else "none",
+            not_covered=named,
+            samples=plan.counted,
+            batch_size=plan.batch,
+            rounds=ledger.rounds,
+            steps=sum(steps for (what, _), steps in ledger.released().items() if what == UPDATE),
+            sample_rate=plan.rate,
+            clip=plan.clip,
+            noise_multiplier=plan.noise_multiplier,
+            epsilon_left=max(0.0, budget - spent),
+            epsilon_third_party=spent,
+            third_party=view,
+            stages=tuple(tuple(asdict(cost) for cost in stage.round_costs) for stage in schedule.stages),
+            warnings=self.warned(client, held.policy),
+            name=member.name,
+        )
+
+
+def prepare(
+    config: Config,
+    *,
+    root: str | None = None,
+    dataset: ClientData | datasets.Dataset | None = None,
+    module: nn.Module | None = None,
+) -> Federation:
+    """Build the federation that a config describes, or say what is wrong with it.
+
+    `dataset` is the data in place of what the config names. Where clients have rows of their own, the config follows.
+    """
+    name, recipe = recipes.parse(config.recipe, config.mode)
+    device = _device(config.engine.device)
+    _check_room(config)
+    data = load(config, root) if dataset is None else dataset
+    data = ClientData(data) if isinstance(data, datasets.Dataset) else data
+    config = with_clients(config, data)
+    _check_room(config)
+    number, seed = config.data.clients, config.seed
+    names = member_names(data, number)
+    epsilons = budgets.budgets(config.privacy.budgets, number, seed, names)
+    batches = budgets.batch_sizes(config.local.batch_size, number, seed, names)
+    deltas = budgets.deltas(config.privacy.delta, number, names)
+    held = client_rows.divide(data.dataset, config.data, seed)
+    members = tuple(
+        Member(c, Policy(epsilons[c], deltas[c], config.privacy.relation), samples, batches[c], share.group, names[c])
+        for c, (samples, share) in enumerate(zip(held.train_counts, held.shares, strict=True))
+    )
+    _check_batches(members)
+    if config.quorum > number:
+        raise HushError(f"quorum: {config.quorum} is more than the {number} clients; accepted: 1 to {number}", "quorum")
+    model = _model(config, module, held.dataset)
+    models.check_memory(model.layout.size, len(members))
+    if module is not None and not recipe.assign.alike:
+        raise HushError(
+            "recipe.assign: requires models with different initial weights, which a custom module does not provide"
+        )
+    if recipe.protect.centres_inputs:
+        input_mean.linear_layer(model)
+    federation = build(
+        config,
+        name,
+        recipe,
+        members,
+        model,
+        held,
+        device=device,
+        own_module=module is not None,
+        uncovered=(_SIMULATED,),
+    )
+    _check_grids([schedule.plan for schedule in federation.schedules], model.layout.size)
+    return federation
+
+
+def build(
+    config: Config,
+    name: str,
+    recipe: Recipe,
+    members: tuple[Member, ...],
+    model: Model,
+    data: client_rows.Clients,
+    *,
+    device: torch.device,
+    disclosed: Sequence[Sequence[Cost]] | None = None,
+    auto_rate: bool = False,
+    own_module: bool = False,
+    uncovered: tuple[str, ...] = (),
+) -> Federation:
+    """Plan a run from public facts: who takes part when, each client's privacy schedule, and the server's terms.
+
+    `disclosed` is what each member was charged at enrolment; None while enrolment is still to come, as in a simulation.
+    A learning rate that the config leaves open is chosen here. Raises a `HushError` where the recipe does not fit the
+    members, or a policy cannot be kept.
+    """
+    check(recipe, members, config.rounds)
+    rounds = timetable(config, recipe, len(members))
+    table, participants = rounds.stage_table, rounds.participants
+    shape = release_shape(config, model, tuple(data.dataset.x.shape[1:]), data.dataset.classes)
+    offers: tuple[PrivacySchedule, ...] = ()
+    if disclosed is None and noisy_counts.asked(table):
+        # Until the counts are told, training is planned as if the true ones would be.
+        offers = noisy_counts.offers(config, recipe, members, rounds)
+        schedules = noisy_counts.planned(config, recipe, members, members, offers, rounds)
+    else:
+        charged = [()] * len(members) if disclosed is None else disclosed
+        schedules = privacy_schedules(config, recipe, members, table, rounds.orders, charged)
+    if config.local.lr == "auto":
+        auto_rate, config = True, with_rate(config, 1.0)
+        known = (noisy_counts.supposed(members), offers) if offers else (members, schedules)
+        drawn = terms_of(config, recipe, known[0], table, known[1], model, participants, shape)
+        config = with_rate(config, auto_lr.rate(drawn, config.participation))
+    return Federation(
+        config=config,
+        recipe_name=name,
+        recipe=recipe,
+        data=data,
+        model=model,
+        members=members,
+        policies=tuple(recipe.protect.policies(members)),
+        schedules=schedules,
+        outputs=tuple(recipe.protect.output(members, config.rounds)),
+        terms=terms_of(config, recipe, members, table, schedules, model, participants, shape),
+        device=device,
+        auto_rate=auto_rate,
+        offers=offers,
+        own_module=own_module,
+        uncovered=uncovered,
+    )
+
+
+def with_rate(config: Config, lr: float) -> Config:
+    """The config with this learning rate."""
+    return config.model_copy(update={"local": config.local.model_copy(update={"lr": lr})})
+
+
+def terms_of(
+    config: Config, recipe: Recipe, members: tuple[Member, ...], stage_table: StageTable,
+    schedules: Sequence[PrivacySchedule],
+    model: Model, rounds: Participants, shape: ReleaseShape,
+) -> RunTerms:  # fmt: skip
+    """What the server knows, all of it public."""
+    by_stage = [[schedule.stages[number].plan for schedule in schedules] for number in range(len(stage_table.specs))]
+    lr, size = config.local.lr, model.layout.size
+    return RunTerms(
+        recipe=recipe,
+        members=members,
+        stage_table=stage_table,
+        planned_noise=_by_stage_and_client([[plan.update_noise(lr, size) for plan in plans] for plans in by_stage]),
+        reach=_by_stage_and_client([[lr * plan.steps for plan in plans] for plans in by_stage]),
+        batch=_by_stage_and_client([[plan.batch for plan in plans] for plans in by_stage]),
+        shape=shape,
+        layout=model.layout,
+        participants=rounds,
+        rng=server_rng(config.seed, config.privacy.noise == "secure"),
+        quorum=config.quorum,
+        clip=config.privacy.clip,
+        ceiling=fixed(config.max_weight),
+    )
+
+
+def _by_stage_and_client(rows: Sequence[Sequence[float]]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def load(config: Config, root: str | None = None) -> ClientData:
+    """The data that a config names."""
+    data = config.data
+    if data.files is not None:
+        if data.name != "digits":
+            raise HushError(f"data.files: given beside data.name = {data.name!r}; accepted: one of them", "data.files")
+        found = own_data(data.files, config)
+        # The config says where these rows are, so that a run can be repeated from it.
+        title = data.files if isinstance(data.files, str) else f"{len(data.files)} files"
+        return replace(found, dataset=replace(found.dataset, name=title, own=False))
+    if ":" in data.name and data.part != "test":
+        found = own_data(datasets.from_function(data.name), config)
+        return replace(found, dataset=replace(found.dataset, name=data.name, own=False))
+    options: dict[str, Any] = {}
+    if data.name in datasets.MADE:
+        options = {"alpha": data.alpha, "beta": data.beta, "samples": data.samples}
+    named = datasets.load(data.name, root=root, part=data.part, seed=config.seed, clients=data.clients, **options)
+    return ClientData(shaped(named, config))
+
+
+def own_data(given: object, config: Config) -> ClientData:
+    """Data that the user gave (`hush.data.clients`) in place of what the config names, as the config wants its rows."""
+    if isinstance(given, datasets.Dataset):
+        return ClientData(shaped(datasets.as_own(given), config))
+    data = config.data
+    found = client_data.clients(given, label=data.label, client=data.client, schema=data.table_schema)
+    return replace(found, dataset=shaped(found.dataset, config))
+
+
+def shaped(dataset: datasets.Dataset, config: Config) -> datasets.Dataset:
+    """Rows as a config wants them: each by itself, so it costs nothing."""
+    return transforms.unit_rows(dataset) if config.data.rows == "unit-norm" and dataset.inputs is None else dataset
+
+
+def _model(config: Config, module: nn.Module | None, dataset: datasets.Dataset) -> Model:
+    shape, spec = tuple(dataset.x.shape[1:]), dataset.inputs
+    if module is None:
+        return models.build_model(config.model, shape, dataset.classes, config.seed, spec)
+    name = own_name(module)
+    return models.from_user(module, shape, dataset.classes, name, spec, key=None)
+
+
+def own_name(module: nn.Module) -> str:
+    """What a module of the user's own is called in results."""
+    return f"custom module ({getattr(type(module), '__name__', type(module))})"
+
+
+def _check_room(config: Config) -> None:
+    """Refuse what memory has no room for, and say that many clients take a while to set up."""
+    number, data, room = config.data.clients, config.data, models.memory()
+    wanted = (
+        ("data.clients", number, number * _LEDGER_BYTES, "the ledgers for this many clients"),
+        ("rounds", config.rounds, config.rounds * (64 + 8 * number), "the schedules for this many rounds"),
+        ("data.samples", data.samples, number * data.samples * _ROW_BYTES, "the generated rows for this many samples"),
+    )
+    for key, found, need, what in wanted[: 3 if data.name in datasets.MADE else 2]:
+        if need > room:
+            raise HushError(
+                f"{key}: found {found:,}; {what} take {models.gibibytes(need)}, this machine has "
+                f"{models.gibibytes(room)}; accepted: at most {room * found // need:,}",
+                key,
+            )
+    if number >= _MANY:
+        size = models.gibibytes(number * _LEDGER_BYTES)
+        _log.warning("setting up %s clients: about %.0f s and %s", f"{number:,}", number * _SETUP, size)
+
+
+def _check_grids(plans: Sequence[PrivacyPlan], size: int) -> None:
+    for client, plan in enumerate(plans):
+        if plan.discrete and plan.clip <= 0.5 * plan.grid * math.sqrt(size):
+            raise HushError(
+                f"privacy.discrete: {size:,} parameters are too many for the noise of client {client} (multiplier "
+                f"{plan.noise_multiplier:.3g}); use a smaller model, a larger budget, or discrete = false",
+                "privacy.discrete",
+            )
+
+
+def _check_batches(members: Sequence[Member]) -> None:
+    for member in members:
+        if member.batch > member.samples:
+            raise HushError(
+                f"local.batch_size: {member.batch} is more than the {member.samples} training samples of client "
+                f"{member.name or member.client}; accepted: 1 to {member.samples}",
+                "local.batch_size",
+            )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise HushError("engine.device: cuda is not available here; accepted: cpu, auto", "engine.device")
+    return torch.device(name)

@@ -1,0 +1,144 @@
+"""Side releases at the client: rows evaluated one by one, cut to the release's bound, summed, and noised.
+
+Guarantees:
+    - A row moves the sum by at most the bound, added or removed, whatever `SideRelease.row` computes: rows are
+      evaluated under `torch.vmap`, where one row's values cannot reach another's, and each is cut before it is added.
+    - The noise is the plan's multiplier times the same bound, from the client's own source, and is added here alone.
+
+Edge cases:
+    - A row whose vector is not finite adds nothing.
+    - The releases of `SUMS`, by their very class, are summed by implementations of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from hush.config import Config
+from hush.models import Model
+from hush.models.isolation import quiet_vmap
+from hush.privacy.plan import PrivacyPlan
+from hush.privacy.schedule import Stage
+from hush.privacy.side_release import ReleaseShape, RowModel, SideRelease
+from hush.privacy.source import Source
+from hush.recipes.slots.clusters import ClusterChoice
+from hush.recipes.slots.protect import ClipQuantile, InputMean
+from hush.recipes.slots.weight import SampleCount
+from hush.training import input_mean
+from hush.training.input_mean import bounded_sum
+from hush.training.queries import bounded_losses, gradient_norms
+from hush.types import HushError
+
+_AT_ONCE = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What a side release is computed from.
+
+    Attributes:
+        model: The model, without its parameters.
+        vectors: The parameters of the models of the task, models x p.
+        x: The client's rows, behind the model's fixed features.
+        y: Their labels.
+        plan: The client's plan, with the clip of the round.
+        shape: Public numbers of the run.
+        centre: What inputs are centred by, if anything.
+    """
+
+    model: Model
+    vectors: Tensor
+    x: Tensor
+    y: Tensor
+    plan: PrivacyPlan
+    shape: ReleaseShape
+    centre: Tensor | None = None
+
+    @property
+    def plain(self) -> Tensor:
+        """The parameters as they act on inputs that are not centred."""
+        if self.centre is None:
+            return self.vectors
+        return input_mean.uncentred(input_mean.linear_layer(self.model), self.vectors, self.centre)
+
+
+def release_shape(config: Config, model: Model, inputs: tuple[int, ...], classes: int) -> ReleaseShape:
+    """The public numbers of a run whose data have rows of this shape."""
+    if model.features is not None:
+        inputs = tuple(model.features(torch.zeros(1, *inputs)).shape[1:])
+    return ReleaseShape(
+        inputs=inputs, classes=classes, parameters=model.layout.size, loss_clip=config.privacy.loss_clip
+    )
+
+
+def noised_sum(release: SideRelease, stage: Stage, given: Evidence, source: Source) -> Tensor:
+    """What a client releases: the sum over its rows, or over one batch of them, with the noise that its plan has."""
+    if release.sampled:
+        rows = given.plan.sample(source).to(given.x.device)
+        given = replace(given, x=given.x[rows], y=given.y[rows])
+    total = exact_sum(release, given)
+    spread = stage.noise_of(release.what) * release.bound(given.shape)
+    return total + spread * source.normal(len(total), torch.float64)
+
+
+def exact_sum(release: SideRelease, given: Evidence) -> Tensor:
+    """The sum without noise, in float64: never to be sent."""
+    total = SUMS.get(type(release), _by_rows)(release, given).cpu()
+    width = release.width(given.shape)
+    if tuple(total.shape) != (width,):
+        raise HushError(f"{release.what}: a row gives {list(total.shape)} numbers; its width is {width}")
+    return total
+
+
+def _by_rows(release: SideRelease, given: Evidence) -> Tensor:
+    """The sum of what each row gives, cut to the bound."""
+    shape, model = given.shape, given.model
+    width, bound = release.width(shape), release.bound(shape)
+    if not 0 < bound < float("inf"):
+        raise HushError(f"{release.what}: a bound of {bound}; accepted: a finite number above 0")
+    seen = RowModel(given.plain[0], lambda vector, x: model.logits(vector, x[None])[0], shape)
+
+    def one(x: Tensor, y: Tensor) -> Tensor:
+        found = release.row(x, y, seen)
+        if not isinstance(found, Tensor) or found.numel() != width:
+            raise HushError(f"{release.what}: row gives {type(found).__name__}; accepted: a tensor of {width} numbers")
+        return found.reshape(width).double()
+
+    quiet_vmap()
+    total = torch.zeros(width, dtype=torch.float64, device=given.x.device)
+    for x, y in zip(given.x.split(_AT_ONCE), given.y.split(_AT_ONCE), strict=True):
+        if len(x):
+            total += bounded_sum(torch.vmap(one, randomness="error")(x, y), bound)
+    return total
+
+
+def _count(release: SideRelease, given: Evidence) -> Tensor:
+    return torch.tensor([float(len(given.y))], dtype=torch.float64)
+
+
+def _inputs(release: SideRelease, given: Evidence) -> Tensor:
+    return bounded_sum(given.x, release.bound(given.shape))
+
+
+def _losses(release: SideRelease, given: Evidence) -> Tensor:
+    return bounded_losses(given.model, given.plain, given.x, given.y, given.shape.loss_clip)
+
+
+def _below_clip(release: SideRelease, given: Evidence) -> Tensor:
+    x = given.x
+    if given.centre is not None:
+        x = x - given.centre.to(x).view(x.shape[1:])
+    within = (gradient_norms(given.model, given.vectors[0], x, given.y) <= given.plan.clip).double()
+    return (within - 0.5).sum()[None]
+
+
+SUMS: Mapping[type[SideRelease], Callable[[SideRelease, Evidence], Tensor]] = {
+    SampleCount: _count,
+    InputMean: _inputs,
+    ClusterChoice: _losses,
+    ClipQuantile: _below_clip,
+}

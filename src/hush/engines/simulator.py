@@ -1,0 +1,393 @@
+"""The simulator: all clients of a round as one batched computation."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from hush.engines import client_round
+from hush.engines.client_round import Client, Work
+from hush.engines.driver import drive, evaluate
+from hush.engines.enrolment import enrolled
+from hush.engines.fingerprint import Hashes, identity
+from hush.engines.results import manifest
+from hush.engines.run_ledgers import RunLedgers
+from hush.engines.setup import Federation
+from hush.privacy.ledger import BudgetSpentError, Ledger
+from hush.privacy.schedule import ENROLMENT
+from hush.recipes.context import State
+from hush.server.loop import Answer, ServerState
+from hush.server.participation import BUDGET_SPENT
+from hush.server.run_directory import MANIFEST, RunDir, read_json
+from hush.training.job import Job
+from hush.training.train import train
+from hush.types import Decline, HushError, Receipt, RoundRecord, RunResult, SideAnswers, Task, Update
+
+_RELEASES = "releases."
+Progress = Callable[[RoundRecord], None]
+Announce = Callable[[tuple[str, ...], tuple[str, ...]], None]
+Arrays = dict[object, tuple[Tensor, Tensor]]
+_SHORT = 2**26  # numbers in all rows of a run
+
+
+class Simulator:
+    """The clients, simulated together: the `Host` of a simulation.
+
+    `arrays` are shared between runs on the same data. `warnings` is what opening the ledgers brought, `progress` is
+    called after each round.
+    """
+
+    names: Sequence[str] = ()
+
+    def __init__(
+        self,
+        federation: Federation,
+        ledgers: RunLedgers,
+        arrays: Arrays | None = None,
+        *,
+        warnings: Sequence[str] = (),
+        progress: Progress | None = None,
+    ) -> None:
+        self.federation, self.warnings = federation, warnings
+        self._arrays: Arrays = {} if arrays is None else arrays
+        self._ledgers = ledgers
+        self._progress = progress
+        federation.model.module.to(federation.device)
+        self._bounds = federation.data.bounds()
+        self._phase: tuple[int, ...] | None = None
+        self._round = -1
+        self.x = self.y = torch.empty(0)
+        self.idle = 0.0
+
+    @property
+    def ledgers(self) -> Sequence[Ledger]:
+        """Those of all clients, in order of their numbers."""
+        return self._ledgers.ledgers
+
+    def enrol(self) -> tuple[Federation, State]:
+        """Ask every client what enrolment asks, charge it, and plan training from what they tell."""
+        self.federation, told = enrolled(self.federation, self._ledgers, self.rows)
+        return self.federation, told
+
+    def resume(self, state: ServerState, records: Sequence[RoundRecord]) -> Federation:
+        """Plan from the numbers that a saved run was told, and charge what it has already released."""
+        self.federation = self.federation.counted([int(count) for count in state.slots["loop"]["samples"]])
+        _recharge(self.federation, self._ledgers, records)
+        self._delivered()
+        return self.federation
+
+    def closed(self, record: RoundRecord) -> None:
+        """Nothing is left to count: every answer was charged before it was made."""
+
+    def saved(self, record: RoundRecord) -> None:
+        """Report a saved round. The first holds what enrolment told: from then on nobody asks for that again."""
+        if record.round == 1:
+            self._delivered()
+        if self._progress is not None:
+            self._progress(record)
+
+    def _delivered(self) -> None:
+        for member in self.federation.members:
+            self._ledgers.sent(member.client, ENROLMENT)
+
+    def accept(self, tasks: Sequence[Task]) -> tuple[list[Work], list[Answer]]:
+        """What to train for the clients that can afford it, and the answers of the others. The receipt comes first."""
+        works: list[Work] = []
+        declined: list[Answer] = []
+        schedules, stage_of_round = self.federation.schedules, self.federation.terms.stage_table.of
+        for task in tasks:
+            stage = schedules[task.client].stages[stage_of_round[task.round]]
+            try:
+                charged = self._ledgers.charge(task.client, task.round, stage.round_costs)
+            except BudgetSpentError as error:
+                declined.append(Decline(task.client, task.round, f"{BUDGET_SPENT}: {error}", final=True))
+                continue
+            if charged is None:
+                declined.append(
+                    Decline(task.client, task.round, "already answered, and the answer is no longer stored")
+                )
+            elif isinstance(charged, Receipt):
+                self._hold(task.round)
+                works.append(client_round.work(task, charged, stage, self._client(task.client, task.round)))
+            else:
+                declined.append(_unpacked(task, *charged))
+        return works, declined
+
+    def answer(self, tasks: Sequence[Task]) -> list[Answer]:
+        """All of a round, for one run alone."""
+        works, declined = self.accept(tasks)
+        return [*declined, *self.seal(works, train_together([(self, works)])[0])]
+
+    def seal(self, works: Sequence[Work], vectors: Sequence[Tensor]) -> list[Answer]:
+        """The updates to send back."""
+        updates = [client_round.sealed(done, vector) for done, vector in zip(works, vectors, strict=True)]
+        for update in updates:
+            self._ledgers.seal(update.client, update.receipt, partial(_packed, update))
+            self._ledgers.sent(update.client, update.round)
+        return list(updates)
+
+    def _client(self, client: int, number: int) -> Client:
+        federation = self.federation
+        config = federation.config
+        source = client_round.source(config, client, number, shared=federation.shared_draws)
+        first, end, _ = self._bounds[client]
+        x, y, shape = self.x[first:end], self.y[first:end], federation.terms.shape
+        return Client(
+            recipe=federation.recipe,
+            config=config,
+            model=federation.model,
+            x=x,
+            y=y,
+            first_row=first,
+            source=source,
+            shape=shape,
+            pull=federation.pull,
+            output=federation.outputs[client],
+        )
+
+    def rows(self, client: int) -> Tensor:
+        """A client's training rows as it holds them in the first round, behind the model's fixed features."""
+        self._hold(1)
+        first, end, _ = self._bounds[client]
+        return self.x[first:end]
+
+    def evaluate(self, models: Tensor, placed: Sequence[int], round_number: int) -> tuple[tuple[float, ...], float]:
+        """Accuracy of each client on its own test rows, and the mean loss over all of them."""
+        self._hold(round_number)
+        test = [range(first, end) for _, first, end in self._bounds]
+        return evaluate(self.federation.model, models, placed, self.x, self.y, test)
+
+    def _hold(self, round_number: int) -> None:
+        """Have the arrays of this round on the device."""
+        if round_number == self._round:
+            return
+        self._round = round_number
+        if self.federation.data.static and self._phase is not None:
+            return
+        phase = self.federation.data.phase(round_number)
+        if phase == self._phase:
+            return
+        key = (self.federation.data_key(), phase)
+        if key not in self._arrays:
+            if self._phase is not None:
+                self._arrays.pop((self.federation.data_key(), self._phase), None)
+            self._arrays[key] = self.federation.arrays(round_number)
+        self.x, self.y = self._arrays[key]
+        self._phase = phase
+
+
+Execution = Generator[tuple[Simulator, list[Work]], Sequence[Tensor], RunResult]
+
+
+def run(
+    federation: Federation,
+    out: Path | None = None,
+    *,
+    resume: bool = False,
+    command: str = "",
+    progress: Progress | None = None,
+    announce: Announce | None = None,
+    ledgers: Path | None = None,
+) -> RunResult:
+    """Run a federation to its end, keeping every round in `out` if that is given.
+
+    `announce` is told, before the first round, what no epsilon covers, and what to warn of. `ledgers` is a directory
+    of ledger files to go on with; without one, ledgers live as long as the run.
+    """
+    one = execution(
+        federation, out, resume=resume, command=command, progress=progress, announce=announce, ledgers=ledgers
+    )
+    (result,) = lockstep([one])
+    return result
+
+
+def execution(
+    federation: Federation,
+    out: Path | None = None,
+    *,
+    resume: bool = False,
+    command: str = "",
+    progress: Progress | None = None,
+    announce: Announce | None = None,
+    ledgers: Path | None = None,
+    arrays: Arrays | None = None,
+    hashes: Hashes | None = None,
+) -> Execution:
+    """One run as a generator: it gives what is to be trained, is sent the updates, and returns the result."""
+    began = time.perf_counter()
+    new = out is not None and not (out / MANIFEST).exists()
+    directory = _open(federation, out, resume, command, hashes, ledgers)
+    if announce is not None:
+        announce(federation.not_covered(), federation.warnings())
+    if directory is not None and (done := directory.finished()) is not None:
+        return done
+    if directory is not None:
+        _check_ledgers(directory, ledgers)
+    warned: list[str] = []
+    try:
+        opened = federation.ledgers(ledgers, warned.append)
+    except BaseException:
+        # Nothing was charged: the directory can be used for another attempt.
+        if directory is not None and new:
+            directory.discard()
+        raise
+    held = RunLedgers(opened, _run_name(directory), durable=ledgers is not None)
+    try:
+        simulator = Simulator(federation, held, arrays, warnings=warned, progress=progress)
+        rounds = drive(simulator, directory, resume=resume, began=began)
+        try:
+            tasks = next(rounds)
+            while True:
+                works, declined = simulator.accept(tasks)
+                vectors = yield simulator, works
+                tasks = rounds.send([*declined, *simulator.seal(works, vectors)])
+        except StopIteration as end:
+            result: RunResult = end.value
+            return result
+    finally:
+        held.close()
+
+
+def lockstep(executions: Sequence[Execution]) -> list[RunResult]:
+    """Drive several runs together, round by round: what can be trained in one piece is."""
+    results: dict[int, RunResult] = {}
+    waiting: dict[int, tuple[Simulator, list[Work]]] = {}
+    since: dict[int, float] = {}
+
+    def advance(number: int, vectors: Sequence[Tensor] | None) -> None:
+        try:
+            each = executions[number]
+            waiting[number] = next(each) if vectors is None else each.send(vectors)
+        except StopIteration as end:
+            results[number] = end.value
+        since[number] = time.perf_counter()
+
+    for number in range(len(executions)):
+        advance(number, None)
+    while waiting:
+        asked, waiting = waiting, {}
+        total, began = max(1, sum(len(works) for _, works in asked.values())), time.perf_counter()
+        trained = train_together(list(asked.values()))
+        training = time.perf_counter() - began
+        for number, vectors in zip(asked, trained, strict=True):
+            # A run's own time is its own work and its part of the training; the rest it waited for others.
+            cohort, works = asked[number]
+            cohort.idle += time.perf_counter() - since[number] - training * len(works) / total
+            advance(number, vectors)
+    return [results[number] for number in range(len(executions))]
+
+
+def train_together(asked: Sequence[tuple[Simulator, list[Work]]]) -> list[list[Tensor]]:
+    """The updates of each run's work. Runs that train the same kind of model on the same kind of rows go together."""
+    groups: dict[object, list[int]] = {}
+    for number, (cohort, _) in enumerate(asked):
+        groups.setdefault(_kind(cohort), []).append(number)
+    trained: list[list[Tensor]] = [[] for _ in asked]
+    for numbers in groups.values():
+        chosen = [asked[number] for number in numbers]
+        x, y, firsts = _rows([cohort for cohort, _ in chosen])
+        jobs = [_moved(work.job, first) for (_, works), first in zip(chosen, firsts, strict=True) for work in works]
+        engine = chosen[0][0].federation.config.engine
+        model = chosen[0][0].federation.model
+        limit = None if engine.physical_batch == "auto" else engine.physical_batch
+        vectors = iter(train(model, x, y, jobs, limit, engine.precision, engine.strict))
+        for number, (_, works) in zip(numbers, chosen, strict=True):
+            trained[number] = [next(vectors) for _ in works]
+    return trained
+
+
+def _kind(cohort: Simulator) -> object:
+    """What must be equal for two runs to be trained in one piece."""
+    model = cohort.federation.model
+    # Long rows, and all rows on a processor, are not worth copying side by side: runs that share them go together.
+    shared = None if cohort.x.is_cuda and cohort.x.numel() <= _SHORT else id(cohort.x)
+    return (str(model.module), model.layout, cohort.x.shape[1:], cohort.federation.config.engine, shared)
+
+
+def _rows(cohorts: Sequence[Simulator]) -> tuple[Tensor, Tensor, list[int]]:
+    """All rows of the runs, each array once, and where each run's rows begin."""
+    distinct = {id(cohort.x): cohort for cohort in cohorts}
+    if len(distinct) == 1:
+        return cohorts[0].x, cohorts[0].y, [0] * len(cohorts)
+    starts, begun = {}, 0
+    for key, cohort in distinct.items():
+        starts[key] = begun
+        begun += len(cohort.x)
+    x = torch.cat([cohort.x for cohort in distinct.values()])
+    y = torch.cat([cohort.y for cohort in distinct.values()])
+    return x, y, [starts[id(cohort.x)] for cohort in cohorts]
+
+
+def _moved(job: Job, by: int) -> Job:
+    return replace(job, first_row=job.first_row + by) if by else job
+
+
+def _open(
+    federation: Federation, out: Path | None, resume: bool, command: str, hashes: Hashes | None, ledgers: Path | None
+) -> RunDir | None:  # fmt: skip
+    if out is None:
+        return None
+    content = {**manifest(federation, command), **(same := identity(federation, hashes)), "ledgers": _place(ledgers)}
+    if resume and (out / MANIFEST).exists():
+        return RunDir.reopen(out, content["config_hash"], same)
+    if resume and out.exists() and any(out.iterdir()):
+        raise HushError(f"{out}: nothing to resume: it contains no manifest.json")
+    return RunDir.create(out, content)
+
+
+def _check_ledgers(directory: RunDir, ledgers: Path | None) -> None:
+    """Raise a `HushError` if a run goes on with other ledgers: neither would then hold all that it releases."""
+    kept, given = read_json(directory.path / MANIFEST).get("ledgers"), _place(ledgers)
+    if kept != given:
+        raise HushError(
+            f"{directory.path}: was started with {_ledgers_of(kept)}, and is resumed with {_ledgers_of(given)}; "
+            "accepted: the ledgers that it was started with"
+        )
+
+
+def _place(ledgers: Path | None) -> str | None:
+    return None if ledgers is None else str(ledgers.resolve())
+
+
+def _ledgers_of(place: str | None) -> str:
+    return "no ledger directory" if place is None else f"the ledgers in {place}"
+
+
+def _run_name(directory: RunDir | None) -> str:
+    """What a run is called in ledgers that outlive it."""
+    return str(read_json(directory.path / MANIFEST)["run"]) if directory is not None else uuid.uuid4().hex
+
+
+def _recharge(federation: Federation, held: RunLedgers, records: Sequence[RoundRecord]) -> None:
+    """Charge what a resumed run has already released."""
+    if federation.terms.stage_table.of[ENROLMENT] >= 0:
+        for member in federation.members:
+            held.recharge(member.client, federation.stage(member.client, ENROLMENT).round_costs, ENROLMENT)
+    for record in records:
+        for client in record.charged:
+            held.recharge(client, federation.stage(client, record.round).round_costs, record.round)
+
+
+def _packed(update: Update) -> bytes:
+    side = {f"{_RELEASES}{what}": answer for what, answer in update.side.releases.items()}
+    packed: bytes = save({"vector": update.vector.contiguous(), **side}, {"choice": json.dumps(update.side.choice)})
+    return packed
+
+
+def _unpacked(task: Task, receipt: Receipt, payload: bytes) -> Update:
+    size = int.from_bytes(payload[:8], "little")
+    choice = json.loads(json.loads(payload[8 : 8 + size])["__metadata__"]["choice"])
+    tensors = load(payload)
+    vector = tensors.pop("vector")
+    releases = {name.removeprefix(_RELEASES): answer for name, answer in tensors.items()}
+    side = SideAnswers(choice=choice, releases=releases)
+    return Update(client=task.client, round=task.round, vector=vector, layout=task.answer, receipt=receipt, side=side)

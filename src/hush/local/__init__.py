@@ -1,1 +1,0 @@
-"""A client's training: clipped per-example gradients, and DP-SGD around them."""

@@ -1,0 +1,267 @@
+"""Tracing: a module's computation as a functional graph of aten operations, for batches of any size or for one row."""
+
+from __future__ import annotations
+
+import io
+import logging
+import operator
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import Dim, ExportedProgram, export
+from torch.export.graph_signature import InputKind, OutputKind
+
+from hush.models.isolation.axis import BatchAxis, BatchSize, MixesExamplesError
+from hush.models.isolation.order import BatchOrder, bring_batch_to_front
+from hush.models.isolation.proof import prove
+from hush.models.isolation.traced_module import TracedModule
+from hush.models.recurrent import parameters_per_direction, recurrent, recurrent_cell
+
+_aten = torch.ops.aten
+_INPUTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR, InputKind.USER_INPUT)
+_STORAGE = (_aten.as_strided, _aten.as_strided_copy, _aten.as_strided_scatter)
+_UNWRITTEN = (_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.empty_permuted, _aten.new_empty,
+              _aten.new_empty_strided)  # fmt: skip
+_OVERWRITING = (_aten.fill, _aten.copy, _aten.zeros_like, _aten.ones_like, _aten.full_like, _aten.sym_size)
+# Creation that takes the default type where none is given.
+_DEFAULT_TYPE = (_aten.zeros.default, _aten.ones.default, _aten.full.default, _aten.arange.default,
+                 _aten.arange.start, _aten.arange.start_step, _aten.scalar_tensor.default)  # fmt: skip
+_CELLS = (_aten.lstm_cell.default, _aten.gru_cell.default, _aten.rnn_tanh_cell.default, _aten.rnn_relu_cell.default)
+_RECURRENT = (_aten.lstm.input, _aten.gru.input, _aten.rnn_tanh.input, _aten.rnn_relu.input)
+
+
+def batched(module: nn.Module, x: Tensor) -> TracedModule:
+    """The module for batches of any size, proved to keep the examples apart.
+
+    Raises:
+        MixesExamplesError: The proof fails.
+        Exception: The module cannot be exported with a batch size that varies.
+    """
+    program = _exported(module, x, Dim("batch", min=2))
+    users = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+    (symbol,) = [node.meta["val"].shape[0].node.expr for node in nodes if node.name in users]
+    bounds = program.range_constraints[symbol]
+    if int(bounds.lower) > 2 or str(bounds.upper) not in ("oo", "int_oo"):
+        raise MixesExamplesError(f"behaves differently for batches beyond {bounds.lower} to {bounds.upper} examples")
+    inputs = {node.name: BatchAxis(0) if node.name in users else None for node in nodes}
+    axes = prove(program.graph_module, inputs, BatchSize(symbol))
+    parameters = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.PARAMETER}
+    order = bring_batch_to_front(program.graph_module, axes, parameters)
+    return _traced(module, program, order)
+
+
+def row_by_row(module: nn.Module, x: Tensor) -> TracedModule:
+    """The module for one example at a time, mapped over the rows of a batch: examples cannot mix.
+
+    Raises:
+        MixesExamplesError: The graph changes state or has several outputs.
+        Exception: The module cannot be exported.
+    """
+    return _traced(module, _exported(module, x[:1].clone(), None), "one row")
+
+
+def _traced(module: nn.Module, program: ExportedProgram, order: BatchOrder) -> TracedModule:
+    arguments = [
+        None
+        if spec.kind is InputKind.USER_INPUT
+        else (program.constants[spec.target] if spec.kind is InputKind.CONSTANT_TENSOR else spec.target)
+        for spec in program.graph_signature.input_specs
+    ]
+    return TracedModule(module, _runnable(program), arguments, order)
+
+
+def _exported(module: nn.Module, x: Tensor, dim: Dim | None) -> ExportedProgram:
+    """The functional graph: in-place changes and aliases are gone, `no_grad` regions are inlined."""
+    shapes = None if dim is None else ({0: dim},)
+    program: ExportedProgram = export(module, (x,), dynamic_shapes=shapes, strict=False)
+    _inline_no_grad(program.graph_module)
+    program = program.run_decompositions({})
+    for output in program.graph_signature.output_specs:
+        if output.kind is not OutputKind.USER_OUTPUT:
+            raise MixesExamplesError(f"changes {output.target} while it runs")
+    if len(program.graph_signature.output_specs) != 1:
+        raise MixesExamplesError("returns more than one tensor")
+    for spec in program.graph_signature.input_specs:
+        if spec.kind not in _INPUTS:
+            raise MixesExamplesError(f"takes an input of kind {spec.kind}")
+    _refuse_foreign(program)
+    return program
+
+
+def _refuse_foreign(program: ExportedProgram) -> None:
+    """Refuse what would run the user's own code with the graph, or read memory that no operation wrote."""
+    for name, constant in program.constants.items():
+        if type(constant) not in (Tensor, nn.Parameter):
+            raise MixesExamplesError(f"{name} is a {type(constant).__name__}, expected a plain tensor")
+    for node in program.graph.nodes:
+        target = node.target
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            raise MixesExamplesError(f"{target}: no rule for this operation")
+        if not isinstance(target, torch._ops.OpOverload):
+            continue
+        if target.namespace != "aten":
+            raise MixesExamplesError(f"{target}: not an operation of PyTorch's own")
+        packet = target.overloadpacket
+        if packet in _STORAGE:
+            raise MixesExamplesError(f"{target}: reads a tensor's memory beyond its own values")
+        if packet in _UNWRITTEN and not all(_overwrites(user, node) for user in node.users):
+            raise MixesExamplesError(f"{target}: reads memory that was not written")
+
+
+def _overwrites(user: fx.Node, node: fx.Node) -> bool:
+    """Whether the first argument gives the operation a shape alone."""
+    packet = getattr(user.target, "overloadpacket", None)
+    return packet in _OVERWRITING and user.args[0] is node and user.all_input_nodes.count(node) == 1
+
+
+def _inline_no_grad(graph_module: fx.GraphModule) -> None:
+    """Replace regions without gradients by their operations, their results detached."""
+    graph = graph_module.graph
+    for node in list(graph.nodes):
+        if node.op != "call_function" or str(node.target) != "wrap_with_set_grad_enabled":
+            continue
+        enabled, inner, *operands = node.args
+        body = getattr(graph_module, inner.target)
+        _inline_no_grad(body)
+        places = [each for each in body.graph.nodes if each.op == "placeholder"]
+        with graph.inserting_before(node):
+            results: Any = graph.graph_copy(body.graph, dict(zip(places, operands, strict=True)))
+            results = list(results) if isinstance(results, list | tuple) else [results]
+            if not enabled:
+                results = [_detached(graph, each) for each in results]
+        for user in list(node.users):
+            if user.target is not operator.getitem:
+                raise MixesExamplesError("uses a region without gradients in an unknown way")
+            user.replace_all_uses_with(results[user.args[1]])
+            graph.erase_node(user)
+        graph.erase_node(node)
+        if not inner.users:
+            graph.erase_node(inner)
+    graph_module.recompile()
+
+
+def _detached(graph: fx.Graph, node: Any) -> Any:
+    if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), Tensor):
+        return node
+    detached = graph.call_function(_aten.detach.default, (node,))
+    detached.meta = dict(node.meta)
+    return detached
+
+
+def _runnable(program: ExportedProgram) -> fx.GraphModule:
+    """The graph for any device, type and strides, without operations that have no derivative or no vmap rule."""
+    graph_module: fx.GraphModule = program.graph_module
+    graph = graph_module.graph
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        if str(node.target).startswith(("aten._assert", "aten.sym_constrain")):
+            graph.erase_node(node)
+        elif node.target in (_aten.view.default, _aten._unsafe_view.default):
+            node.target = _aten.reshape.default
+        elif node.target is _aten.copy.default:
+            node.target = _copied
+        elif node.target is _aten.prelu.default:
+            node.target = _prelu
+        elif node.target is _aten.one_hot.default:
+            node.target = _one_hot
+        elif node.target is _aten._native_batch_norm_legit_no_training.default:
+            node.target = _frozen_batch_norm
+        elif node.target in _DEFAULT_TYPE and node.kwargs.get("dtype") is None:
+            node.kwargs = {**node.kwargs, "dtype": node.meta["val"].dtype}
+        elif node.target in _CELLS:
+            node.args, node.target = (node.target, *node.args), recurrent_cell
+        elif node.target in _RECURRENT:
+            _refuse_projections(node)
+            node.args = (node.target, *node.args)
+            node.target = recurrent
+    kinds = {spec.arg.name: spec.kind for spec in program.graph_signature.input_specs}
+    places = [node for node in graph.nodes if node.op == "placeholder"]
+    (x,) = [node for node in places if kinds[node.name] is InputKind.USER_INPUT]
+    weight = next(node for node in places if kinds[node.name] is InputKind.PARAMETER)
+    _follow(graph, x, "device", x.meta["val"].device, places[-1])
+    _follow(graph, weight, "dtype", weight.meta["val"].dtype, places[-1])
+    graph.eliminate_dead_code()
+    graph.lint()
+    graph_module.recompile()
+    return graph_module
+
+
+def _refuse_projections(node: fx.Node) -> None:
+    args: Any = node.args[2:]
+    params, has_biases, layers, _, _, bidirectional, _ = args
+    if len(params) != layers * (1 + bidirectional) * parameters_per_direction(has_biases):
+        raise MixesExamplesError("a recurrent layer with projections")
+
+
+def _follow(graph: fx.Graph, source: fx.Node, attribute: str, traced: object, last: fx.Node) -> None:
+    """Take a device or a type from a tensor when the graph runs, not from when it was traced."""
+
+    def is_traced(value: object) -> bool:
+        return type(value) is type(traced) and value == traced
+
+    named = [node for node in graph.nodes if any(map(is_traced, _leaves(node.args, node.kwargs)))]
+    if not named:
+        return
+    with graph.inserting_after(last):
+        found = graph.call_function(getattr, (source, attribute))
+    for node in named:
+        followed: Any = fx.node.map_aggregate((node.args, node.kwargs), lambda v: found if is_traced(v) else v)
+        node.args, node.kwargs = followed
+
+
+def _leaves(*values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _leaves(*value)
+        elif isinstance(value, dict):
+            yield from _leaves(*value.values())
+        else:
+            yield value
+
+
+def _copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    return source.to(target.dtype).expand_as(target).clone()
+
+
+def _prelu(x: Tensor, weight: Tensor) -> Tensor:
+    """PyTorch's own, vmapped over clients, multiplies the rows of one client by the weights of others."""
+    shape = [1] * x.ndim
+    if x.ndim > 1:
+        shape[1] = weight.numel()
+    return torch.where(x > 0, x, weight.reshape(shape) * x)
+
+
+def _frozen_batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, momentum: float, eps: float
+) -> tuple[Tensor, ...]:
+    """PyTorch's own, by fixed statistics, has no rule for vmap."""
+    shape = (1, x.shape[1], *[1] * (x.ndim - 2))
+    out = (x - mean.reshape(shape)) * (variance.reshape(shape) + eps).rsqrt()
+    out = out if weight is None else out * weight.reshape(shape)
+    out = out if bias is None else out + bias.reshape(shape)
+    return out, mean.new_zeros(0), mean.new_zeros(0)
+
+
+def _one_hot(index: Tensor, num_classes: int) -> Tensor:
+    """PyTorch's own looks at the values first, which vmap does not allow."""
+    return (index[..., None] == torch.arange(num_classes, device=index.device)).long()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warnings, log lines and printed graphs of PyTorch's tracing."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,142 @@
+"""A user's own module: taken as it is, weights included, or refused with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from hush.models.inputs import UnpackedInputs, example_rows
+from hush.models.isolation.check import rows_differ
+from hush.models.model import Model, wrap
+from hush.models.validation import KEY, check_global_hooks, copied, validate
+from hush.seeds import rng
+from hush.types import HushError, InputSpec
+from hush.user_code import user_code
+
+Shape = tuple[int, ...]
+_EXAMPLES = 8
+
+
+def from_module(module: nn.Module, shape: Shape, name: str = "custom", examples: Tensor | None = None) -> Model:
+    """The module as a model in which every row depends on its own example alone. The module itself is not changed.
+
+    Args:
+        module: The module.
+        shape: Of one example.
+        name: What to call it in messages.
+        examples: A few examples that are public; by default random numbers.
+
+    Raises:
+        HushError: The module has nothing to train, fails on such inputs, or cannot be isolated
+            (`hush.models.isolation`).
+    """
+    from hush.models.isolation.isolate import NotIsolatedError, isolate
+
+    check_global_hooks(name)
+    own = copied(module, name)
+    x = _examples(own, shape) if examples is None else examples[:_EXAMPLES]
+    own = own.to(x.dtype if x.is_floating_point() else torch.float32)
+    _refuse_kinds(own, name)
+    # On copies: what a first call leaves behind, such as weights set from its batch, must be seen and not kept.
+    out = _output(copied(own, name), x.clone(), name)
+    if out.ndim != 2 or len(out) != len(x):
+        raise HushError(
+            f"model {name}: returns shape {tuple(out.shape)} for {len(x)} examples, expected one row of logits each",
+            "model.name",
+        )
+    try:
+        isolated = isolate(own, x)
+    except NotIsolatedError as reason:
+        raise HushError(
+            f"model {name}: {reason}. No per-example clip can bound one example's influence unless its output depends "
+            "on that example and the parameters alone",
+            "model.name",
+        ) from None
+    model = replace(wrap(name, isolated, None, isolated=True), source=own, probes=x)
+    if (found := rows_differ(model.logits, model.start, x)) is not None:
+        raise HushError(f"model {name}: {found}", "model.name")
+    return model
+
+
+def from_user(
+    module: object, shape: Shape, classes: int, name: str, inputs: InputSpec | None = None, key: str | None = KEY
+) -> Model:
+    """A user's module, checked (`validate`) and isolated (`from_module`); `inputs` is what rows unpack into, if any.
+
+    Integers stay integers, and several inputs arrive as a tuple, as a dict or by keyword (`hush.models.inputs`).
+    """
+    if inputs is None or not isinstance(module, nn.Module):
+        return from_module(validate(module, shape, classes, name, key=key), shape, name)
+    unpacked = UnpackedInputs(module, inputs, name)
+    return from_module(validate(unpacked, shape, classes, name, key=key), shape, name, example_rows(inputs, _EXAMPLES))
+
+
+def imported(name: str, shape: object, classes: int) -> nn.Module:
+    """What `module:factory` makes for these inputs; modules are looked for in the working directory too."""
+    try:
+        made = user_code(name)(shape, classes)
+    except Exception as error:
+        raise HushError(
+            f"model.name: {name!r} cannot be used: {error}; expected module:factory, "
+            "where factory(shape, classes) returns an nn.Module",
+            "model.name",
+        ) from None
+    if not isinstance(made, nn.Module):
+        raise HushError(f"model.name: {name!r} returned {type(made).__name__}, expected an nn.Module", "model.name")
+    return made
+
+
+def _refuse_kinds(module: nn.Module, name: str) -> None:
+    """Refuse what can be named before anything runs."""
+    for path, part in module.named_modules():
+        where = f"model {name}: layer {path or '(top)'} ({type(part).__name__})"
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and (part.training or part.running_mean is None):
+            raise HushError(
+                f"{where} mixes the examples of a batch, so no per-example clip can bound one example's influence; "
+                "use GroupNorm, LayerNorm or InstanceNorm",
+                "model.name",
+            )
+        if isinstance(part, nn.modules.dropout._DropoutNd | nn.RReLU) and part.training and getattr(part, "p", 1.0) > 0:
+            raise HushError(f"{where} uses global random state, so runs are not reproducible; remove it", "model.name")
+        if isinstance(part, torch.jit.ScriptModule):
+            raise HushError(f"{where} is compiled by TorchScript and cannot be traced; use the nn.Module", "model.name")
+    for key, value in (*module.named_parameters(), *module.named_buffers()):
+        if type(value) not in (nn.Parameter, Tensor):
+            raise HushError(f"model {name}: {key} is a {type(value).__name__}, expected a plain tensor", "model.name")
+    if not any(p.requires_grad for p in module.parameters()):
+        raise HushError(f"model {name}: has no trainable parameters", "model.name")
+
+
+@torch.no_grad()
+def _examples(module: nn.Module, shape: Shape) -> Tensor:
+    """Random numbers; where the module takes no such numbers, as one that looks up tokens does not, zeros and ones.
+
+    Rows of the data are not used: whatever a module keeps of a first call would be kept without noise.
+    """
+    drawn = torch.from_numpy(rng(0, "probe").normal(size=(_EXAMPLES, *shape))).to(torch.float32)
+    for tried in (drawn, (drawn > 0).to(torch.float32)):
+        try:
+            copied(module, "probe")(tried)
+        except Exception:
+            continue
+        return tried
+    return torch.zeros_like(drawn)
+
+
+@torch.no_grad()
+def _output(module: nn.Module, x: Tensor, name: str) -> Tensor:
+    try:
+        out = module(x)
+    except Exception as error:
+        raise HushError(
+            f"model {name}: fails on inputs of shape {tuple(x.shape)}: {_line(error)}", "model.name"
+        ) from None
+    if not isinstance(out, Tensor):
+        raise HushError(f"model {name}: returns {type(out).__name__}, expected a tensor of logits", "model.name")
+    return out
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

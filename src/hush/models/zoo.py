@@ -1,0 +1,156 @@
+"""The model zoo: models by name."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from hush.models import resnet, scattering
+from hush.models.inputs import shapes_of
+from hush.models.model import Model, wrap
+from hush.models.user_module import from_user, imported
+from hush.models.validation import check_memory, seeded
+from hush.seeds import rng
+from hush.types import HushError, InputSpec, unknown
+
+if TYPE_CHECKING:
+    from hush.config import ModelConfig
+
+Shape = tuple[int, ...]
+
+
+def build_model(config: ModelConfig, shape: Shape, classes: int, seed: int, inputs: InputSpec | None = None) -> Model:
+    """A model for inputs of that shape, or for rows that unpack into `inputs`; its start depends on the seed alone."""
+    if ":" in config.name:
+        # Modules initialise themselves from PyTorch's global generator: with the seed, a run can be repeated.
+        with seeded(seed):
+            made = imported(config.name, shapes_of(shape, inputs), classes)
+        return from_user(made, shape, classes, config.name, inputs)
+    if config.name not in _BUILDERS:
+        raise unknown("model.name", "model", config.name, names(), ", or module:factory for your own")
+    if inputs is not None and inputs.kind != "array":
+        raise HushError(
+            f"model.name: {config.name} takes one array, and the data has {len(inputs.parts)} inputs; accepted: a "
+            "module of your own",
+            "model.name",
+        )
+    features = scattering.features if config.name == "scattering-linear" else None
+    if features is not None:
+        _need_image(config.name, shape)
+        shape = tuple(features(torch.zeros(1, *shape)).shape[1:])
+    described = _described(config, shape, classes)
+    check_memory(_size(described), key=_size_key(config))
+    module = described.to_empty(device="cpu")
+    _initialise(module, seed)
+    return wrap(config.name, module, features)
+
+
+def parameters(config: ModelConfig, shape: Shape, classes: int) -> int:
+    """How many parameters such a model has, found without making any of them.
+
+    0 for one of your own whose factory fails on the meta device, where tensors have shapes and no values: how large it
+    is shows only once it is built.
+    """
+    if ":" in config.name:
+        return _own_size(config.name, shape, classes)
+    if config.name not in _BUILDERS:
+        raise unknown("model.name", "model", config.name, names(), ", or module:factory for your own")
+    if config.name == "scattering-linear":
+        _need_image(config.name, shape)
+        shape = tuple(scattering.features(torch.zeros(1, *shape)).shape[1:])
+    return _size(_described(config, shape, classes))
+
+
+def _described(config: ModelConfig, shape: Shape, classes: int) -> nn.Module:
+    """The module on the meta device, where it takes no memory."""
+    try:
+        with torch.device("meta"):
+            return _BUILDERS[config.name](shape, classes, config)
+    except (OverflowError, RuntimeError, TypeError) as error:
+        # Sizes that no tensor can have.
+        reason, key = str(error).splitlines()[0], _size_key(config)
+        raise HushError(
+            f"{key}: {config.name} cannot be built at this size: {reason}; accepted: a smaller model", key
+        ) from None
+
+
+def _own_size(name: str, shape: Shape, classes: int) -> int:
+    # Weights that a factory loads are dropped here, of which PyTorch warns; and it draws from the global generator.
+    with warnings.catch_warnings(), seeded(0), torch.device("meta"), contextlib.suppress(HushError, RuntimeError):
+        warnings.simplefilter("ignore")
+        return _size(imported(name, shape, classes))
+    return 0
+
+
+def _size(module: nn.Module) -> int:
+    return sum(math.prod(value.shape) for value in module.parameters())
+
+
+def _size_key(config: ModelConfig) -> str:
+    return "model.hidden" if config.name == "mlp" else "model.name"
+
+
+def _need_image(name: str, shape: Shape) -> None:
+    if len(shape) != 3:
+        raise HushError(f"model.name: {name} needs images, found inputs of shape {shape}", "model.name")
+
+
+def _logreg(shape: Shape, classes: int, _: ModelConfig) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+
+def _mlp(shape: Shape, classes: int, config: ModelConfig) -> nn.Module:
+    width = config.hidden
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), width), nn.ReLU(), nn.Linear(width, classes))
+
+
+def _cnn(shape: Shape, classes: int, _: ModelConfig) -> nn.Module:
+    """Robust-HDP's two-layer network: 28,938 parameters for 28 x 28 x 1."""
+    _need_image("cnn", shape)
+    channels, height, width = shape
+    if min(height, width) < 4:
+        raise HushError(f"model.name: cnn needs images of at least 4 x 4, found {height} x {width}", "model.name")
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(32 * (height // 4) * (width // 4), classes),
+    )  # fmt: skip
+
+
+def _resnet18(shape: Shape, classes: int, _: ModelConfig) -> nn.Module:
+    _need_image("resnet18-gn", shape)
+    return resnet.resnet18(shape[0], classes)
+
+
+def _initialise(module: nn.Module, seed: int) -> None:
+    """Uniform in +-1/sqrt(fan in) for weights and biases, one and zero for normalisation: PyTorch's own defaults."""
+    with torch.no_grad():
+        for path, part in module.named_modules():
+            if isinstance(part, nn.Linear | nn.Conv2d):
+                bound = 1.0 / math.sqrt(math.prod(part.weight.shape[1:]))
+                for key, value in part.named_parameters(recurse=False):
+                    drawn = rng(seed, "start", path, key).uniform(-bound, bound, tuple(value.shape))
+                    value.copy_(torch.from_numpy(drawn))
+            elif isinstance(part, nn.GroupNorm):
+                part.weight.fill_(1.0)
+                part.bias.zero_()
+
+
+_BUILDERS: Mapping[str, Callable[[Shape, int, ModelConfig], nn.Module]] = {
+    "logreg": _logreg,
+    "mlp": _mlp,
+    "cnn": _cnn,
+    "scattering-linear": _logreg,
+    "resnet18-gn": _resnet18,
+}
+
+
+def names() -> list[str]:
+    """The models that can be named."""
+    return sorted(_BUILDERS)

@@ -1,0 +1,1 @@
+"""Privacy accounting: from events to epsilon, and from a budget to noise."""

@@ -1,0 +1,114 @@
+"""What one release costs, as a record that can be stored: the client's own words for a dp_accounting event.
+
+Guarantees:
+    - A cost says what happened, not how much it was: epsilon is computed from costs, never stored in their place.
+    - `from_json` accepts the kinds below with exactly their fields and nothing else, so that a stored or received text
+      can name no other code.
+
+Edge cases:
+    - Costs of zero steps are free; noise of zero costs infinity.
+    - `fixed-gaussian` (batches of a fixed size, drawn without replacement) is defined under replace-one alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from hush.types import HushError
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+Kind = Literal["poisson-gaussian", "gaussian", "fixed-gaussian"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Equal noisy steps.
+
+    Attributes:
+        what: What is released: "model update", "cluster choice", "sample count", ...
+        kind: `poisson-gaussian` (each row with probability `rate`), `gaussian` (every row), or `fixed-gaussian`
+            (`batch` of `samples` rows, without replacement).
+        noise: Noise multiplier, in units of the clip.
+        steps: How many of them.
+        rate: Sampling probability, for `poisson-gaussian`.
+        samples: Rows drawn from, for `fixed-gaussian`.
+        batch: Rows drawn, for `fixed-gaussian`.
+    """
+
+    what: str
+    kind: Kind
+    noise: float
+    steps: int
+    rate: float = 1.0
+    samples: int = 0
+    batch: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise HushError(f"cost: unknown kind {self.kind!r}; accepted: {', '.join(get_args(Kind))}")
+        if not (self.noise >= 0 and math.isfinite(self.noise) and self.steps >= 0 and 0 < self.rate <= 1):
+            raise HushError(f"cost: invalid values in {self}")
+        if self.kind == "fixed-gaussian" and not 1 <= self.batch <= self.samples:
+            raise HushError(f"cost: a batch of {self.batch} from {self.samples} rows is impossible")
+
+    def event(self) -> DpEvent:
+        """The same for dp_accounting."""
+        import dp_accounting as dp
+
+        if self.steps == 0:
+            return dp.NoOpDpEvent()
+        if self.noise == 0:
+            return dp.NonPrivateDpEvent()
+        one = dp.GaussianDpEvent(self.noise)
+        if self.kind == "poisson-gaussian":
+            one = dp.PoissonSampledDpEvent(self.rate, one)
+        elif self.kind == "fixed-gaussian":
+            one = dp.SampledWithoutReplacementDpEvent(self.samples, self.batch, one)
+        return dp.SelfComposedDpEvent(one, self.steps)
+
+
+def composed(costs: Iterable[Cost]) -> DpEvent:
+    """The event of all of them, one after the other."""
+    import dp_accounting as dp
+
+    return dp.ComposedDpEvent([cost.event() for cost in costs])
+
+
+def to_json(costs: Iterable[Cost]) -> str:
+    """Canonical JSON: equal costs give equal bytes."""
+    return json.dumps([asdict(cost) for cost in costs], sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def from_json(text: str) -> tuple[Cost, ...]:
+    """Read what `to_json` wrote, and nothing else."""
+    try:
+        raw = json.loads(text)
+    except ValueError as error:
+        raise HushError(f"cost: not JSON: {error}") from None
+    if not isinstance(raw, list):
+        raise HushError("cost: expected a list")
+    return tuple(_one(entry) for entry in raw)
+
+
+def _one(entry: Any) -> Cost:
+    kinds = {
+        "what": str,
+        "kind": str,
+        "noise": float | int,
+        "steps": int,
+        "rate": float | int,
+        "samples": int,
+        "batch": int,
+    }
+    if not isinstance(entry, Mapping) or set(entry) != {field.name for field in fields(Cost)}:
+        raise HushError(f"cost: expected exactly the keys {', '.join(kinds)}, found {entry!r}")
+    for name, kind in kinds.items():
+        if isinstance(entry[name], bool) or not isinstance(entry[name], kind):
+            raise HushError(f"cost: {name} is {entry[name]!r}")
+    return Cost(**entry)

@@ -1,0 +1,222 @@
+"""Between dp_accounting's events and accountants, and the runs of equal steps that Hush computes with.
+
+Guarantees:
+    `parts_of` keeps the order-free content of an event exactly. `renyi_epsilon` and `reference_epsilon` are upper
+    bounds as far as dp_accounting's are. No log line or warning of dp_accounting escapes, and no logger but its own is
+    touched, and that only for the length of a call.
+
+Edge cases:
+    A release without noise is a step with noise 0, and costs infinity. No step at all costs 0.
+    Under replace-one a record moves the sum by twice the clip. dp_accounting's Renyi accountant ignores that for a
+    Gaussian, on all rows or on batches of a fixed size (we halve the noise for it), and has no bound for Poisson
+    sampling (refused).
+    Batches of a fixed size, drawn without replacement, have a bound under replace-one by the Renyi accountant alone. A
+    PLD at the rate of Poisson sampling would understate them, so that every other combination is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import warnings
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeAlias
+
+from hush.privacy.accounting import pld
+from hush.privacy.accounting.pld import Part
+from hush.types import HushError, Relation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from dp_accounting import DpEvent
+
+    from hush.privacy.accounting.cost import Cost
+    from hush.privacy.accounting.gaussian import Array
+
+Event: TypeAlias = "DpEvent"
+
+
+_DATED_ORDERS = (*(1 + tenth / 10 for tenth in range(1, 100)), *range(12, 65))
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A run of equal steps on batches of a fixed size: rows drawn from, rows drawn, noise multiplier, how many.
+
+    Not a tuple like `Part`: the two must never compare equal, and so never share a cached epsilon.
+    """
+
+    samples: int
+    batch: int
+    noise: float
+    steps: int
+
+
+def parts_of(event: Event) -> list[Part | Fixed]:
+    """The steps of an event."""
+    import dp_accounting as dp
+
+    if isinstance(event, dp.NoOpDpEvent):
+        return []
+    if isinstance(event, dp.NonPrivateDpEvent):
+        return [Part(1.0, 0.0, 1)]
+    if isinstance(event, dp.ComposedDpEvent):
+        return [part for each in event.events for part in parts_of(each)]
+    if isinstance(event, dp.SelfComposedDpEvent):
+        return [_repeated(part, event.count) for part in parts_of(event.event) if event.count]
+    if isinstance(event, dp.SampledWithoutReplacementDpEvent) and isinstance(event.event, dp.GaussianDpEvent):
+        step = Fixed(event.source_dataset_size, event.sample_size, event.event.noise_multiplier, 1)
+        if 0 < step.batch <= step.samples and step.noise >= 0.0:
+            return [step]
+    rate = 1.0
+    if isinstance(event, dp.PoissonSampledDpEvent):
+        rate, event = event.sampling_probability, event.event
+    if isinstance(event, dp.GaussianDpEvent) and 0.0 <= rate <= 1.0 and event.noise_multiplier >= 0.0:
+        return [Part(rate, event.noise_multiplier, 1)] if rate else []
+    raise HushError(
+        f"event: cannot account for {event!r} at rate {rate}; accepted: Gaussian, Poisson-sampled Gaussian, "
+        "Gaussian on batches of a fixed size, no-op and non-private events, and compositions of these"
+    )
+
+
+def parts_of_costs(costs: Iterable[Cost]) -> tuple[Part | Fixed, ...]:
+    """The steps of what a client's ledger holds, equal ones together."""
+    steps: dict[tuple[float, float] | tuple[int, int, float], int] = {}
+    for cost in costs:
+        fixed = cost.kind == "fixed-gaussian"
+        key = (cost.samples, cost.batch, cost.noise) if fixed else (cost.rate, cost.noise)
+        steps[key] = steps.get(key, 0) + cost.steps
+    return tuple(_part(key, count) for key, count in sorted(steps.items()) if count)
+
+
+def _part(key: tuple[float, ...], steps: int) -> Part | Fixed:
+    if len(key) == 3:
+        return Fixed(int(key[0]), int(key[1]), key[2], steps)
+    return Part(key[0], key[1], steps)
+
+
+def louder(part: Part | Fixed, scale: float) -> Part | Fixed:
+    """The same steps with that many times the noise."""
+    if isinstance(part, Fixed):
+        return replace(part, noise=part.noise * scale)
+    return part._replace(noise=part.noise * scale)
+
+
+def rate_of(part: Part | Fixed) -> float:
+    """The share of the rows that a step sees."""
+    return part.batch / part.samples if isinstance(part, Fixed) else part.rate
+
+
+def without_fixed(parts: Sequence[Part | Fixed]) -> tuple[Part, ...]:
+    """These steps, or a `HushError` where batches of a fixed size are among them."""
+    kept = tuple(part for part in parts if isinstance(part, Part))
+    if len(kept) < len(parts):
+        raise _refusal(kept)
+    return kept
+
+
+def renyi_epsilon(parts: Sequence[Part | Fixed], delta: float, relation: Relation, *, dated: bool = False) -> float:
+    """The epsilon of these steps by dp_accounting's Renyi accountant.
+
+    With `dated`, as Robust-HDP computed it: orders up to 64, and the plain conversion to epsilon (Mironov 2017).
+    """
+    from dp_accounting.rdp import RdpAccountant, compute_epsilon
+
+    halved = 2.0 if relation == "replace-one" else 1.0
+    fixed = [part for part in parts if isinstance(part, Fixed)]
+    others = [part for part in parts if isinstance(part, Part)]
+    if halved > 1.0 and any(part.rate < 1.0 for part in others):
+        if fixed:
+            raise _refusal(others)
+        raise HushError("accountant: rdp has no bound for Poisson sampling under replace-one; accepted here: pld")
+    if halved == 1.0:
+        others = list(without_fixed(parts))
+    if any(part.noise == 0.0 for part in parts):
+        return math.inf
+    if dated and fixed:
+        raise HushError("accountant: rdp-64 has no bound for batches of a fixed size; accepted here: rdp")
+    with _quiet():
+        accountant = RdpAccountant(_DATED_ORDERS if dated else None)
+        for rate, noise, count in pld.merge(others):
+            accountant.compose(_step_event(rate, noise / halved), count)
+        divergences = accountant.rdp
+        for part in fixed:
+            divergences = divergences + part.steps * _fixed_step(part.samples, part.batch, part.noise / halved)
+        if dated:
+            plain = zip(accountant.orders, divergences, strict=True)
+            return float(min(divergence - math.log(delta) / (order - 1) for order, divergence in plain))
+        return float(compute_epsilon(accountant.orders, divergences, delta)[0])
+
+
+def reference_epsilon(event: Event, delta: float, relation: Relation = "add-remove") -> float:
+    """The bound of `accounting.epsilon` by dp_accounting's own PLD on the same grid: a slow second opinion."""
+    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.privacy_accountant import NeighboringRelation
+
+    parts = without_fixed(parts_of(event))
+    if not parts or any(part.noise == 0.0 for part in parts):
+        return math.inf if parts else 0.0
+    merged = pld.merge(parts)
+    one = relation == "replace-one"
+    with _quiet():
+        accountant = PLDAccountant(
+            NeighboringRelation.REPLACE_ONE if one else NeighboringRelation.ADD_OR_REMOVE_ONE,
+            pld.interval(merged, "replace" if one else "remove"),
+        )
+        for rate, noise, count in merged:
+            accountant.compose(_step_event(rate, noise), count)
+        return float(accountant.get_epsilon(delta))
+
+
+@lru_cache(maxsize=256)
+def _fixed_step(samples: int, batch: int, noise: float) -> Array:
+    """Renyi divergences, at dp_accounting's orders, of one step with noise in units of what a replaced row moves."""
+    import dp_accounting as dp
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+    accountant.compose(dp.SampledWithoutReplacementDpEvent(samples, batch, dp.GaussianDpEvent(noise)))
+    divergences: Array = accountant.rdp
+    return divergences
+
+
+def _repeated(part: Part | Fixed, count: int) -> Part | Fixed:
+    if isinstance(part, Fixed):
+        return replace(part, steps=count * part.steps)
+    return part._replace(steps=count * part.steps)
+
+
+def _refusal(others: Sequence[Part]) -> HushError:
+    if any(part.rate < 1.0 for part in others):
+        return HushError(
+            "event: found Poisson batches and batches of a fixed size, which no accountant can compose; "
+            "accepted: one of the two"
+        )
+    return HushError(
+        "event: found batches of a fixed size, drawn without replacement; "
+        "accepted for these: accountant rdp under relation replace-one"
+    )
+
+
+def _step_event(rate: float, noise: float) -> Event:
+    import dp_accounting as dp
+
+    plain = dp.GaussianDpEvent(noise)
+    return plain if rate == 1.0 else dp.PoissonSampledDpEvent(rate, plain)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """dp_accounting warns of every order it leaves out: expected, and of no use to a reader."""
+    logger = logging.getLogger("absl")
+    disabled = logger.disabled
+    logger.disabled = True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.disabled = disabled

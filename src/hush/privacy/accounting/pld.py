@@ -1,0 +1,223 @@
+"""PLD: the privacy loss distribution of many noisy steps, on a grid that fits the steps.
+
+One step's loss is put on a grid by "connect the dots" (Doroshenko et al., 2022, arXiv:2207.04380) and composed by one
+FFT. This is what dp_accounting's PLD does, with three differences that make it ten to fifty times faster: the grid
+interval is a tenth of the standard deviation of one step's loss (a fixed one is too coarse for many gentle steps and
+too fine for few loud ones), everything is an array operation, and tails are cut in proportion to delta.
+
+Guarantees:
+    `epsilon` is an upper bound: the discretisation never understates a divergence; cut tails, and an allowance for the
+    rounding of the FFT, count as infinite loss. On the same grid it agrees with dp_accounting, from above.
+    The grid costs 0.1 to 0.3 % of epsilon. Steps without sampling, and one sampled step under add-remove, use their
+    closed forms.
+
+Edge cases:
+    When delta is at least the chance that a record is ever sampled, sampling alone keeps the promise: epsilon is 0.
+    A delta below about 1e-11 drowns in the rounding of the FFT: epsilon is `math.inf`, still an upper bound.
+    Losses beyond 700, and noise below 0.035 of the clip, count as infinite loss.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from hush.privacy.accounting import gaussian
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from hush.privacy.accounting.gaussian import Array, Direction
+    from hush.types import Relation
+
+_FINENESS = 0.1  # interval over the deviation of a step's loss; adds about 0.1**2 / 6 to the variance
+_TAIL = 1e-5  # the share of delta that each cut tail may cost
+_MOST_CELLS = 2**16  # of one step; beyond it, and beyond 16 times as many of the sum, the grid is coarser
+_LARGEST_LOSS = 700.0
+_LEAST_NOISE = 0.035
+_ORDERS = np.array([0.001, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 0.75, 1.0, 1.4, 2.0])
+
+
+class Part(NamedTuple):
+    """A run of equal steps: sampling rate, noise multiplier, how many there are."""
+
+    rate: float
+    noise: float
+    steps: int
+
+
+def epsilon(parts: Sequence[Part], delta: float, relation: Relation, *, one_way: bool = False) -> float:
+    """An upper bound on the epsilon of all parts together at `delta`.
+
+    Args:
+        parts: The steps; every rate in (0, 1], no noise negative, at least one step each.
+        delta: In (0, 1).
+        relation: The neighbouring relation.
+        one_way: Look at the removal of a record only. It is the worse direction wherever we looked, so a search may
+            use it; what is promised may not.
+    """
+    never = sum(part.steps * math.log1p(-part.rate) if part.rate < 1.0 else -math.inf for part in parts)
+    if -math.expm1(never) <= delta:
+        return 0.0
+    if any(part.noise < _LEAST_NOISE for part in parts):
+        return math.inf
+    merged = merge(parts)
+    if len(merged) == 1 and merged[0].steps == 1:
+        rate, noise, _ = merged[0]
+        if rate == 1.0:
+            return gaussian.epsilon_of(noise / 2.0 if relation == "replace-one" else noise, delta)
+        if relation == "add-remove":
+            return gaussian.sampled(gaussian.epsilon_of(noise, delta / rate), rate)
+    if relation == "replace-one":
+        return _composed(merged, delta, "replace")
+    removal = _composed(merged, delta, "remove")
+    return removal if one_way else max(removal, _composed(merged, delta, "add"))
+
+
+def merge(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """The same privacy loss in fewer parts: equal steps are counted together, plain Gaussians become one."""
+    counts: dict[tuple[float, float], int] = {}
+    precision = 0.0
+    for rate, noise, count in parts:
+        if rate == 1.0:
+            precision += count / noise**2
+        else:
+            counts[rate, noise] = counts.get((rate, noise), 0) + count
+    plain = (Part(1.0, 1.0 / math.sqrt(precision), 1),) if precision else ()
+    return plain + tuple(Part(rate, noise, count) for (rate, noise), count in sorted(counts.items()))
+
+
+def interval(parts: Sequence[Part], direction: Direction) -> float:
+    """The grid interval that suits these parts."""
+    variance = sum(part.steps * gaussian.loss_variance(part.rate, part.noise, direction) for part in parts)
+    return _FINENESS * math.sqrt(variance / sum(part.steps for part in parts))
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """One step's loss on the grid: `mass[k]` at loss `(low + k) * interval`, and the rest at infinity."""
+
+    low: int
+    mass: Array
+    infinite: float
+    mean: float
+    variance: float
+
+
+@lru_cache(maxsize=32)
+def _step(rate: float, noise: float, direction: Direction, width: float, tail: float) -> _Step:
+    """Discretise one step so that both distributions keep their mass in every cell, cutting `tail` at either end."""
+    low, high = gaussian.support(rate, noise, direction, tail)
+    first = math.floor(low / width)
+    last = max(math.ceil(high / width), first + 1)
+    deltas = gaussian.divergences(width * np.arange(first, last + 1, dtype=np.float64), rate, noise, direction)
+    deltas = np.minimum.accumulate(np.clip(deltas, 0.0, 1.0))
+    drops = np.diff(deltas)
+    mass = np.empty_like(deltas)
+    mass[0] = 1.0 - deltas[0] + drops[0] / math.expm1(width)
+    mass[1:-1] = (drops[1:] - math.exp(width) * drops[:-1]) / math.expm1(width)
+    mass[-1] = drops[-1] / math.expm1(-width)
+    mass = np.maximum(mass, 0.0)
+    index = np.arange(len(mass))
+    mean = float(index @ mass / mass.sum())
+    return _Step(first, mass, float(deltas[-1]), mean, float((index - mean) ** 2 @ mass / mass.sum()))
+
+
+@lru_cache(maxsize=4096)
+def _composed(parts: tuple[Part, ...], delta: float, direction: Direction) -> float:
+    """Epsilon on the grid that suits the parts, or on a finer one where epsilon itself is only a few cells."""
+    # Rounded to a power of two, so that a curve over the number of steps shares its single step.
+    tail = _TAIL * delta / (1 << (sum(part.steps for part in parts) - 1).bit_length())
+    supports = [gaussian.support(part.rate, part.noise, direction, tail) for part in parts]
+    finest = max(high - low for low, high in supports) / _MOST_CELLS
+    width = max(interval(parts, direction), finest)
+    finest = max(finest, width / 32.0)
+    found = _on_grid(parts, delta, direction, width, tail)
+    while 0.0 < found < 5.0 * width and width > finest:
+        width = max(min(found / 5.0, width / 2.0), finest)
+        found = _on_grid(parts, delta, direction, width, tail)
+    return found
+
+
+def _on_grid(parts: tuple[Part, ...], delta: float, direction: Direction, width: float, tail: float) -> float:
+    """Compose the parts by one FFT and read epsilon off the result."""
+    from scipy.fft import irfft, next_fast_len, rfft
+
+    counts = [part.steps for part in parts]
+    steps = [_step(part.rate, part.noise, direction, width, tail) for part in parts]
+    low, high = _window(steps, counts, _TAIL * delta)
+    if high - low > 16 * _MOST_CELLS:
+        return _on_grid(parts, delta, direction, 2.0 * width, tail)
+    size = next_fast_len(max(high - low + 1, *(len(step.mass) for step in steps)), real=True)
+    spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
+    with np.errstate(under="ignore"):
+        for step, count in zip(steps, counts, strict=True):
+            spectrum *= _power(rfft(step.mass, size), count)
+        mass = np.maximum(np.roll(irfft(spectrum, size), -low)[: high - low + 1], 0.0)
+
+    finite = sum(count * math.log1p(-step.infinite) for step, count in zip(steps, counts, strict=True))
+    infinite = 2.0 * _TAIL * delta + (sum(counts) + size) * 2.0**-52 - math.expm1(finite)
+    start = low + sum(count * step.low for step, count in zip(steps, counts, strict=True))
+    return _read(width * (start + np.arange(len(mass), dtype=np.float64)), mass, infinite, delta)
+
+
+def _window(steps: list[_Step], counts: list[int], tail: float) -> tuple[int, int]:
+    """Grid indices (from the lowest possible sum) between which all but `tail` of the sum lies, on either side."""
+    mean = sum(count * step.mean for step, count in zip(steps, counts, strict=True))
+    variance = sum(count * step.variance for step, count in zip(steps, counts, strict=True))
+    # Near the best order of a Chernoff bound, were the sum Gaussian; rounded, so that curves share their moments.
+    scale = 2.0 ** round(0.5 * math.log2(-2.0 * math.log(tail) / max(variance, 1e-300)))
+    up = down = np.full(len(_ORDERS), -math.log(tail))
+    for step, count in zip(steps, counts, strict=True):
+        moments = _log_moments(step, scale)
+        up, down = up + count * moments[0], down + count * moments[1]
+    above, below = (float(np.min(bound / (scale * _ORDERS))) for bound in (up, down))
+    most = sum(count * (len(step.mass) - 1) for step, count in zip(steps, counts, strict=True))
+    low = max(0, math.floor(mean - below)) if math.isfinite(below) else 0
+    return low, (min(most, math.ceil(mean + above)) if math.isfinite(above) else most)
+
+
+@lru_cache(maxsize=32)
+def _log_moments(step: _Step, scale: float) -> tuple[Array, Array]:
+    """The log moments of a step around its mean, up and down, infinite where they cannot be represented."""
+    with np.errstate(all="ignore"):
+        powers = np.exp(scale * _ORDERS[:, None] * (np.arange(len(step.mass)) - step.mean))
+        moments = np.log(powers @ step.mass), np.log((1.0 / powers) @ step.mass)
+    up, down = (np.where(np.isnan(each), math.inf, each) for each in moments)
+    return up, down
+
+
+def _power(base: NDArray[np.complex128], count: int) -> NDArray[np.complex128]:
+    """`base ** count` by repeated squaring, several times faster than the complex power."""
+    result = np.ones_like(base)
+    while count:
+        if count & 1:
+            result = result * base
+        count >>= 1
+        if count:
+            base = base * base
+    return result
+
+
+def _read(losses: Array, mass: Array, infinite: float, delta: float) -> float:
+    """The least epsilon >= 0 at which the divergence of the composed loss is at most `delta`."""
+    infinite += float(mass[losses > _LARGEST_LOSS].sum())
+    if infinite > delta:
+        return math.inf
+    positive = (losses > 0.0) & (losses <= _LARGEST_LOSS)
+    losses, mass = losses[positive], mass[positive]
+    if len(losses) == 0:
+        return 0.0
+    above = infinite + np.cumsum(mass[::-1])[::-1]
+    below = np.cumsum((mass * np.exp(-losses))[::-1])[::-1]
+    # Between two grid points the divergence is `above - e^eps * below` of the upper one: find the cell, then solve.
+    at_grid = np.append(above[1:], infinite) - np.exp(losses) * np.append(below[1:], 0.0)
+    cell = int(np.argmax(at_grid <= delta))
+    rest = float(above[cell]) - delta
+    return max(0.0, math.log(rest / float(below[cell]))) if rest > 0.0 else 0.0

@@ -1,0 +1,58 @@
+"""The errors of a ledger: their classes, and the one for each fault of the disk or of the database.
+
+Guarantees:
+    - Every message names the ledger, and says what can be done or what is certain.
+    - A damaged ledger is a `BrokenLedgerError`, a locked one a `LockedError`: callers can tell them apart.
+
+Edge cases:
+    - A locked ledger is the only fault after which the same ledger object may be used again.
+"""
+
+from __future__ import annotations
+
+from hush.types import HushError
+
+# SQLite's result codes, which never change.
+_BUSY, _LOCKED, _READONLY, _IOERR, _FULL, _CANTOPEN, _NOTADB = 5, 6, 8, 10, 13, 14, 26
+_CERTAIN = "nothing was released; charges are not refunded"
+
+
+class BrokenLedgerError(HushError):
+    """The ledger is not what was written: rows are missing or changed."""
+
+
+class BudgetSpentError(HushError):
+    """The next charge would exceed the client's budget."""
+
+
+class LockedError(HushError):
+    """Another process holds the ledger; nothing was changed."""
+
+
+def is_locked(error: Exception) -> bool:
+    """Whether an error only says that another process holds the ledger."""
+    return _code(error) in (_BUSY, _LOCKED)
+
+
+def with_ledger(where: object, error: HushError) -> HushError:
+    """The same error with the ledger's name before it, unless it names the client."""
+    text = str(error)
+    return error if text.startswith((str(where), "client ")) else type(error)(f"{where}: {text}", error.key)
+
+
+def from_fault(where: object, error: Exception) -> HushError:
+    """The error for anything that the operating system or SQLite reports."""
+    if isinstance(error, OSError):
+        return HushError(f"{where}: {error.strerror or error}; {_CERTAIN}")
+    if is_locked(error):
+        return LockedError(f"{where}: locked by another process; try again later")
+    code = _code(error)
+    if code == _NOTADB:
+        return HushError(f"{where}: not a ledger: {error}; accepted: a ledger file")
+    if code in (_FULL, _IOERR, _READONLY, _CANTOPEN):
+        return HushError(f"{where}: {error}; {_CERTAIN}")
+    return BrokenLedgerError(f"{where}: damaged: {error}")
+
+
+def _code(error: Exception) -> int:
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF

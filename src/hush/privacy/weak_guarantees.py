@@ -1,0 +1,63 @@
+"""Weak guarantees, which hold and yet mean little: what to warn about.
+
+The limits:
+    - `LARGE_DELTA`, 1 %: delta is the probability with which there may be no guarantee at all.
+    - delta of 1/n or more, for n rows: publishing one row chosen at random satisfies that delta with epsilon 0.
+    - `LARGE_EPSILON`, 20: one row may make an outcome e^20, half a billion times, more likely, so that even someone who
+      held its presence for one in a million is all but sure of it. Deployments that publish their budgets stay below.
+
+Guarantees:
+    - A warning depends on the policy and the number of rows that it is given, and on nothing else.
+
+Edge cases:
+    - An infinite epsilon is no guarantee, which is reported elsewhere: no warning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+LARGE_EPSILON = 20.0
+LARGE_DELTA = 1e-2
+
+
+def warnings_of(epsilon: float, delta: float, rows: int | None = None) -> tuple[str, ...]:
+    """What to warn one client of; `rows` is how many it has, where that is known."""
+    if math.isinf(epsilon):
+        return ()
+    found = []
+    if delta >= LARGE_DELTA:
+        found.append(
+            f"delta {delta:g}: with this probability there is no guarantee; use less than 1/n for n rows, and less "
+            "than "
+            f"{LARGE_DELTA:g} in any case"
+        )
+    elif rows is not None and delta * rows >= 1:
+        found.append(
+            f"delta {delta:g} is not below 1/n for n = {rows} rows: publishing one row at random would satisfy it; "
+            "use less "
+            f"than {1 / rows:.2g}"
+        )
+    if epsilon > LARGE_EPSILON:
+        found.append(
+            f"epsilon {epsilon:g} is above {LARGE_EPSILON:g}: one row can make an outcome e^{epsilon:.3g} times more "
+            "likely, which is no meaningful protection"
+        )
+    return tuple(found)
+
+
+def gathered(warned: Iterable[tuple[int | str, Sequence[str]]]) -> tuple[str, ...]:
+    """The warnings of many clients, by name or number, each text once, with the clients that it concerns."""
+    clients: dict[str, list[int | str]] = {}
+    for client, texts in warned:
+        for text in texts:
+            clients.setdefault(text, []).append(client)
+    return tuple(f"{_named(whose)}: {text}" for text, whose in clients.items())
+
+
+def _named(clients: Sequence[int | str]) -> str:
+    if len(clients) == 1:
+        return f"client {clients[0]}"
+    shown = ", ".join(map(str, clients[:5]))
+    return f"clients {shown}" + (f" and {len(clients) - 5} more" if len(clients) > 5 else "")

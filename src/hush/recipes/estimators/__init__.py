@@ -1,0 +1,1 @@
+"""Estimators that the server applies to updates: noise, heterogeneity, clusters, subspaces."""

@@ -1,0 +1,39 @@
+"""Heterogeneity of the clients: how much they differ from each other, seen through their noise.
+
+A client's mean update over c rounds is its signal plus noise of energy e = sigma^2 / c, so two clients' means are on
+average ||s_i - s_j||^2 + e_i + e_j apart. Half of what is left after the noise, averaged over pairs with weights
+1 / (e_i + e_j)^2, is the variance of the signals between clients.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_COLUMNS = 1 << 17
+_FLOOR = 1e-9  # of the largest energy: where there is no noise, all pairs count alike
+
+
+def columns(U: Tensor) -> Tensor:
+    """Evenly spaced columns of U, few enough to remember for every client."""
+    return U[:, :: -(-U.shape[1] // _COLUMNS) or 1]
+
+
+def difference(sums: Tensor, noise: Tensor, seen: Tensor) -> Tensor:
+    """The squared norm by which clients differ in one round, beyond their noise; 0 where that cannot be told.
+
+    Args:
+        sums: The sum of each client's updates, (n, columns).
+        noise: The sum of the noise energies in them, (n,).
+        seen: The number of updates in each sum, (n,).
+    """
+    known = (seen > 0).nonzero().flatten()
+    if len(known) < 2:
+        return torch.zeros((), dtype=torch.float64)
+    means = sums[known].double() / seen[known, None]
+    energy = noise[known] / seen[known].square()
+    G = means @ means.T
+    apart = G.diagonal()[:, None] + G.diagonal() - 2 * G
+    both = energy[:, None] + energy
+    weights = (both + _FLOOR * G.diagonal().max().clamp_min(1e-300)).pow(-2).fill_diagonal_(0.0)
+    return (0.5 * (weights * (apart - both)).sum() / weights.sum()).clamp_min(0.0)

@@ -1,0 +1,287 @@
+"""Noise energy of each client's update, estimated from the updates alone.
+
+The updates U (n clients x p parameters) are signals that clients share in part, plus independent noise. Two
+estimators of the noise energies sigma_i^2 (the expected squared norms of the noise):
+
+* `pairwise` needs only the n x n Gram matrix. With one common signal, D_ij = ||u_i - u_j||^2 is sigma_i^2 + sigma_j^2
+  on average; with signals of low rank, U U'/p is B B' + diag(sigma^2/p), a factor analysis. The data choose.
+* `rpca` is principal component pursuit, the method of Robust-HDP, faster: noise is what a low-rank matrix leaves over.
+
+Weights that minimise the variance of the aggregate are `inverse` to the energies. What cancels is kept in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hush.recipes.estimators.robust_pca import sparse_energies
+
+_BLOCK = 1 << 17  # entries of U in float64 at a time
+_MANY = 1 << 17  # entries of M from which an iteration costs much
+_COLUMNS = 1 << 19  # columns of U from which energies are known to a fifth of a per cent
+_RUN = 1024  # columns taken side by side where not all are
+_SHORT = 64  # the same where fewer are taken: still several lines of memory
+_RIDGE = 1e-13  # of the largest diagonal of the Gram matrix: identical updates leave it singular
+_FLOOR = 1e-10  # smallest estimate, of the largest
+_TINY = 1e-300
+_HALF = 0.5  # of a plan's noise: honest estimates stay above
+_SPREAD = 3.0  # standard deviation of the log energies around their mean, a priori
+_ROUNDS = 50
+_RANKS = 8  # most factors; each takes some of what is known about the noise
+_PACE, _SLOW_PACE = (1.2, 4e-4), (1.05, 2e-4)  # growth of the penalty, and where to stop
+
+
+def inverse(estimates: Tensor) -> Tensor:
+    """Weights proportional to 1/estimate that sum to one; zeros share all the weight, so all zeros means uniform."""
+    smallest = estimates.min()
+    weights = smallest / estimates if smallest > 0 else (estimates <= 0).to(estimates.dtype)
+    return weights / weights.sum()
+
+
+def quiet(estimates: Tensor, planned: Tensor) -> tuple[Tensor, Tensor]:
+    """The estimates, none far below what a client's plan must produce; and which of them were.
+
+    Estimators are off by a factor that is alike for all: the median over the clients of estimate over plan. What is
+    below half of the plan's noise times this factor is set to it.
+    """
+    known = planned > 0
+    if not bool(known.any()):
+        return estimates, torch.zeros_like(known)
+    least = (estimates[known] / planned[known]).median() * planned
+    below = known & (estimates < _HALF * least)
+    return torch.where(below, least.to(estimates.dtype), estimates), below
+
+
+def pairwise(U: Tensor) -> Tensor:
+    """Noise energies of the rows of U, from the Gram matrix alone.
+
+    The first answer is the least-squares solution of D_ij = sigma_i^2 + sigma_j^2 with weights 1/D_ij. It stands where
+    one common signal explains the differences between clients. Else a factor model is fitted by maximum likelihood,
+    with as many factors as the data need; a weak prior on the log energies decides what the data leave open.
+
+    Args:
+        U: Updates, (n, p); rows are clients.
+
+    Only runs of columns are used where there are millions: noise is alike in all of them.
+
+    Returns:
+        (n,) in float64, positive. A row of zeros tells nothing and gets the largest estimate of the others, so that a
+        client that sent nothing does not take all the weight.
+    """
+    used = _spaced(U, _COLUMNS)
+    G = _gram(used)
+    heard = G.diagonal() > 0
+    energies = _energies(G[heard][:, heard], used.shape[1]) * (U.shape[1] / max(1, used.shape[1]))
+    return _filled(energies, heard).to(U.device)
+
+
+def rpca(
+    U: Tensor,
+    *,
+    growth: float | None = None,
+    tolerance: float | None = None,
+    iterations: int = 200,
+    rows: int = 200_000,
+) -> Tensor:
+    """Noise energies of the rows of U as Robust-HDP finds them: squared norms of the sparse part of M = U'.
+
+    Principal component pursuit, min ||L||_* + ||S||_1 / sqrt(max(p, n)) with L + S = M, by alternating directions,
+    over-relaxed, with a growing penalty. Singular values are thresholded through the eigenvectors of the n x n Gram
+    matrix. Slow growth gives the weights of the exact solution within a per cent; faster growth stops elsewhere, most
+    of all for the noisiest clients.
+
+    Args:
+        U: Updates, (n, p); rows are clients.
+        growth: Factor of the penalty from one iteration to the next; 1.2, or less where iterations cost little.
+        tolerance: Stop when ||M - L - S|| is below this part of ||M||; 4e-4, or less where iterations cost little.
+        iterations: Most iterations.
+        rows: Most rows of M used, about, in evenly spaced runs of 64; the energies are scaled up. Noise is alike in all
+            of them, and reading single rows far apart would cost more than the pursuit.
+
+    Returns:
+        (n,) in float64. A row of zeros gets the largest estimate of the others.
+    """
+    n, p = U.shape
+    sub = _spaced(U, rows, _SHORT)
+    M = sub.to(torch.promote_types(U.dtype, torch.float32))
+    G = _gram(M)
+    heard = G.diagonal() > 0
+    if not bool(heard.any()):
+        return torch.zeros(n, dtype=torch.float64, device=U.device)
+    top = float(torch.linalg.eigvalsh(G)[-1].sqrt())
+    pace = _PACE if M.numel() > _MANY else _SLOW_PACE
+    used = M if bool(heard.all()) else M[heard.to(M.device)]
+    energies = sparse_energies(used, top, growth or pace[0], tolerance or pace[1], iterations)
+    return _filled(energies.cpu() * (top**2 * p / sub.shape[1]), heard).to(U.device)
+
+
+def _filled(energies: Tensor, heard: Tensor) -> Tensor:
+    """Energies of all clients, from those of the clients that sent something."""
+    out = torch.full(heard.shape, _TINY, dtype=torch.float64)
+    if bool(heard.any()):
+        out[heard] = energies
+        out[~heard] = energies.max()
+    return out
+
+
+def _spaced(U: Tensor, most: int, run: int = _RUN) -> Tensor:
+    """Runs of columns, evenly spaced, at most about that many; all of them if there are no more."""
+    p = U.shape[1]
+    if p <= most:
+        return U
+    whole = p // run
+    if whole < 2:
+        return U[:, :most]
+    step = -(-whole * run // most)
+    runs: Tensor = U[:, : whole * run].unflatten(1, (whole, run))
+    return runs[:, ::step].flatten(1)
+
+
+def _gram(U: Tensor) -> Tensor:
+    """U U' in float64 on the CPU, a block of columns at a time."""
+    n, p = U.shape
+    G = torch.zeros(n, n, dtype=torch.float64, device=U.device)
+    width = max(1, _BLOCK // max(n, 1))
+    for start in range(0, p, width):
+        block = U[:, start : start + width].to(torch.float64)
+        G.addmm_(block, block.T)
+    return G.cpu()
+
+
+def _energies(G: Tensor, p: int) -> Tensor:
+    n = len(G)
+    energy = G.diagonal()
+    if n < 2:
+        return energy
+    if n == 2:
+        # One difference cannot be split: use the norms too, down to the error that chance makes in the scalar product.
+        return (energy - G[0, 1]).clamp_min(float(energy.prod().div(p).sqrt())).clamp_min(_TINY)
+    scale = energy.max() / p
+    S = G / (p * scale) + _RIDGE * torch.eye(n, dtype=G.dtype)
+    d = _least_squares(S, p)
+    # With few clients, or few parameters for each, there is nothing to learn loadings from.
+    if n > 3 and p >= 4 * n:
+        d = _refined(S, p, d)
+    return (d * (p * scale)).clamp_min(_TINY)
+
+
+def _least_squares(S: Tensor, p: int) -> Tensor:
+    """Variances from D_ij = d_i + d_j, every equation divided by D_ij: normal equations, scaled to a unit diagonal."""
+    n = len(S)
+    energy = S.diagonal()
+    D = (energy[:, None] + energy - 2 * S).clamp_min(_RIDGE).fill_diagonal_(math.inf)
+    R = D.reciprocal()
+    W = R.square()
+    A = W + W.sum(1).diag()
+    s = A.diagonal().rsqrt()
+    x = torch.linalg.solve(A * s[:, None] * s + 1e-12 * torch.eye(n, dtype=S.dtype), R.sum(1) * s) * s
+    # Chance can make a small variance negative; the distance to the nearest client tells how small it may be.
+    return torch.maximum(x, D.min(1).values / (p + 1))
+
+
+def _refined(S: Tensor, p: int, start: Tensor) -> Tensor:
+    """Variances by the simplest model that explains S, or by the best: one common signal (the start), or factors."""
+    fit = _fit(S, p, 0, start.log())
+    if fit.explains:
+        return start
+    smc = -torch.linalg.inv(S).diagonal().log()
+    chosen = 0
+    for rank in range(1, min(len(S) // 3, _RANKS) + 1):
+        other = _fit(S, p, rank, smc)
+        if other.explains or other.score < fit.score:
+            fit, chosen = other, rank
+        elif 0 < chosen < rank - 1:
+            break
+        if fit.explains:
+            break
+    return fit.mean.clamp_min(float(fit.mean.max()) * _FLOOR)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """A fitted model: variances (posterior means), deviance from the saturated model and the freedom left to it."""
+
+    mean: Tensor
+    deviance: float
+    freedom: float
+    parameters: int
+
+    @property
+    def score(self) -> float:
+        """The Bayesian information criterion, up to a constant: lower is better."""
+        return self.deviance - math.log(self.parameters) * self.freedom
+
+    @property
+    def explains(self) -> bool:
+        """Whether chance leaves such a deviance: a chi-squared quantile at 2.5 deviations (Wilson and Hilferty)."""
+        if self.freedom <= 0:
+            return True
+        unit = 2 / (9 * self.freedom)
+        return self.deviance <= self.freedom * (1 - unit + 2.5 * math.sqrt(unit)) ** 3
+
+
+def _fit(S: Tensor, p: int, rank: int, x: Tensor) -> _Fit:
+    """Damped Newton steps on the log variances x; rank 0 is one signal common to all, else a factor model of that rank.
+
+    In coordinates scaled by exp(-x/2) both models explain some directions by signal and leave a projector P on the
+    others, where the scaled Gram matrix should be the identity: the gradient is diag(P (I - S) P), the Fisher
+    information P * P (entrywise).
+    """
+    n = len(S)
+    known = max(rank, 1)
+    freedom = ((n - known) ** 2 - (n + known)) / 2
+    eye = torch.eye(n, dtype=S.dtype)
+    prior = (eye - 1 / n) * (2 / (p * _SPREAD**2))
+    best = _saturated(S, rank) + n - known
+    damping = 1e-4
+    value, t, V = _value(S, rank, x)
+    penalty = float(x @ prior @ x) / 2
+    for _ in range(_ROUNDS):
+        gradient = ((1 - t) * V.square()).sum(1) + prior @ x
+        information = (V @ V.T).square() + prior
+        step = torch.linalg.solve(information + damping * eye, -gradient)
+        y = x + step * min(1.0, 2 / float(step.abs().max().clamp_min(_TINY)))
+        new, new_t, new_V = _value(S, rank, y)
+        new_penalty = float(y @ prior @ y) / 2
+        gain = p * (value + penalty - new - new_penalty)
+        if not gain >= 0:
+            damping *= 10
+            if damping > 1e3:
+                break
+            continue
+        x, value, penalty, t, V = y, new, new_penalty, new_t, new_V
+        damping = max(damping / 10, 1e-9)
+        # A model far from the data is not worth polishing.
+        if gain < 1e-3 * max(1.0, p * (value - best) - freedom):
+            break
+    spread = torch.linalg.inv(((V @ V.T).square() + prior) * (p / 2)).diagonal().clamp_min(0)
+    # An uncertain energy counts with its spread: trusting a client too much costs more than trusting it too little.
+    return _Fit(x.exp() * (1 + spread).sqrt(), p * (value - best), freedom, p)
+
+
+def _saturated(S: Tensor, rank: int) -> float:
+    """The log-determinant of the Gram matrix, or of its differences between clients."""
+    logdet = torch.linalg.slogdet(S).logabsdet
+    return float(logdet if rank else logdet + torch.linalg.inv(S).sum().clamp_min(_TINY).log())
+
+
+def _value(S: Tensor, rank: int, x: Tensor) -> tuple[float, Tensor, Tensor]:
+    """Minus twice the log-likelihood a parameter, and the unexplained spectrum of the scaled Gram matrix."""
+    r = torch.exp(-x / 2)
+    W = S * r[:, None] * r
+    if rank:
+        t, V = torch.linalg.eigh(W)
+        signal, t, V = t[-rank:], t[:-rank], V[:, :-rank]
+        return float(x.sum() + signal.log().sum() + t.sum()), t, V
+    size = r.norm()
+    v = r / size
+    W = W - torch.outer(v, v @ W)
+    W = W - torch.outer(W @ v, v)
+    # Moved below all others, the common direction is the first eigenvector.
+    t, V = torch.linalg.eigh(W - (1 + W.diagonal().sum()) * torch.outer(v, v))
+    t, V = t[1:], V[:, 1:]
+    return float(x.sum() + 2 * size.log() + t.sum()), t, V

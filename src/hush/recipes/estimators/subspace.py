@@ -1,0 +1,53 @@
+"""The subspace in which some updates lie, tensor by tensor, and the projection of other updates onto it (PFA).
+
+A basis has a row for each direction and a column for each parameter: direction j of every tensor stands in row j, so
+that one matrix holds the bases of all tensors. A tensor with fewer directions has rows of zeros.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hush.types import Layout
+
+
+def directions(updates: Tensor, k: int, layout: Layout) -> Tensor:
+    """The k leading right singular vectors of the updates in each tensor, k x p. What has no direction is zero."""
+    parts = updates.double().split(layout.sizes, dim=1)
+    return torch.cat([_leading(part, k) for part in parts], dim=1)
+
+
+def random_directions(normals: Tensor, layout: Layout) -> Tensor:
+    """Orthonormal directions of each tensor from k x p normal numbers."""
+    found = []
+    for part in normals.split(layout.sizes, dim=1):
+        basis, _ = torch.linalg.qr(part.T)
+        short = torch.zeros(len(part), part.shape[1], dtype=part.dtype)
+        short[: basis.shape[1]] = basis.T
+        found.append(short)
+    return torch.cat(found, dim=1)
+
+
+def coefficients(updates: Tensor, basis: Tensor, layout: Layout) -> Tensor:
+    """How far updates go in each direction of each tensor: updates x tensors x k."""
+    parts = zip(updates.double().split(layout.sizes, dim=1), basis.split(layout.sizes, dim=1), strict=True)
+    return torch.stack([part @ rows.T for part, rows in parts], dim=1)
+
+
+def combined(far: Tensor, basis: Tensor, layout: Layout) -> Tensor:
+    """The updates that go so far in each direction: the part of the original ones that lies in the basis."""
+    parts = zip(far.unbind(1), basis.split(layout.sizes, dim=1), strict=True)
+    return torch.cat([each @ rows for each, rows in parts], dim=1)
+
+
+def _leading(part: Tensor, k: int) -> Tensor:
+    # The Gram matrix of the updates is small; its eigenvectors give the right singular vectors.
+    values, vectors = torch.linalg.eigh(part @ part.T)
+    found = torch.zeros(k, part.shape[1], dtype=part.dtype)
+    rank = min(k, *part.shape)
+    real = values.flip(0)[:rank] > 1e-24 * values[-1].clamp_min(1e-300)
+    top = vectors.flip(1)[:, :rank].T @ part
+    norms = top.norm(dim=1, keepdim=True)
+    found[:rank] = torch.where(real[:, None], top / norms.clamp_min(1e-300), 0.0)
+    return found

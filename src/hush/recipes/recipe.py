@@ -1,0 +1,62 @@
+"""A recipe: one algorithm, as an option for each of the six slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
+
+from hush.privacy.schedule import StageTable
+from hush.recipes.context import State
+from hush.recipes.interfaces import Assign, Extra, LocalRule, Option, Project, Protect, ServerStep, TaskShape, Weight
+from hush.recipes.slots.assign import SingleModel
+from hush.recipes.slots.local import PlainSgd
+from hush.recipes.slots.project import Identity
+from hush.recipes.slots.protect import DpSgd
+from hush.recipes.slots.step import Add
+from hush.recipes.slots.weight import Samples
+from hush.types import Release
+
+SlotStates = Mapping[str, State]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One algorithm; a slot that is not given is that of `dp-fedavg`."""
+
+    protect: Protect = field(default_factory=DpSgd)
+    local: LocalRule = field(default_factory=PlainSgd)
+    assign: Assign = field(default_factory=SingleModel)
+    project: Project = field(default_factory=Identity)
+    weight: Weight = field(default_factory=Samples)
+    step: ServerStep = field(default_factory=Add)
+
+    @property
+    def options(self) -> dict[str, Option]:
+        """The six options, by slot."""
+        return {
+            "protect": self.protect,
+            "local": self.local,
+            "assign": self.assign,
+            "project": self.project,
+            "weight": self.weight,
+            "step": self.step,
+        }
+
+    def releases(self) -> tuple[Release, ...]:
+        """Everything the six options reveal, each thing once."""
+        return tuple(dict.fromkeys(release for option in self.options.values() for release in option.releases()))
+
+    def extras(self, shape: TaskShape) -> dict[str, Extra]:
+        """All that a task of this recipe carries beside its models."""
+        return {name: extra for option in self.options.values() for name, extra in option.extras(shape).items()}
+
+    def stage_table(self, rounds: int) -> StageTable:
+        """What enrolment and each round ask of a client, all options together."""
+        return StageTable.from_rounds(
+            [
+                reduce(or_, (option.round_spec(number, rounds) for option in self.options.values()))
+                for number in range(rounds + 1)
+            ]
+        )

@@ -1,0 +1,254 @@
+"""One round of a recipe: the tasks that its options make, and the next models from the updates that come back.
+
+Pure functions: the round loop (`hush.server.loop`) decides who is invited and which updates are valid, and stores the
+state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from hush.recipes.context import NOWHERE, RoundView, ServerRng, State, Weights
+from hush.recipes.limits import InfluenceLimits, capped, norm_limits
+from hush.recipes.recipe import Recipe, SlotStates
+from hush.types import Layout, Task, TaskExtras, Update
+
+_DECIDERS = 3  # clients of whom one may lie without deciding alone for all
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """The tasks of a round, the model that each client is placed on, and whether it chooses among all in its place."""
+
+    tasks: list[Task]
+    placed: Mapping[int, int]
+    open_choice: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregate:
+    """What a round leads to.
+
+    Attributes:
+        models: The models to train next, models x p.
+        released: The models to use, where they differ from those.
+        slots: The state of each slot.
+        weights: Of each client whose update was aggregated.
+        noise: The noise energy that was estimated in each update, if any was.
+        joined: The model that each update was added to.
+        warnings: Which clients count less than what they sent or declared, and why.
+    """
+
+    models: Tensor
+    released: Tensor
+    slots: SlotStates
+    weights: Mapping[int, float]
+    noise: Mapping[int, float]
+    joined: Mapping[int, int]
+    warnings: Mapping[int, str]
+
+
+def invite(
+    recipe: Recipe, invited: RoundView, models: Tensor, slots: SlotStates, rng: ServerRng, *, choose: bool
+) -> Invitation:
+    """The tasks of the invited clients; with `choose`, the round asks them which of the models fits best."""
+    everyone = range(len(invited.budgets))
+    placed = dict(zip(invited.clients, recipe.assign.place(invited, slots["assign"], rng), strict=True))
+    open_choice = choose and recipe.assign.offers(invited.round, slots["assign"])
+    homes = recipe.assign.homes(everyone, slots["assign"])
+    drifts = recipe.local.drifts(invited.clients, homes, len(models), slots["local"])
+    clip, input_mean = recipe.protect.round_clip(slots["protect"]), recipe.protect.input_mean(slots["protect"])
+    sent: dict[int, list[Mapping[str, Tensor]]] = {}
+    tasks = []
+    for row, client in enumerate(invited.clients):
+        model = 0 if open_choice else placed[client]
+        shown = slice(None) if open_choice else slice(model, model + 1)
+        if model not in sent:
+            sent[model] = recipe.project.sends(invited, slots.get(f"project-{model}", {}))
+        extras = TaskExtras(
+            clip=clip,
+            input_mean=input_mean,
+            drift=None if drifts is None else drifts[row, shown],
+            slots=sent[model][row],
+        )
+        tasks.append(
+            Task(
+                client=client,
+                round=invited.round,
+                models=models[shown],
+                layout=invited.layout,
+                answer=recipe.project.answer(invited.layout, extras),
+                extras=extras,
+            )
+        )
+    return Invitation(tasks, placed, open_choice)
+
+
+def aggregate(
+    recipe: Recipe,
+    facts: RoundView,
+    invitation: Invitation,
+    updates: Sequence[Update],
+    models: Tensor,
+    slots: SlotStates,
+    rng: ServerRng,
+    *,
+    limits: InfluenceLimits,
+    step: bool,
+) -> Aggregate:
+    """The next models and states.
+
+    Args:
+        recipe: The algorithm.
+        facts: The public facts of the clients whose updates are used, in their order.
+        invitation: The round's.
+        updates: Valid updates; none where too few came, which moves no model.
+        models: The present models, models x p.
+        slots: The present state of each slot.
+        rng: The server's random numbers of the round.
+        limits: On one client's influence.
+        step: Whether the models move in this round.
+    """
+    new: dict[str, State] = dict(slots)
+    move = torch.zeros_like(models)
+    weights: dict[int, float] = {}
+    noise: dict[int, float] = {}
+    into: dict[int, int] = {}
+    warnings: dict[int, str] = {}
+    if updates:
+        view, warnings = _norm_limited(_view(recipe, facts, invitation.tasks, updates), invitation.tasks, limits)
+        worked = [_worked_on(invitation, update) for update in updates]
+
+        # Assign: the model that each update is to be added to.
+        joined, new["assign"] = recipe.assign.absorb(view, worked, slots["assign"], rng)
+        into = dict(zip(view.clients, joined, strict=True))
+        rebased = replace(view, updates=view.updates + _rebasing(models, worked, joined))
+        for model, rows in _by_model(joined):
+            part = rebased if len(rows) == len(view.clients) else rebased.rows(rows)
+
+            # Project, unless one or two clients decide how and the ceiling allows nobody that much influence.
+            key, share = f"project-{model}", limits.ceiling(len(part.clients))
+            projected, few = part.updates, _few(recipe.project.deciders(part), share)
+            if not few:
+                projected, new[key] = recipe.project.project(part, slots.get(key, {}), rng)
+
+            # Weight.
+            key = f"weight-{model}"
+            weighting, new[key] = recipe.weight.weight(part, slots.get(key, {}))
+            limited = weighting.weights if share >= 1 else capped(weighting.weights, part.reach, share)
+            move[model] = limited.to(move.dtype) @ projected
+            weights.update(zip(part.clients, limited.tolist(), strict=True))
+            warnings = _joined(warnings, _warned(part, weighting, limited, share), _undecided(part, few))
+            if weighting.noise is not None:
+                noise.update(zip(part.clients, weighting.noise.tolist(), strict=True))
+        # The homes that the tasks were made with.
+        homes = recipe.assign.homes(range(len(facts.budgets)), slots["assign"])
+        new["protect"] = recipe.protect.absorb(view, slots["protect"])
+        new["local"] = recipe.local.absorb(view, worked, homes, slots["local"])
+    if step:
+        models, new["step"] = recipe.step.step(models, move, slots["step"], rng)
+    return Aggregate(
+        models=models,
+        released=recipe.step.released(models, new["step"]),
+        slots=new,
+        weights=weights,
+        noise=noise,
+        joined=into,
+        warnings=warnings,
+    )
+
+
+def _view(recipe: Recipe, facts: RoundView, tasks: Sequence[Task], updates: Sequence[Update]) -> RoundView:
+    """The facts with the updates, decoded, and the side releases."""
+    sent = {task.client: task for task in tasks}
+    vectors = [recipe.project.decode(u.vector, facts.layout, sent[u.client].extras) for u in updates]
+    answers = {what: torch.stack([u.side.releases[what] for u in updates]) for what in updates[0].side.releases}
+    return replace(facts, updates=torch.stack(vectors), answers=answers)
+
+
+def _worked_on(invitation: Invitation, update: Update) -> int:
+    chosen = update.side.choice
+    return invitation.placed[update.client] if chosen is None or not invitation.open_choice else chosen
+
+
+def _rebasing(models: Tensor, worked: Sequence[int], joined: Sequence[int]) -> Tensor:
+    """What to add to updates that were made on one model and go to another, so that they end where they ended."""
+    to = [there if there != NOWHERE else here for here, there in zip(worked, joined, strict=True)]
+    return models[list(worked)] - models[to]
+
+
+def _by_model(joined: Sequence[int]) -> list[tuple[int, Tensor]]:
+    numbers = torch.tensor(joined)
+    return [(model, (numbers == model).nonzero().flatten()) for model in sorted(set(joined)) if model != NOWHERE]
+
+
+def _norm_limited(view: RoundView, tasks: Sequence[Task], limits: InfluenceLimits) -> tuple[RoundView, dict[int, str]]:
+    """The view with no update longer than the others of the round suggest, and whose were.
+
+    Not where updates hold more than a signal and the plan's noise: a drift, or projected answers.
+    """
+    if limits.noise_bounds is None or any(_is_more_than_signal(task, view.layout) for task in tasks):
+        return view, {}
+    clip = tasks[0].extras.clip
+    scale = 1.0 if clip is None else clip / limits.clip
+    most = norm_limits(replace(view, planned_noise=scale**2 * view.planned_noise), scale * limits.noise_bounds)
+    norms = view.updates.double().norm(dim=1)
+    long = norms > most
+    if not bool(long.any()):
+        return view, {}
+    factors = torch.where(long, most / norms, 1.0)
+    words = {
+        view.clients[row]: f"its update has norm {norms[row]:.3g}, far above the others of the round, and is scaled to "
+        f"{most[row]:.3g} (max_weight = 1.0 in the run's config turns this off)"
+        for row in long.nonzero().flatten().tolist()
+    }
+    return replace(view, updates=view.updates * factors[:, None].to(view.updates.dtype)), words
+
+
+def _is_more_than_signal(task: Task, layout: Layout) -> bool:
+    return task.answer != layout or task.extras.drift is not None
+
+
+def _few(deciders: Tensor | None, share: float) -> tuple[int, ...]:
+    """The rows of those who decide for all, if fewer than three do and each has more than that share of influence."""
+    rows = () if deciders is None else tuple(deciders.nonzero().flatten().tolist())
+    return rows if 0 < len(rows) < _DECIDERS and share * len(rows) < 1 - 1e-9 else ()
+
+
+def _undecided(part: RoundView, few: Sequence[int]) -> dict[int, str]:
+    words = (
+        f"it is one of {len(few)} whose declared budgets let them choose what is kept of all updates, fewer than "
+        "three: nothing is projected (if they are trusted, set max_weight = 1.0 in the run's config)"
+    )
+    return {part.clients[row]: words for row in few}
+
+
+def _warned(part: RoundView, weighting: Weights, limited: Tensor, share: float) -> dict[int, str]:
+    """Which clients count less than what they sent or declared would give them, and why."""
+    quiet = [False] * len(part.clients) if weighting.quiet is None else weighting.quiet.tolist()
+    found = {}
+    rows = zip(part.clients, quiet, weighting.weights.tolist(), limited.tolist(), strict=True)
+    for client, little, before, now in rows:
+        words = (
+            ["its update contains less noise than planned and is weighted as if it contained the planned noise"]
+            if little
+            else []
+        )
+        if now < before * (1 - 1e-6):
+            words.append(
+                f"weight {before:.3g} is limited to {now:.3g}: max_weight lets one of {len(part.clients)} have "
+                f"{share:.3g} of what a round moves, which among few members also limits honest ones with little "
+                "noise or many rows; if it is trusted, set a larger max_weight in the run's config (1.0: no limit)"
+            )
+        if words:
+            found[client] = "; ".join(words)
+    return found
+
+
+def _joined(*found: Mapping[int, str]) -> dict[int, str]:
+    clients = dict.fromkeys(client for each in found for client in each)
+    return {client: "; ".join(each[client] for each in found if client in each) for client in clients}

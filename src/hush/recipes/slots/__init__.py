@@ -1,0 +1,1 @@
+"""The six slots of a recipe, and the options of each."""

@@ -1,0 +1,89 @@
+"""local: what a client does in its steps besides following its noised gradient.
+
+Every rule is of one form, y -= lr * (H + drift + proximal * (y - x)): `drift` is a vector that the server computes from
+what it has already seen, and sends along. So a client keeps nothing from round to round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from hush.privacy.schedule import RoundSpec
+from hush.recipes.context import RoundView, State
+from hush.recipes.interfaces import Extra, LocalRule, TaskShape
+
+
+@dataclass(frozen=True)
+class PlainSgd(LocalRule):
+    """Nothing besides."""
+
+    rule: ClassVar[str] = "plain"
+
+
+@dataclass(frozen=True)
+class Proximal(LocalRule):
+    """A pull of strength `mu` back to the model that was sent (FedProx)."""
+
+    rule: ClassVar[str] = "proximal"
+    mu: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not self.mu >= 0:
+            raise ValueError(f"mu: expected 0 or more, found {self.mu}")
+
+    def pull(self) -> float:
+        """As given."""
+        return self.mu
+
+
+@dataclass(frozen=True)
+class ControlVariates(LocalRule):
+    """SCAFFOLD: each client's steps are corrected by how its gradients have differed from the mean of all.
+
+    c_i follows from what client i has released, c_i+ = c_i - c - update_i / (K lr), so the server can keep it. c is the
+    mean of the c_i of all clients of a model. In the first `warm` rounds no model moves and all gradients are taken at
+    the first one: they only fill the c_i. They cost budget like any other round.
+    """
+
+    rule: ClassVar[str] = "control-variates"
+    warm: int = 0
+
+    def __post_init__(self) -> None:
+        if self.warm < 0:
+            raise ValueError(f"warm: expected 0 or more rounds, found {self.warm}")
+
+    def round_spec(self, number: int, rounds: int) -> RoundSpec:
+        """Warm rounds stand still."""
+        return RoundSpec(train=number > 0, still=0 < number <= self.warm)
+
+    def extras(self, shape: TaskShape) -> Mapping[str, Extra]:
+        """The correction on each model of a task."""
+        return {"drift": Extra("F32", (shape.models, shape.size))}
+
+    def start(self, clients: int, size: int) -> State:
+        """All zero."""
+        return {"own": torch.zeros(clients, size)}
+
+    def drifts(self, clients: Sequence[int], homes: Sequence[int], models: int, state: State) -> Tensor | None:
+        """c of the model less c_i of the client."""
+        own = state["own"]
+        return _means(own, homes, models)[None] - own[list(clients), None]
+
+    def absorb(self, view: RoundView, placed: Sequence[int], homes: Sequence[int], state: State) -> State:
+        """Move the c_i of those who answered."""
+        own, rows = state["own"].clone(), list(view.clients)
+        means = _means(own, homes, max(*homes, *placed) + 1)
+        own[rows] = own[rows] - means[list(placed)] - (view.updates / view.reach[:, None]).to(own.dtype)
+        return {"own": own}
+
+
+def _means(own: Tensor, homes: Sequence[int], models: int) -> Tensor:
+    """The mean over the clients of each model; zero for a model without any."""
+    at = torch.tensor(list(homes))
+    total = torch.zeros(models, own.shape[1], dtype=own.dtype).index_add_(0, at, own)
+    return total / torch.bincount(at, minlength=models).clamp_min(1)[:, None]

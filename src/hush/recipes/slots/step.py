@@ -1,0 +1,148 @@
+"""step: how the server moves its models. All of it is post-processing: it costs no privacy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from hush.recipes.context import ServerRng, State
+from hush.recipes.interfaces import ServerStep
+
+
+@dataclass(frozen=True)
+class Add(ServerStep):
+    """x += lr * move."""
+
+    rule: ClassVar[str] = "add"
+    lr: float = 1.0
+
+
+@dataclass(frozen=True)
+class Momentum(ServerStep):
+    """v = beta * v + move; x += lr * v."""
+
+    rule: ClassVar[str] = "momentum"
+    lr: float = 1.0
+    beta: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta < 1:
+            raise ValueError(f"beta: expected a number from 0 to below 1, found {self.beta}")
+
+    def start(self, models: Tensor) -> State:
+        """At rest."""
+        return {"velocity": torch.zeros_like(models)}
+
+    def step(self, models: Tensor, move: Tensor, state: State, rng: ServerRng) -> tuple[Tensor, State]:
+        """Gather speed, then move."""
+        velocity = self.beta * state["velocity"] + move
+        return models + self.lr * velocity, {**state, "velocity": velocity}
+
+
+@dataclass(frozen=True)
+class Adam(ServerStep):
+    """FedAdam (Reddi et al. 2021): the weighted mean of the updates is taken for a gradient, and Adam moves by it."""
+
+    rule: ClassVar[str] = "adam"
+    lr: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and self.tau > 0):
+            raise ValueError(f"beta1, beta2, tau: expected 0 to below 1, and a positive tau, found {self}")
+
+    def start(self, models: Tensor) -> State:
+        """At rest; the second moment starts at tau squared."""
+        return {"first": torch.zeros_like(models), "second": torch.full_like(models, self.tau**2)}
+
+    def step(self, models: Tensor, move: Tensor, state: State, rng: ServerRng) -> tuple[Tensor, State]:
+        """Move by the first moment over the root of the second."""
+        first = self.beta1 * state["first"] + (1 - self.beta1) * move
+        second = self.beta2 * state["second"] + (1 - self.beta2) * move.square()
+        return models + self.lr * first / (second.sqrt() + self.tau), {**state, "first": first, "second": second}
+
+
+@dataclass(frozen=True)
+class Noisy(ServerStep):
+    """Noise of the server's own on top of another step, for whoever sees only the models (PADPFL).
+
+    It changes nothing of what the server itself sees, so no epsilon printed here counts it.
+    """
+
+    rule: ClassVar[str] = "noisy"
+    deviation: float = 0.01
+    inner: ServerStep = field(default_factory=Add)
+
+    def __post_init__(self) -> None:
+        if not self.deviation >= 0:
+            raise ValueError(f"deviation: expected 0 or more, found {self.deviation}")
+
+    def start(self, models: Tensor) -> State:
+        """As the inner step."""
+        return self.inner.start(models)
+
+    def step(self, models: Tensor, move: Tensor, state: State, rng: ServerRng) -> tuple[Tensor, State]:
+        """Let the inner step move, and add noise."""
+        models, state = self.inner.step(models, move, state, rng)
+        return models + self.deviation * rng.normal("server noise", *models.shape).to(models.dtype), state
+
+
+@dataclass(frozen=True)
+class Ema(ServerStep):
+    """Release an exponential average of the models that another step trains: noise averages out, the signal stays."""
+
+    rule: ClassVar[str] = "ema"
+    decay: float = 0.9
+    inner: ServerStep = field(default_factory=Add)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decay < 1:
+            raise ValueError(f"decay: expected a number between 0 and 1, found {self.decay}")
+
+    def start(self, models: Tensor) -> State:
+        """An empty average."""
+        return {**self.inner.start(models), "sum": torch.zeros_like(models), "mass": torch.zeros(1)}
+
+    def step(self, models: Tensor, move: Tensor, state: State, rng: ServerRng) -> tuple[Tensor, State]:
+        """Let the inner step move, then take its models in."""
+        models, state = self.inner.step(models, move, state, rng)
+        total = self.decay * state["sum"] + (1 - self.decay) * models
+        return models, {**state, "sum": total, "mass": self.decay * state["mass"] + (1 - self.decay)}
+
+    def released(self, models: Tensor, state: State) -> Tensor:
+        """The average, without the pull of its empty start."""
+        return state["sum"] / state["mass"] if bool(state["mass"] > 0) else models
+
+
+@dataclass(frozen=True)
+class Tail(ServerStep):
+    """Release the mean of all models since round `start_round`."""
+
+    rule: ClassVar[str] = "tail"
+    start_round: int = 10
+    inner: ServerStep = field(default_factory=Add)
+
+    def __post_init__(self) -> None:
+        if self.start_round < 1:
+            raise ValueError(f"start_round: expected 1 or more, found {self.start_round}")
+
+    def start(self, models: Tensor) -> State:
+        """An empty mean."""
+        return {**self.inner.start(models), "sum": torch.zeros_like(models), "rounds": torch.zeros(1)}
+
+    def step(self, models: Tensor, move: Tensor, state: State, rng: ServerRng) -> tuple[Tensor, State]:
+        """Let the inner step move, and count its models in once the tail has begun."""
+        models, state = self.inner.step(models, move, state, rng)
+        rounds = state["rounds"] + 1
+        total = state["sum"] + models if bool(rounds >= self.start_round) else state["sum"]
+        return models, {**state, "sum": total, "rounds": rounds}
+
+    def released(self, models: Tensor, state: State) -> Tensor:
+        """The mean of the tail, or the last model before it begins."""
+        counted = state["rounds"] - self.start_round + 1
+        return state["sum"] / counted if bool(counted > 0) else models

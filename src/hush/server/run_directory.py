@@ -1,0 +1,234 @@
+"""A run directory: everything about one execution, written so that a kill at any moment loses at most one round.
+
+manifest.json       config, its hash, fingerprints of data and model, seed, versions, command
+rounds.jsonl        one line a round
+checkpoint-N         the server's state after round N (safetensors),
+result.json         the outcome, once there is one
+model.safetensors   the released model
+report.html         the same for people
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from hush.server.loop import ServerState
+from hush.types import Guarantee, HushError, RoundRecord, RunResult
+
+MANIFEST, ROUNDS, RESULT, MODEL, REPORT = (
+    "manifest.json", "rounds.jsonl", "result.json", "model.safetensors", "report.html",
+)  # fmt: skip
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write beside the target, sync, and rename: a reader sees the old file or the new one, never half of it."""
+    beside = path.with_name(path.name + ".part")
+    with beside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def to_json(value: Any) -> bytes:
+    """Indented JSON of records and mappings; numbers that JSON cannot hold become null."""
+    return json.dumps(plain(value), indent=2, allow_nan=False).encode() + b"\n"
+
+
+def plain(value: Any) -> Any:
+    """Records, tuples and non-finite numbers as what JSON can hold."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class RunDir:
+    """One run's files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, manifest: Mapping[str, Any]) -> RunDir:
+        """A new run in an empty or missing directory."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if any(path.iterdir()):
+                raise HushError(f"{path}: not empty; choose another directory, or use --resume to resume the run in it")
+            write_atomically(path / MANIFEST, to_json(manifest))
+        except OSError as error:
+            raise HushError(f"{path}: cannot write a run directory: {error.strerror or error}") from None
+        return cls(path)
+
+    @classmethod
+    def reopen(cls, path: Path, config_hash: str, identity: Mapping[str, Any] | None = None) -> RunDir:
+        """An existing run of the same config and, where an identity is given, of the same data and model."""
+        manifest = read_json(path / MANIFEST)
+        found = manifest.get("config_hash")
+        if found != config_hash:
+            raise HushError(
+                f"{path}: contains a run with a different config (hash {str(found)[:12]}, this one "
+                f"{config_hash[:12]}); "
+                "resume it with its original config file, or choose another directory"
+            )
+        if identity is not None:
+            check_identity(path, manifest, identity)
+        if not os.access(path, os.W_OK):
+            raise HushError(f"{path}: cannot be written")
+        return cls(path)
+
+    def discard(self) -> None:
+        """Remove a run that has not begun."""
+        (self.path / MANIFEST).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
+    def save(self, state: ServerState, record: RoundRecord) -> None:
+        """Add one round: its line first, then the state, then the pointer to it."""
+        try:
+            with (self.path / ROUNDS).open("ab") as file:
+                file.write(json.dumps(plain(record), allow_nan=False).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            write_atomically(self._checkpoint(state.round), save(_tensors(state)))
+        except OSError as error:
+            raise HushError(f"{self.path}: round {state.round} cannot be saved: {error.strerror or error}") from None
+        for old in self.path.glob("checkpoint-*.safetensors"):
+            if old != self._checkpoint(state.round):
+                old.unlink(missing_ok=True)
+
+    def restore(self) -> tuple[ServerState, list[RoundRecord]] | None:
+        """The newest whole state and the rounds up to it; lines beyond it are cut off, to be made again."""
+        rounds = sorted(int(path.stem.rpartition("-")[2]) for path in self.path.glob("checkpoint-*.safetensors"))
+        if not rounds:
+            (self.path / ROUNDS).unlink(missing_ok=True)
+            return None
+        path = self._checkpoint(rounds[-1])
+        try:
+            state = _state(rounds[-1], load_file(path))
+        except (OSError, SafetensorError, KeyError) as error:
+            raise HushError(f"{path}: not a checkpoint of this version: {error}") from None
+        lines = (self.path / ROUNDS).read_bytes().split(b"\n")[: state.round]
+        write_atomically(self.path / ROUNDS, b"".join(line + b"\n" for line in lines))
+        return state, [_record(line) for line in lines]
+
+    def records(self) -> list[RoundRecord]:
+        """Every round so far."""
+        return [_record(line) for line in (self.path / ROUNDS).read_bytes().splitlines()]
+
+    def finish(self, result: Any, model: Mapping[str, Tensor]) -> None:
+        """Write the outcome. The result comes last: where it is, all the rest is."""
+        write_atomically(self.path / MODEL, save(dict(model)))
+        write_atomically(self.path / RESULT, to_json(result))
+
+    def finished(self) -> RunResult | None:
+        """The outcome, if the run has come to its end."""
+        path = self.path / RESULT
+        if not path.exists():
+            return None
+        raw = read_json(path)
+        try:
+            return _result(raw)
+        except (KeyError, TypeError, ValueError) as error:
+            raise HushError(
+                f"{path}: not written by this version of hush: {error!r}; choose another directory"
+            ) from None
+
+    def _checkpoint(self, number: int) -> Path:
+        return self.path / f"checkpoint-{number:06d}.safetensors"
+
+
+def check_identity(path: Path, manifest: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    """Raise a `HushError` that names what differs, if a run was of other data or of another model than these.
+
+    `identity` has for each of these a name and a fingerprint in parts, as the manifest has.
+    """
+    for what, found in identity.items():
+        kept = manifest.get(what)
+        if not isinstance(kept, Mapping) or not isinstance(kept.get("fingerprint"), Mapping):
+            raise HushError(
+                f"{path}: its manifest has no fingerprint of its {what}, because an earlier version wrote it; start "
+                "again "
+                "in another directory"
+            )
+        parts = [part for part, value in found["fingerprint"].items() if kept["fingerprint"].get(part) != value]
+        if parts:
+            other = f"{'other' if what == 'data' else 'another'} {what}"
+            words = ", ".join(part.replace("_", " ") for part in parts)
+            raise HushError(
+                f"{path}: holds a run with {other} ({words}): it has {kept.get('name')}, given is "
+                f"{found['name']}; use the {what} it was started with, or choose another directory"
+            )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, or a plain word on why there is none."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise HushError(f"{path}: no such file; is {path.parent} a run directory?") from None
+    except (OSError, ValueError) as error:
+        raise HushError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise HushError(f"{path}: expected a JSON object")
+    return value
+
+
+def _tensors(state: ServerState) -> dict[str, Tensor]:
+    slots = {f"{slot}.{name}": t.contiguous() for slot, held in state.slots.items() for name, t in held.items()}
+    return {"models": state.models.contiguous(), "released": state.released.clone(), **slots}
+
+
+def _state(number: int, tensors: Mapping[str, Tensor]) -> ServerState:
+    slots: dict[str, dict[str, Tensor]] = {"step": {}, "assign": {}, "local": {}, "protect": {}}
+    for key, value in tensors.items():
+        slot, dot, name = key.partition(".")
+        if dot:
+            slots.setdefault(slot, {})[name] = value
+    return ServerState(number, tensors["models"], tensors["released"], slots)
+
+
+def _record(line: bytes) -> RoundRecord:
+    raw = json.loads(line)
+    for key in ("weights", "noise_estimated", "noise_planned", "refused", "placed", "warnings"):
+        raw[key] = {int(client): value for client, value in raw.get(key, {}).items()}
+    for key in ("charged", "accuracy_per_client"):
+        raw[key] = tuple(raw[key])
+    return RoundRecord(**raw)
+
+
+def guarantee(raw: Mapping[str, Any]) -> Guarantee:
+    """A card as it was written. A missing bound is one that JSON could not hold: there is none."""
+    whole = {key: int(raw[key]) for key in ("client", "samples", "batch_size", "rounds", "steps")}
+    real = {key: float(raw[key]) for key in ("delta", "sample_rate", "noise_multiplier")}
+    bounds = {k: math.inf if raw[k] is None else float(raw[k]) for k in ("epsilon_budget", "epsilon_spent", "clip")}
+    if math.isinf(bounds["epsilon_spent"]):
+        # Whoever sees the models is promised no more than the server.
+        bounds["epsilon_third_party"] = math.inf
+    stages = tuple(tuple(stage) for stage in raw["stages"])
+    texts = {key: tuple(raw.get(key, ())) for key in ("not_covered", "warnings")}
+    return Guarantee(**{**raw, **whole, **real, **bounds, **texts, "stages": stages})
+
+
+def _result(raw: Mapping[str, Any]) -> RunResult:
+    listed = {key: tuple(raw.get(key, ())) for key in ("accuracy_per_client", "not_covered", "warnings", "clients")}
+    loss = math.nan if raw["loss"] is None else raw["loss"]
+    accuracy = {key: math.nan if value is None else value for key, value in raw["accuracy"].items()}
+    spent = {int(client): number for client, number in raw.get("out_of_budget", {}).items()}
+    checked = {"loss": loss, "accuracy": accuracy, "out_of_budget": spent}
+    return RunResult(**{**raw, **listed, **checked, "guarantees": tuple(map(guarantee, raw["guarantees"]))})

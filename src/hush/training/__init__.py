@@ -1,0 +1,1 @@
+"""Training: DP-SGD for many clients at once."""

@@ -1,0 +1,1 @@
+"""Training on a GPU: captured steps, prefetching, sampling, noise, and kernels."""

@@ -1,0 +1,1 @@
+"""Kernels for networks of pooled convolutions and a linear layer."""

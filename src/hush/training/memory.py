@@ -1,0 +1,44 @@
+"""Memory: how many examples to compute at a time.
+
+Guarantees:
+    - The number changes what is in memory and nothing else: sums do not depend on it beyond rounding.
+
+Edge cases:
+    - Half of a GPU's free memory is used: what layers need is estimated, not known.
+    - A CPU's memory is taken as ample, its cache is not: `hush.training.per_example.sums.micro_batch_size` cuts
+      convolutions further.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from hush.models import Model
+
+_CACHED = 4096
+LEAN = 1 << 14  # for models that need no more than inputs and outputs
+MOST = 1 << 16
+_NUMBER = 16  # bytes for each parameter of an example: its gradient and what it is made of
+_LEAST = 1 << 20  # bytes of an example in the smallest model
+_STATE = 32  # bytes for each parameter of a client: vectors, sums, noise and what is made of them
+
+
+def physical_batch(model: Model, device: torch.device, clients: int) -> int:
+    """Examples to work on at a time, of all clients together: a power of two that the free memory has room for."""
+    size = model.layout.size
+    if device.type != "cuda":
+        lean = not any(value.ndim > 2 for value in model.module.parameters()) and len(model.layout.names) <= 2
+        return LEAN if lean else _CACHED
+    return examples(_free(device), size, clients)
+
+
+def examples(free: int, size: int, clients: int) -> int:
+    """How many examples of a model of that size fit, besides the clients' own vectors."""
+    room = free // 2 - _STATE * size * clients
+    fitting = max(1, room // max(_LEAST, _NUMBER * size))
+    return int(min(MOST, 1 << (fitting.bit_length() - 1)))
+
+
+def _free(device: torch.device) -> int:
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))

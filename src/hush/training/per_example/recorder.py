@@ -1,0 +1,86 @@
+"""The recorder: one pass over a batch with parameters per client, and each example's gradient from it.
+
+The model's forward pass (of a user's module, the traced graph: `hush.models.isolation`) runs on a copy of its tree of
+modules that shares everything but the parameters; those are proxies (`hush.training.per_example.proxies`). All
+examples of all clients form one batch. One backward pass from the logits follows.
+
+Guarantees:
+    - The user's module is not touched, so several threads can use it at once.
+    - Every parameter of the layout went through a rule; otherwise the pass is refused (`UnsupportedError`).
+
+Edge cases:
+    - A graph of one row, or one in which the examples do not come first in the input of a layer, is refused.
+    - A parameter without influence on the logits has a gradient of zero and no term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from hush.models import Model
+from hush.models.isolation import TracedModule
+from hush.training.per_example.batch_layout import BatchLayout
+from hush.training.per_example.fusion import fused
+from hush.training.per_example.gradient_terms import Term, merged
+from hush.training.per_example.proxies import Tape, UnsupportedError, proxy
+from hush.training.per_example.rules import RULES
+
+
+class Recorder:
+    """A model made ready for passes. Not for several threads at once: each has its own."""
+
+    def __init__(self, model: Model) -> None:
+        if isinstance(model.module, TracedModule) and model.module.order in ("elsewhere", "one row"):
+            raise UnsupportedError("the batch is not the first axis of every layer's input")
+        self.layout = model.layout
+        self._proxies = {
+            name: proxy(name, shape, model.start.dtype, RULES)
+            for name, shape in zip(model.layout.names, model.layout.shapes, strict=True)
+        }
+        originals = {id(model.module.get_parameter(name)): own for name, own in self._proxies.items()}
+        self._module = _copy(model.module, originals, {})
+        self._anchor = torch.zeros((), requires_grad=True)
+
+    def terms(self, values: Mapping[str, Tensor], clients: BatchLayout, x: Tensor, y: Tensor) -> dict[str, Term]:
+        """The gradient of the cross entropy of each example, parameter by parameter.
+
+        Args:
+            values: Parameters by name, clients x shape.
+            clients: The layout of the batch.
+            x: Inputs, examples x shape.
+            y: Labels.
+        """
+        tape = Tape(clients, values, self._anchor)
+        for own in self._proxies.values():
+            own.tape = tape
+        with torch.enable_grad():
+            logits = self._module(x)
+        missed = [name for name in self.layout.names if name not in tape.used]
+        if missed:
+            raise UnsupportedError(f"{missed[0]} is not used by a supported layer")
+        if logits.ndim != 2 or len(logits) != len(x):
+            raise UnsupportedError(f"the output has shape {tuple(logits.shape)}, not one row per example")
+        # Classes first, which is several times faster where there are few of them.
+        d = torch.softmax(logits.detach().t().contiguous(), 0)
+        d.scatter_add_(0, y[None], d.new_full((), -1.0).expand(1, len(y)))
+        torch.autograd.grad(logits, self._anchor, d.t(), allow_unused=True)
+        # The proxies outlive the pass; what it collected must not.
+        found, tape.terms = tape.terms, {}
+        return {name: merged(uses) for name, uses in found.items()}
+
+
+def _copy(part: nn.Module, parameters: Mapping[int, Tensor], done: dict[int, nn.Module]) -> nn.Module:
+    """The tree of modules with other parameters; attributes and buffers are shared."""
+    if id(part) in done:
+        return done[id(part)]
+    own = {key: None if value is None else parameters.get(id(value), value) for key, value in part._parameters.items()}
+    new = done[id(part)] = type(part).__new__(type(part))
+    inner = fused(part._modules) if type(part) is nn.Sequential else part._modules
+    new.__dict__ = part.__dict__ | {"_parameters": own}
+    new.__dict__["_modules"] = {
+        key: None if child is None else _copy(child, parameters, done) for key, child in inner.items()
+    }
+    return new

@@ -1,0 +1,216 @@
+"""Clipped sums from one recorded pass: `PackedSum` on a CPU, `PaddedSum` on a GPU without CUDA graphs.
+
+One forward and one backward pass record the input and the output gradient of every layer. From these follow the norms
+of all per-example gradients, most of which are never formed, and then, in one product per layer, their clipped sums.
+
+Guarantees:
+    - Those of `hush.training.clipped_sum.ClippedSum`, in every precision.
+    - A masked example adds nothing, whatever its values.
+
+Edge cases:
+    - No example at all: the sum is zero.
+    - An infinite clip leaves finite gradients as they are.
+    - Norms are computed in float64, so a gradient whose square overflows float32 is clipped, not dropped.
+    - Work is cut into micro-batches of at most `physical_batch` examples, fewer where a CPU's cache asks for it; the
+      sum does not depend on it beyond rounding. A client's batch is cut only if it alone is larger.
+    - `unsupported_layer` names a layer for which `hush.training.per_example.rules` has no rule; such a model needs
+      `hush.training.per_example.vmap`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from hush.models import Model, unflatten
+from hush.training.clipping import clip_factors, upper_norms
+from hush.training.eager import EagerSum, GroupSums, padded_rows
+from hush.training.grouping import equal_work, expected_examples
+from hush.training.job import Job
+from hush.training.per_example.batch_layout import BatchLayout
+from hush.training.per_example.gradient_terms import Term
+from hush.training.per_example.packed import PackedBatch
+from hush.training.per_example.padded import PaddedBatch
+from hush.training.per_example.proxies import UnsupportedError
+from hush.training.per_example.recorder import Recorder
+from hush.training.precision import Precision, low_dtype, matmul_precision
+
+_CACHED = 32  # examples whose activations stay in a CPU's cache, about
+_WORTH_THREADS = 10_000_000  # examples times parameters from which threads pay off
+
+
+class PackedSum(EagerSum):
+    """Batches without padding, client after client; each thread trains its share of the clients."""
+
+    threaded = True
+
+    def groups(self, jobs: Sequence[Job]) -> list[list[int]]:
+        """Shares of nearly equal work, as many as there are threads if the work is worth them."""
+        worth = sum(map(expected_examples, jobs)) * self.model.layout.size >= _WORTH_THREADS
+        return equal_work(jobs, torch.get_num_threads() if worth else 1)
+
+    def sums_of(self, jobs: Sequence[Job]) -> GroupSums:
+        """`packed_sums`, with a recorder of the group's own."""
+        recorder = Recorder(self.model)
+
+        def sums(vectors: Tensor, rows: Sequence[Tensor], clips: Tensor) -> Tensor:
+            limit = micro_batch_size(self.model, vectors, self.physical_batch)
+            counts, joined = [len(own) for own in rows], torch.cat(list(rows))
+            return packed_sums(recorder, vectors, self.x, self.y, counts, clips, limit, self.precision, joined)
+
+        return sums
+
+
+class PaddedSum(EagerSum):
+    """Batches padded to the longest of a group, so that one launch serves all of its clients."""
+
+    def sums_of(self, jobs: Sequence[Job]) -> GroupSums:
+        """`padded_sums`, with a recorder of the group's own."""
+        recorder = Recorder(self.model)
+
+        def sums(vectors: Tensor, rows: Sequence[Tensor], clips: Tensor) -> Tensor:
+            limit = micro_batch_size(self.model, vectors, self.physical_batch)
+            table, mask = padded_rows(rows, vectors.device)
+            at, real = table.t().flatten(), mask.t().flatten()
+            return padded_sums(recorder, vectors, self.x, self.y, real, clips, limit, self.precision, rows=at)
+
+        return sums
+
+
+def unsupported_layer(model: Model, x: Tensor, y: Tensor) -> UnsupportedError | None:
+    """Why the model cannot be recorded, which one pass over `x` shows; none if it can."""
+    try:
+        values = unflatten(model.start.to(x.device)[None], model.layout)
+        Recorder(model).terms(values, PaddedBatch(1, len(x), x.device, len(x)), x, y)
+    except UnsupportedError as reason:
+        return reason
+    return None
+
+
+def micro_batch_size(model: Model, vectors: Tensor, physical_batch: int) -> int:
+    """Examples to work on at a time: on a CPU, the activations of convolutions must fit its cache."""
+    cached = not vectors.is_cuda and any(len(shape) > 2 for shape in model.layout.shapes)
+    return min(physical_batch, _CACHED) if cached else physical_batch
+
+
+@torch.no_grad()
+def packed_sums(
+    recorder: Recorder,
+    vectors: Tensor,
+    x: Tensor,
+    y: Tensor,
+    counts: Sequence[int],
+    clips: Tensor,
+    limit: int,
+    precision: Precision = "float32",
+    rows: Tensor | None = None,
+) -> Tensor:
+    """The sum of each client, clients x p, in float64, from examples that lie client by client.
+
+    Args:
+        recorder: The model.
+        vectors: Parameters, clients x p.
+        x: Inputs, examples x shape.
+        y: Labels.
+        counts: How many examples each client has.
+        clips: Norm bound of each client.
+        limit: Examples in a micro-batch.
+        precision: How layers multiply.
+        rows: Which rows of `x` and `y` the examples are, if not all in order; a micro-batch of them is gathered at a
+            time.
+    """
+    total, low = torch.zeros_like(vectors, dtype=torch.float64), low_dtype(precision)
+    values, views = (unflatten(t, recorder.layout) for t in (vectors, total))
+    for clients, sizes, part in micro_batches(counts, limit):
+        layout = PackedBatch(clients, sizes, [counts[c] for c in clients], low)
+        _add(recorder.terms(values, layout, *_gathered(x, y, rows, part)), views, layout, clips, None, vectors)
+    return total
+
+
+@torch.no_grad()
+def padded_sums(
+    recorder: Recorder,
+    vectors: Tensor,
+    x: Tensor,
+    y: Tensor,
+    mask: Tensor,
+    clips: Tensor,
+    limit: int,
+    precision: Precision = "float32",
+    capturable: bool = False,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """The same from padded examples in the order of `hush.training.per_example.padded`; `mask` is true for the real
+    ones.
+
+    If `capturable`, the host asks nothing of the device, so that the work can be captured as a CUDA graph: NaN is
+    cleared in any case, not only where there is any.
+    """
+    total = torch.zeros_like(vectors, dtype=torch.float64)
+    values, views = (unflatten(t, recorder.layout) for t in (vectors, total))
+    width = max(1, limit // len(vectors)) * len(vectors)
+    each = len(mask) // len(vectors)
+    for start in range(0, len(mask), width):
+        part = slice(start, min(start + width, len(mask)))
+        layout = PaddedBatch(len(vectors), (part.stop - start) // len(vectors), vectors.device, each, precision)
+        with matmul_precision(precision, vectors.device):
+            terms = recorder.terms(values, layout, *_gathered(x, y, rows, part))
+        with matmul_precision("float32", vectors.device):
+            _add(terms, views, layout, clips, mask[part], vectors, capturable)
+    return total
+
+
+def micro_batches(counts: Sequence[int], limit: int) -> Iterator[tuple[list[int], list[int], slice]]:
+    """Clients, how many examples each has in it, and the rows of each micro-batch."""
+    clients: list[int] = []
+    sizes: list[int] = []
+    start = end = 0
+    for client, count in enumerate(counts):
+        if end - start + count > limit and clients:
+            yield clients, sizes, slice(start, end)
+            clients, sizes, start = [], [], end
+        parts = math.ceil(count / limit)
+        for number in range(parts):
+            share = count // parts + (number < count % parts)
+            clients, sizes, end = [*clients, client], [*sizes, share], end + share
+            if parts > 1:
+                yield clients, sizes, slice(start, end)
+                clients, sizes, start = [], [], end
+    if clients:
+        yield clients, sizes, slice(start, end)
+
+
+def _gathered(x: Tensor, y: Tensor, rows: Tensor | None, part: slice) -> tuple[Tensor, Tensor]:
+    """A part of the examples, or of the rows that they are."""
+    if rows is None:
+        return x[part], y[part]
+    return x.index_select(0, rows[part]), y.index_select(0, rows[part])
+
+
+def _add(
+    terms: Mapping[str, Term],
+    totals: Mapping[str, Tensor],
+    clients: BatchLayout,
+    clips: Tensor,
+    mask: Tensor | None,
+    like: Tensor,
+    capturable: bool = False,
+) -> None:
+    """Add the clipped gradients, numbers of the dtype of `like`, to the totals."""
+    if not terms:
+        return
+
+    def total(exact: bool) -> Tensor:
+        return reduce(torch.add, [term.squares(exact) for term in terms.values()])
+
+    norms = upper_norms(total, like)
+    finite = norms.isfinite()
+    clean = not capturable and bool(finite.all())
+    scale = clip_factors(norms, clients.expand(clips), mask, like.dtype, finite)
+    dropped = ~finite
+    for name, term in terms.items():
+        (term if clean else term.cleared(dropped)).add(totals[name], scale, clients)

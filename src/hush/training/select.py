@@ -1,0 +1,218 @@
+"""Select how clipped sums are computed: the first path of a table whose condition holds.
+
+Edge cases:
+    - A model with a layer that `hush.training.per_example.rules` does not know is trained by vmap, with one warning
+      that names the layer, or is refused if `strict`.
+    - Where PyTorch has hooks for all modules, every path but the closed form, which never runs a module, is refused.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from hush.models import Model
+from hush.models.validation import check_global_hooks
+from hush.training import memory
+from hush.training.clipped_sum import ClippedSum
+from hush.training.closed_form import ClosedFormSum, LinearLayer, linear_layer_of
+from hush.training.gpu.graph_replay import GraphReplaySum
+from hush.training.gpu.noise_bank import noise_fits
+from hush.training.gpu.pooled_cnn.clipped_sum import PooledCnnSum, pooled_cnn_sums
+from hush.training.gpu.pooled_cnn.network import PooledCnn, pooled_cnn_of
+from hush.training.grouping import similar_batches
+from hush.training.job import Job
+from hush.training.per_example.discrete_sums import IntegerSum
+from hush.training.per_example.proxies import UnsupportedError
+from hush.training.per_example.recorder import Recorder
+from hush.training.per_example.sums import (
+    PackedSum,
+    PaddedSum,
+    micro_batch_size,
+    packed_sums,
+    padded_sums,
+    unsupported_layer,
+)
+from hush.training.per_example.vmap import VmapSum, check_vmap, vmap_sums
+from hush.training.precision import Precision, triton_kernels
+from hush.types import HushError
+
+_SUPPORTED = "Linear, Conv1d, Conv2d, Embedding, GroupNorm, LayerNorm, InstanceNorm, RMSNorm, RNN, LSTM, GRU"
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What the choice depends on. Each fact is computed when a row of the table first asks for it."""
+
+    model: Model
+    x: Tensor
+    y: Tensor
+    jobs: Sequence[Job]
+    limit: int | None
+    precision: Precision
+    strict: bool
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.x.is_cuda
+
+    @property
+    def discrete(self) -> bool:
+        return any(job.plan.discrete for job in self.jobs)
+
+    @property
+    def input_mean(self) -> bool:
+        return any(job.input_mean is not None for job in self.jobs)
+
+    @cached_property
+    def pooled_cnn(self) -> PooledCnn | None:
+        """The network, if its kernels can run here and all noise can be prefetched or drawn on the device."""
+        x, convolutional = self.x, any(len(shape) == 4 for shape in self.model.layout.shapes)
+        if not convolutional or not x.is_contiguous() or x.dtype != torch.float32 or triton_kernels(x.device) is None:
+            return None
+        network = pooled_cnn_of(self.model, x)
+        return network if network is not None and noise_fits(self.jobs) else None
+
+    @cached_property
+    def linear(self) -> LinearLayer | None:
+        """The model's only layer, if it is linear and its products are not to be rounded: it forms no gradients."""
+        return linear_layer_of(self.model, self.x) if self.precision != "bf16" else None
+
+    @property
+    def closed_form(self) -> bool:
+        return not self.on_gpu and not self.discrete and self.linear is not None
+
+    @cached_property
+    def replayable(self) -> bool:
+        """Whether steps can be captured: the noise of every group can be prefetched or drawn on the device."""
+        groups = similar_batches(self.jobs) if self.on_gpu else []
+        return self.on_gpu and all(noise_fits([self.jobs[i] for i in group]) for group in groups)
+
+    @cached_property
+    def supported(self) -> bool:
+        """Whether every layer has a rule for per-example gradients, which one pass over one example shows."""
+        reason = unsupported_layer(self.model, self.x[:1], self.y[:1])
+        if reason is not None:
+            _warn_slow_path(self.model, reason, self.strict)
+        return reason is None
+
+    @cached_property
+    def physical_batch(self) -> int:
+        return memory.physical_batch(self.model, self.x.device, len(self.jobs)) if self.limit is None else self.limit
+
+    def pooled_cnn_sum(self) -> ClippedSum:
+        assert self.pooled_cnn is not None
+        return PooledCnnSum(self.model, self.pooled_cnn, self.x, self.y, self.limit, self.precision)
+
+    def closed_form_sum(self) -> ClippedSum:
+        assert self.linear is not None
+        return ClosedFormSum(self.model, self.linear, self.x, self.y, memory.LEAN if self.limit is None else self.limit)
+
+    def graph_replay_sum(self) -> ClippedSum:
+        linear = self.linear if self.input_mean else None
+        return GraphReplaySum(self.model, self.x, self.y, self.jobs, self.physical_batch, self.precision, linear)
+
+    def packed_sum(self) -> ClippedSum:
+        return PackedSum(self.model, self.x, self.y, self.physical_batch, self.precision)
+
+    def padded_sum(self) -> ClippedSum:
+        return PaddedSum(self.model, self.x, self.y, self.physical_batch, self.precision)
+
+    def integer_sum(self) -> ClippedSum:
+        check_vmap(self.model, self.x, self.y)
+        return IntegerSum(self.model, self.x, self.y, self.physical_batch, self.precision)
+
+    def vmap_sum(self) -> ClippedSum:
+        check_vmap(self.model, self.x, self.y)
+        return VmapSum(self.model, self.x, self.y, self.physical_batch, self.precision)
+
+
+# The first row whose condition holds is taken. The probe behind `supported` comes after what needs none.
+_Row = tuple[Callable[[_Facts], ClippedSum], Callable[[_Facts], bool], str]
+TABLE: tuple[_Row, ...] = (
+    (_Facts.pooled_cnn_sum, lambda f: f.pooled_cnn is not None, "one launch serves batches of all sizes, unpadded"),
+    (_Facts.integer_sum, lambda f: f.discrete, "discrete noise needs integers, exact in any order of addition"),
+    (_Facts.closed_form_sum, lambda f: f.closed_form, "norms follow from those of the inputs"),
+    (_Facts.graph_replay_sum, lambda f: f.replayable and f.input_mean and f.linear is not None, "means without copies"),
+    (_Facts.packed_sum, lambda f: not f.on_gpu and f.supported, "a product per client is as fast as one for all"),
+    (_Facts.graph_replay_sum, lambda f: f.replayable and f.supported, "launches would take longer than the kernels"),
+    (_Facts.padded_sum, lambda f: f.supported, "too much noise to prefetch: steps are launched as they come"),
+    (_Facts.vmap_sum, lambda f: True, "the only way for layers without a rule"),
+)
+
+
+def select(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    jobs: Sequence[Job],
+    physical_batch: int | None = None,
+    precision: Precision = "float32",
+    strict: bool = False,
+) -> ClippedSum:
+    """How the clipped sums of these jobs are computed; arguments as for `hush.training.train.train`.
+
+    Fails if a layer has no rule and `strict`, if vmap's gradients are wrong for the model, or if hooks could mix rows.
+    """
+    facts = _Facts(model, x, y, jobs, physical_batch, precision, strict)
+    if not facts.closed_form:
+        # The closed form alone never runs the module.
+        check_global_hooks(model.name)
+    return next(make(facts) for make, applies, _ in TABLE if applies(facts))
+
+
+def clipped_sums(
+    model: Model,
+    vectors: Tensor,
+    x: Tensor,
+    y: Tensor,
+    mask: Tensor,
+    clips: Tensor,
+    physical_batch: int = 4096,
+    *,
+    precision: Precision = "float32",
+    strict: bool = False,
+) -> Tensor:
+    """The clipped gradient sum of each client over one batch, by pooled CNN kernels, recorded layers, or vmap.
+
+    Args:
+        model: Gives the logits.
+        vectors: Parameters, clients x p.
+        x: Inputs, clients x examples x shape.
+        y: Labels, clients x examples.
+        mask: True where there is an example, clients x examples.
+        clips: Norm bound of each client.
+        physical_batch: Examples whose gradients are in memory at a time.
+        precision: How layers multiply: in float32, or with operands rounded to tf32 (on GPUs) or bf16.
+        strict: Refuse a model that needs vmap.
+
+    Returns:
+        clients x p, in float64.
+    """
+    kernels = vectors.dtype == torch.float32 and triton_kernels(x.device) is not None
+    network = pooled_cnn_of(model, x[0]) if kernels else None
+    if network is not None:
+        return pooled_cnn_sums(network, vectors, x, y, mask, clips, physical_batch, precision)
+    limit = micro_batch_size(model, vectors, physical_batch)
+    try:
+        recorder = Recorder(model)
+        if vectors.is_cuda:
+            xs, ys, masks = (t.transpose(0, 1).flatten(0, 1) for t in (x, y, mask))
+            return padded_sums(recorder, vectors, xs, ys, masks, clips, limit, precision)
+        return packed_sums(recorder, vectors, x[mask], y[mask], mask.sum(1).tolist(), clips, limit, precision)
+    except UnsupportedError as reason:
+        _warn_slow_path(model, reason, strict)
+        return vmap_sums(model, vectors, x, y, mask, clips, physical_batch, precision=precision)
+
+
+def _warn_slow_path(model: Model, reason: UnsupportedError, strict: bool) -> None:
+    """Warn why vmap is needed, or raise if `strict`."""
+    text = f"model {model.name}: {reason}: no fast per-example gradient rule for this layer"
+    if strict:
+        raise HushError(f"{text}; accepted: {_SUPPORTED}") from None
+    warnings.warn(f"{text}, so per-example gradients take the slow path", stacklevel=3)

@@ -1,0 +1,87 @@
+"""Runs that die during enrolment tell the server one answer on one charge, however often they are resumed."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hush.privacy.ledger import ledger
+from hush.privacy.ledger.book import BURNED, READY, SENT, Charge
+from hush.privacy.schedule import ENROLMENT
+from tests.support.enrolment_jobs import CLIENTS
+from tests.support.ledger_checks import Nursery
+from tests.support.ledger_jobs import FAILED
+
+POINTS = [
+    *(f"{step} {point}" for step in ("reserve", "seal") for point in ("inserted", "committed", "witnessed")),
+    "told",
+    "reserve committed in round 1",
+    "sent anchored",
+]
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    made = Nursery("enrolment_jobs")
+    yield made
+    made.close()
+
+
+def charges(directory: Path, client: int) -> list[Charge]:
+    _, held = ledger.inspect(directory / "books" / f"client-{client}.ledger")
+    return [charge for charge in held.charges.values() if charge.row.round == ENROLMENT]
+
+
+def answers_told(directory: Path) -> list[int]:
+    """How many different answers each client has told: at most one, sealed on a charge; other charges are burned."""
+    numbers = []
+    for client in range(CLIENTS):
+        told = directory / f"told-{client}"
+        answers = set(told.read_text().splitlines()) if told.exists() else set()
+        found = charges(directory, client)
+        assert len(answers) <= 1, "several answers on one charge"
+        assert all(charge.state == BURNED for charge in found[:-1])
+        assert not answers or found[-1].state in (READY, SENT), "told without a seal"
+        numbers.append(len(answers))
+    return numbers
+
+
+def kill(nursery: Nursery, directory: Path, point: str, times: int) -> list[int]:
+    """Kill a run `times` times, each time resumed beside a process that holds the ledgers; then let it end."""
+    nth, at = (CLIENTS + 1, point.removesuffix(" in round 1")) if "round 1" in point else (1, point)
+    directory.mkdir()
+    pid = 0
+    try:
+        for number in range(times):
+            status = nursery.run(
+                "enrolment", directory=str(directory), point=at, nth=1 + number % 2 if nth == 1 else nth
+            )
+            told = answers_told(directory)
+            if status == 0:
+                return told
+            assert status == FAILED, "the failpoint was not reached"
+            if not pid:
+                pid = nursery.start("holder", directory=str(directory))
+                while not (directory / "held").exists():
+                    time.sleep(0.005)
+        assert nursery.run("enrolment", directory=str(directory)) == 0
+        return answers_told(directory)
+    finally:
+        if pid:
+            nursery.kill(pid)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_during_enrolment(nursery: Nursery, tmp_path: Path, point: str) -> None:
+    assert kill(nursery, tmp_path / "0", point, 2) == [1] * CLIENTS
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_twenty_times_during_enrolment(nursery: Nursery, tmp_path: Path, point: str) -> None:
+    for number, times in zip(itertools.count(), (1, 2, 3, 4, 10), strict=False):
+        assert kill(nursery, tmp_path / str(number), point, times) == [1] * CLIENTS

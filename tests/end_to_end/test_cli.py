@@ -1,0 +1,228 @@
+"""The command line as a person uses it: real processes."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import environment, helper
+
+FILE = """\
+seed = 1
+rounds = 3
+[data]
+name = "digits"
+clients = 4
+[model]
+name = "logreg"
+[privacy]
+budgets = [0.5, 1.0, 2.0, 4.0]
+delta = 1e-4
+[local]
+batch_size = 32
+lr = 0.1
+[recipe]
+name = "robust-hdp"
+"""
+
+
+ENVIRONMENT = {k: v for k, v in environment().items() if k != "HUSH_DATA"}
+Done = subprocess.CompletedProcess[str]
+
+
+def fresh(*arguments: str, cwd: Path) -> Done:
+    """The command in a process that imports everything anew."""
+    line = [sys.executable, "-c", "from hush.cli.main import main; main()", *arguments]
+    return subprocess.run(line, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
+
+
+@cache
+def _server() -> subprocess.Popen[str]:
+    server = subprocess.Popen(
+        helper("command_server"),
+        env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    atexit.register(server.kill)
+    return server
+
+
+def command(*arguments: str, cwd: Path) -> Done:
+    """The command in a process of its own that has its imports already."""
+    server = _server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / name for name in ("out", "err")]
+        question = {"arguments": arguments, "cwd": str(cwd), "out": str(files[0]), "err": str(files[1])}
+        print(json.dumps(question), file=server.stdin, flush=True)
+        code = int(server.stdout.readline())
+        return Done(arguments, code, *(file.read_text() for file in files))
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "run.toml").write_text(FILE)
+    return tmp_path
+
+
+def test_run_prints_the_result_as_json(here: Path) -> None:
+    done = fresh("run", "run.toml", "--out", "out", "--set", "local.lr=0.2", "--json", cwd=here)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    keys = "recipe dataset model rounds seed accuracy accuracy_per_client loss guarantees seconds versions config_hash"
+    assert set(keys.split()) <= set(result)
+    card = "client epsilon_budget epsilon_spent delta relation accountant sampler noise not_covered"
+    assert set(card.split()) <= set(result["guarantees"][0])
+    assert result == json.loads((here / "out" / "result.json").read_text())
+    assert json.loads((here / "out" / "manifest.json").read_text())["command"].startswith("hush run run.toml")
+
+
+def test_run_for_people_names_what_is_not_covered(here: Path) -> None:
+    done = command("run", "run.toml", cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert "mean accuracy" in done.stdout
+    assert "reproducible from the seed" in done.stdout
+    (report,) = (here / "runs").glob("*/report.html")
+    assert str(report.relative_to(here)) in done.stdout
+
+
+def test_a_guarantee_that_means_little_is_warned_of_and_still_runs(here: Path) -> None:
+    done = command("run", "run.toml", "--out", "out", "--set", "privacy.delta=0.5", cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert "Warning: clients 0, 1, 2, 3: delta 0.5" in done.stdout
+
+
+def test_plan_list_version_report(here: Path) -> None:
+    words = ["--epsilon", "1", "--delta", "1e-5", "--samples", "1000", "--batch", "10", "--rounds", "10"]
+    answer = json.loads(command("plan", *words, "--epochs", "2", "--accountant", "rdp", "--json", cwd=here).stdout)
+    assert (answer["steps"], answer["accountant"]) == (2000, "rdp")
+    assert "noise multiplier" in command("plan", *words, cwd=here).stdout
+    listed = json.loads(command("list", "--json", cwd=here).stdout)
+    assert {"recipes", "slots", "models", "datasets", "partitions", "budgets"} <= set(listed)
+    assert "robust-hdp" in command("list", cwd=here).stdout
+    assert command("--version", cwd=here).stdout.startswith("hush ")
+    command("run", "run.toml", "--out", "out", "--json", cwd=here)
+    (here / "out" / "report.html").unlink()
+    assert command("report", "out", cwd=here).stdout.strip() == "out/report.html"
+    assert (here / "out" / "report.html").exists()
+
+
+def test_plan_of_a_federation(here: Path) -> None:
+    done = command("plan", "run.toml", "--plot", "plan.html", "--json", cwd=here)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [each["epsilon_budget"] for each in found["clients"]] == [0.5, 1.0, 2.0, 4.0]
+    assert (here / "plan.html").exists()
+    assert "weight" in command("plan", "run.toml", cwd=here).stdout
+    for wrong in (
+        ["--epsilon", "1"],
+        ["run.toml", "--epsilon", "1"],
+        ["--epsilon", "0", *["--delta", "1e-5", "--samples", "9"]],
+    ):
+        refused = command("plan", *wrong, cwd=here)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+
+
+def test_ledger_commands(here: Path) -> None:
+    from hush.privacy.ledger import Ledger
+    from hush.privacy.plan import calibrated
+    from hush.types import Policy
+
+    policy = Policy(1.0, 1e-4)
+    plan = calibrated(policy, samples=100, batch=20, epochs=1, rounds=4, clip=1.0)
+    with Ledger.create(here / "a.ledger", "hospital", policy) as ledger:
+        ledger.reserve([plan.cost()], "first", 1)
+    shown = json.loads(command("ledger", "show", "a.ledger", "--json", cwd=here).stdout)
+    assert (shown["client"], shown["chain_ok"], shown["rows"]) == ("hospital", True, 2)
+    assert 0 < shown["spent"] < 1.0 == shown["policy"]["epsilon"]
+    assert "hospital" in command("ledger", "show", "a.ledger", cwd=here).stdout
+    assert "hash chain verified" in command("ledger", "verify", "a.ledger", cwd=here).stdout
+    rows = [json.loads(line) for line in command("ledger", "export", "a.ledger", cwd=here).stdout.splitlines()]
+    assert len(rows) == 2
+    for file in ("run.toml", "none.ledger"):
+        refused = command("ledger", "show", file, cwd=here)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+        assert refused.stderr.startswith("hush: error: ")
+
+
+def test_audit_command(here: Path) -> None:
+    done = command("audit", "run.toml", "--runs", "60", "--kind", "two-datasets", "--json", cwd=here)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["client"] == 3
+    assert found["epsilon_lower"] <= found["epsilon_claimed"] <= 4.0
+    assert found["refuted"] is False
+    assert found["releases"] == [{"what": "model update", "times": found["rounds"], "looked_at": found["rounds"]}]
+    assert found["not_looked_at"] == []
+
+
+BAD_MODEL = """
+from torch import nn
+def make(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes), nn.BatchNorm1d(classes))
+"""
+
+MISTAKES = {
+    "unknown key": (["--set", "data.clientz=3"], "data.clientz", "clients"),
+    "wrong type": (["--set", "data.clients=many"], "data.clients", "integer"),
+    "negative epsilon": (["--set", "privacy.budgets=-1"], "privacy.budgets", "-1"),
+    "zero epsilon": (["--set", "privacy.budgets=[1,0,1,1]"], "privacy.budgets", "0"),
+    "delta": (["--set", "privacy.delta=1.5"], "privacy.delta", "1.5"),
+    "zero delta": (["--set", "privacy.delta=0"], "privacy.delta", "0"),
+    "batch too large": (["--set", "local.batch_size=5000"], "local.batch_size", "5000"),
+    "more clients than samples": (["--set", "data.clients=5000", "--set", "privacy.budgets=1"], "data.clients", "5000"),
+    "unknown recipe": (["--set", "recipe.name=robust-hpd"], "recipe.name", "did you mean robust-hdp"),
+    "unknown dataset": (["--set", "data.name=digit"], "data.name", "digits"),
+    "unknown model": (["--set", "model.name=cn"], "model.name", "did you mean cnn"),
+    "unknown partition": (["--set", "data.partition=idd"], "data.partition", "iid"),
+    "unknown budgets": (["--set", "privacy.budgets=dist66"], "privacy.budgets", "dist6"),
+    "missing data": (["--set", "data.name=mnist"], "HUSH_DATA", "--data"),
+    "missing data file": (["--set", "data.name=mnist", "--data", "."], "train-images", "http"),
+    "budget list of the wrong length": (["--set", "privacy.budgets=[1,2]"], "privacy.budgets", "4"),
+    "zero rounds": (["--set", "rounds=0"], "rounds", "0"),
+    "BatchNorm": (["--set", "model.name=bad_model:make"], "BatchNorm1d", "GroupNorm"),
+    "no such device": (["--set", "engine.device=tpu"], "engine.device", "cpu"),
+    "unknown option": (["--otu", "x"], "--otu", "--out"),
+    "unwritable directory": (["--out", "run.toml/x"], "run.toml/x", "cannot write"),
+    "nothing to resume": (["--resume"], "nothing to resume", "--out"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistakes_are_one_line_and_status_2(here: Path, case: str) -> None:
+    arguments, *words = MISTAKES[case]
+    (here / "bad_model.py").write_text(BAD_MODEL)
+    before = {path.name for path in here.iterdir()} | {"__pycache__"}
+    done = command("run", "run.toml", *arguments, cwd=here)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.startswith("hush: error: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stdout == ""
+    for word in words:
+        assert word in done.stderr
+    assert {path.name for path in here.iterdir()} <= before, "nothing may be half-written"
+
+
+def test_mistakes_around_run_directories(here: Path) -> None:
+    assert command("run", "run.toml", "--out", "out", "--json", cwd=here).returncode == 0
+    again = command("run", "run.toml", "--out", "out", cwd=here)
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+    assert "--resume" in again.stderr
+    other = command("run", "run.toml", "--out", "out", "--resume", "--set", "local.lr=0.3", cwd=here)
+    assert other.returncode == 2
+    assert "a different config" in other.stderr
+    nothing = command("report", "nowhere", cwd=here)
+    assert (nothing.returncode, nothing.stderr.count("\n")) == (2, 1)
+    missing = command("run", "none.toml", cwd=here)
+    assert (missing.returncode, "no such file" in missing.stderr) == (2, True)
+    unknown = command("compare", "run.toml", "--recipes", "weiavg,robst-hdp", cwd=here)
+    assert (unknown.returncode, "did you mean robust-hdp" in unknown.stderr) == (2, True)
+    wrong_command = command("rnu", cwd=here)
+    assert (wrong_command.returncode, wrong_command.stderr.count("\n")) == (2, 1)

@@ -1,0 +1,124 @@
+"""How much clients differ, seen through their noise, and what that does to their weights and to the pace."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from hush.config import parse
+from hush.engines import auto_lr
+from hush.engines.setup import prepare
+from hush.recipes.context import RoundView, State
+from hush.recipes.estimators.heterogeneity import columns, difference
+from hush.recipes.slots.weight import Balanced
+
+SIZE, CLIENTS = 20_000, 8
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def signals(apart: float) -> torch.Tensor:
+    """Clients around a common signal of length 1, a squared distance `apart` from it on average."""
+    own = drawn(CLIENTS, SIZE, seed=1) * math.sqrt(apart / SIZE)
+    return drawn(1, SIZE, seed=2) / math.sqrt(SIZE) + own
+
+
+NOISE = torch.logspace(0, 2, CLIENTS, dtype=torch.float64)  # squared norms
+
+
+def view(number: int, apart: float, noise: torch.Tensor = NOISE) -> RoundView:
+    updates = signals(apart) + drawn(CLIENTS, SIZE, seed=10 + number) * (noise / SIZE).sqrt()[:, None].float()
+    ones = torch.ones(CLIENTS, dtype=torch.float64)
+    return RoundView(
+        round=number,
+        clients=tuple(range(CLIENTS)),
+        updates=updates,
+        samples=ones,
+        epsilon=ones,
+        planned_noise=noise,
+        budgets=ones,
+        rounds=100,
+    )
+
+
+def heard(apart: float, rounds: int = 20) -> tuple[torch.Tensor, State]:
+    state: State = {}
+    for number in range(1, rounds + 1):
+        weighing, state = Balanced().weight(view(number, apart), state)
+    return weighing.weights, state
+
+
+@pytest.mark.parametrize("apart", [0.05, 0.3, 1.0])
+def test_the_difference_is_found_beneath_the_noise(apart: float) -> None:
+    _, state = heard(apart)
+    found = float(difference(state["sum"], state["noise"], state["seen"]))
+    assert found == pytest.approx(apart, rel=0.25)
+
+
+def test_alike_clients_get_the_weights_of_least_variance() -> None:
+    weights, state = heard(0.0)
+    best = (1 / NOISE) / (1 / NOISE).sum()
+    assert float(difference(state["sum"], state["noise"], state["seen"])) < 0.01
+    assert float((weights**2 * NOISE).sum() / (best**2 * NOISE).sum()) < 1.1
+
+
+def test_clients_that_differ_are_not_starved() -> None:
+    alike, _ = heard(0.0)
+    differ, _ = heard(1.0)
+    expected = 1 / (NOISE + 5 * 100 * 1.0)
+    torch.testing.assert_close(differ, expected / expected.sum(), rtol=0.2, atol=0.0)
+    assert differ.min() > 10 * alike.min()
+
+
+def test_without_noise_all_count_alike() -> None:
+    weighing, _ = Balanced().weight(view(1, 1.0, torch.zeros(CLIENTS, dtype=torch.float64)), {})
+    assert float(weighing.weights.max() / weighing.weights.min()) < 1.5
+
+
+def test_one_client_or_one_round_tells_no_difference() -> None:
+    assert float(difference(torch.ones(1, 4), torch.ones(1), torch.ones(1))) == 0
+    assert float(difference(torch.ones(3, 4), torch.ones(3), torch.tensor([1.0, 0.0, 0.0]))) == 0
+
+
+def test_many_columns_are_thinned_evenly() -> None:
+    wide = torch.arange(3_000_000.0).view(1, -1)
+    assert 60_000 < columns(wide).shape[1] <= 1 << 17
+    assert columns(wide[:, :1000]).shape[1] == 1000
+
+
+def rate(**privacy: object) -> float:
+    raw = {
+        "rounds": 50,
+        "data": {"clients": 6},
+        "recipe": {"name": "hush"},
+        "local": {"lr": "auto"},
+        "privacy": privacy,
+    }
+    return float(prepare(parse(raw)).config.local.lr)
+
+
+def test_the_pace_follows_the_noise() -> None:
+    small, large = rate(budgets=0.1), rate(budgets=0.2)
+    assert 1.8 < large / small < 2.2
+    assert rate(budgets=1000.0) == pytest.approx(auto_lr.STRIDE / 10 / math.sqrt(650), rel=1e-6)
+
+
+def test_a_rate_that_follows_from_the_plans_is_named() -> None:
+    raw = {"rounds": 3, "data": {"clients": 3}, "recipe": {"name": "hush"}, "local": {"lr": "auto"}}
+    assert any("determine the learning rate" in text for text in prepare(parse(raw)).not_covered())
+    raw["local"] = {"lr": 0.1}
+    assert not any("determine the learning rate" in text for text in prepare(parse(raw)).not_covered())
+
+
+def test_the_walk_of_the_noise_has_the_length_it_should() -> None:
+    raw = {"rounds": 50, "data": {"clients": 6}, "recipe": {"name": "hush"}, "local": {"lr": "auto"},
+           "privacy": {"budgets": 0.2}}  # fmt: skip
+    terms = prepare(parse(raw)).terms
+    weights = 1 / terms.planned_noise[-1]
+    weights /= weights.sum()
+    walked = 50 * float((weights**2 * terms.planned_noise[-1]).sum())
+    assert math.sqrt(walked) == pytest.approx(auto_lr.WALK, rel=1e-6)

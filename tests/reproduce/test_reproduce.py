@@ -1,0 +1,230 @@
+"""The papers' entries: all there, every cell valid, printed numbers as printed, orders that mean what they say."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hush.models import build_model
+from hush.recipes import parse as parsed_recipe
+from hush.reproduce import asked, entries, entry, html, markdown, reproduce
+from hush.reproduce.claims import checked, parsed
+from hush.reproduce.files import printed, read, with_keys
+from hush.reproduce.metrics import METRICS
+from hush.types import HushError
+from tests.support.paths import SHARED
+
+TABLES = SHARED / "papers" / "tables.json"
+WANTED = [
+    *(f"dp-scaffold/{name}" for name in ("figure-1", "figure-2", "table-1", "table-4")),
+    *(f"padpfl/scenario-{number}" for number in range(1, 5)),
+    *(f"pfa/figure-{number}" for number in range(3, 8)),
+    *(f"rc-dpfl/table-{number}" for number in range(3, 11)),
+]
+
+
+def test_all_entries_are_there_in_order() -> None:
+    found = [name for name in entries() if not name.startswith(("robust-hdp/", "hush/"))]
+    assert found == WANTED
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_every_cell_is_a_valid_config_with_a_recipe_that_makes_sense(name: str) -> None:
+    found = entry(name)
+    assert found.metric in METRICS and found.cells and len({cell.name for cell in found.cells}) == len(found.cells)
+    for mode in found.modes:
+        for cell in found.cells:
+            config = found.configured(cell, mode)
+            parsed_recipe(config.recipe, config.mode)
+            assert config.mode == mode
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_orders_speak_of_cells_that_exist(name: str) -> None:
+    found = entry(name)
+    names = {part for cell in found.cells for part in (cell.algorithm, cell.column, cell.name)} | {"each", None}
+    assert found.orders
+    for order in map(parsed, found.orders):
+        assert {order.one, order.other, order.place} <= names
+    even = [row(cell.algorithm, cell.column, 1.0, parsed(found.orders[0]).measure) for cell in found.cells]
+    assert all(one["by"] is not None for one in checked(found.orders[:1], even))
+
+
+def row(algorithm: str, column: str, value: float, measure: str = "value") -> dict[str, Any]:
+    return {"algorithm": algorithm, "column": column, "measures": {measure: {"ours": value}}}
+
+
+CELLS = [row("a", "x", 5.0), row("b", "x", 3.0), row("c", "x", 4.5), row("a", "y", 1.0), row("b", "y", 4.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "by"),
+    [
+        ("a > b @ x", 2.0),
+        ("a > b + 3 @ x", -1.0),
+        ("a > b - 1 @ x", 3.0),
+        ("a < b @ x", -2.0),
+        ("b < a - 1 @ x", 1.0),
+        ("x > y @ a", 4.0),
+        ("a:y < b:x", 2.0),
+        ("a best @ x", 0.5),
+        ("c best @ x", -0.5),
+        ("b least @ x", 1.5),
+        ("a > b @ each", -3.0),
+        ("a > c @ each", 0.5),
+        ("a > b @ z", None),
+        ("a > d @ x", None),
+        ("a > b @ x [loss]", None),
+    ],
+)
+def test_orders_mean_what_they_say(text: str, by: float | None) -> None:
+    (found,) = checked([text], CELLS)
+    assert found == {"order": text, "by": pytest.approx(by) if by is not None else None, "holds": by and by > 0}
+
+
+@pytest.mark.parametrize("text", ["", "a", "a > ", "a = b @ x", "a > b by 3 @ x", "A > b @ x"])
+def test_what_is_no_order_is_refused(text: str) -> None:
+    with pytest.raises(HushError, match=r"cannot parse .*accepted: such as"):
+        parsed(text)
+
+
+def test_rounds_of_dp_scaffold_come_from_our_accountant_and_are_within_one_of_those_in_print() -> None:
+    apart = []
+    for name in ("dp-scaffold/table-1", "dp-scaffold/table-4"):
+        found = entry(name)
+        assert len(found.cells) == 25
+        for cell in found.cells:
+            rounds = cell.facts["rounds T"]
+            assert found.configured(cell, "faithful").rounds == rounds
+            apart.append(abs(rounds - (cell.printed["rounds T"].value or 0)))
+    assert max(apart) <= 1 and apart.count(0) == 44
+
+
+def test_noise_of_dp_scaffold_is_the_papers_on_each_of_two_tensors() -> None:
+    found = entry("dp-scaffold/table-1")
+    cell = next(cell for cell in found.cells if cell.name == "sigma-g=40:k=10")
+    config = found.configured(cell, "faithful")
+    protect, clip = config.recipe["protect"], config.privacy.clip
+    each = clip / math.sqrt(2)  # two tensors of this norm have the clip together
+    assert protect["noise"] * clip == pytest.approx(2 * 40 * each)
+    assert protect["draws"] == "shared" and config.local.batch_size == 800 and config.participation == 0.05
+    assert cell.printed[""].value == 36.85 and cell.printed[""].std == 0.85
+
+
+def test_steps_of_dp_scaffold_are_divided_by_whole_passes_of_which_there_is_one_at_least() -> None:
+    found, traded = entry("dp-scaffold/table-1"), read("dp-scaffold/table-1")["tradeoff"]
+    eta = dict(zip(traded["sigma_g"], traded["eta_0"], strict=True))
+    rates = {cell.name: found.configured(cell, "faithful").local.lr for cell in found.cells}
+    for sigma, passes in ((10, (1, 1, 2, 4, 8)), (160, (1, 1, 2, 4, 8))):
+        for steps, over in zip((1, 5, 10, 20, 40), passes, strict=True):
+            assert rates[f"sigma-g={sigma}:k={steps}"] == pytest.approx(eta[sigma] / over)
+
+
+def test_faithful_settings_are_set_in_faithful_mode_alone() -> None:
+    found = entry("rc-dpfl/table-3")
+    cell = next(cell for cell in found.cells if cell.name == "rc-dpfl:eps=5")
+    faithful, sound = (found.configured(cell, mode).recipe["assign"] for mode in ("faithful", "sound"))
+    assert faithful["share"] == 0.0 and faithful["clusters"] == sound["clusters"] == 4 and "share" not in sound
+
+
+def _said(one: dict[str, Any]) -> dict[str, Any]:
+    return {key: one.get(key) for key in ("algorithm", "column", "metric", "value", "std", "T")}
+
+
+def test_printed_numbers_are_those_of_the_papers() -> None:
+    if not TABLES.exists():
+        pytest.skip(f"no {TABLES}: the papers' numbers are not beside this checkout")
+    papers = {f"{table['paper']}/{table['table']}": table for table in json.loads(TABLES.read_text(encoding="utf-8"))}
+    names = {read(name).get("printed", "") for name in entries()} - {"", "pfa/7"}
+    assert len(names) == 22
+    for name in names:
+        assert [_said(row) for row in printed(name)["rows"]] == [_said(row) for row in papers[name]["rows"]], name
+    told = {(one["algorithm"], one["column"]): one["value"] for one in papers["pfa/text-numbers"]["rows"]}
+    for one in printed("pfa/7")["rows"]:
+        known = [
+            value
+            for (who, what), value in told.items()
+            if who == one["algorithm"] and what.startswith(f"{one['column']} uplink MB")
+        ]
+        assert known == [one["value"]]
+
+
+def test_the_network_of_pfa_has_its_parameters_and_one_start() -> None:
+    config = entry("pfa/figure-4").configured(entry("pfa/figure-4").cells[0], "sound").model
+    first, second = (build_model(config, (1, 28, 28), 10, seed) for seed in (0, 1))
+    assert first.layout.size == 26010 and first.start.equal(second.start)
+
+
+def test_dotted_keys_leave_the_base_as_it_was() -> None:
+    base = tomllib.loads("a = {b = 1}")
+    assert with_keys(base, {"a.c.d": 2, "e": 3}) == {"a": {"b": 1, "c": {"d": 2}}, "e": 3} and base == {"a": {"b": 1}}
+
+
+def test_a_reproduction_on_synthetic_data_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    small = ("data.clients=20", "data.samples=50", "participation=0.1", "local.batch_size=8")
+    cells = ("sigma-g=10:k=1", "sigma-g=10:k=5", "sigma-g=20:k=5")
+    part = asked("dp-scaffold/table-1", cells[:1], 1, 2, changes=small)
+    reproduce(part, tmp_path, command="hush reproduce")
+    told: list[str] = []
+    what = asked("dp-scaffold/table-1", cells, 1, 2, changes=small)
+    content = reproduce(what, tmp_path, command="hush reproduce", progress=lambda cell, *_: told.append(cell))
+    # The first cell was done already.
+    assert sorted(told) == sorted(cells[1:] * 2)
+    assert json.loads((tmp_path / "reproduction.json").read_text(encoding="utf-8")) == content
+    rounds = content["cells"][1]["measures"]["rounds T"]
+    assert (rounds["ours"], rounds["printed"], rounds["difference"]) == (488.0, 488.0, 0.0)
+    value = content["cells"][1]["measures"]["value"]
+    assert value["printed"] == 45.53 and value["difference"] == pytest.approx(value["ours"] - 45.53)
+    held = {one["order"]: one["holds"] for one in content["orders"]}
+    assert held["k=5 best @ sigma-g=10"] in (True, False) and held["k=10 best @ sigma-g=40"] is None
+    # What was asked for otherwise than the paper has it is kept, and said beside the printed numbers.
+    assert content["changes"] == [*small, "rounds=2"]
+    assert content["cells"][1]["course"]["round 2"] == pytest.approx(value["ours"])
+    for page in (markdown(content), html(content)):
+        assert "k=5 best @ sigma-g=10" in page and "not run" in page and "45.53" in page
+        assert f"Settings that differ from the table: {', '.join(small)}, rounds=2." in page
+    assert "Settings that differ from the table" not in markdown({**content, "changes": ['engine.device="cuda"']})
+
+
+def test_fairness_is_measured_against_models_without_privacy_that_all_cells_share(tmp_path: Path) -> None:
+    small = ("data.name=digits", "data.sizes=150", "model.name=logreg", "local.batch_size=16", "local.lr=0.5")
+    what = asked("rc-dpfl/table-4", ("o-cdpfl:eps=10", "dp-fedavg:eps=10"), 1, 2, "sound", changes=small)
+    content = reproduce(what, tmp_path, command="hush reproduce")
+    (shared,) = json.loads((tmp_path / "without-privacy.json").read_text(encoding="utf-8")).values()
+    assert len(shared) == 21 and sum(one["accuracy"] for one in shared) / 21 > 0.5
+    for cell in content["cells"]:
+        found = {name: value["ours"] for name, value in cell["measures"].items()}
+        assert 0 <= found["worst client accuracy"] <= 100 - found["max accuracy gap"]
+        assert 0 < found["F_acc"] <= 100 and found["F_loss"] > 0
+        assert cell["measures"]["F_acc"]["printed"] is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "changes", "kept"),
+    [
+        (
+            "dp-scaffold/figure-1",
+            ("fedavg:0-0-k=50", "fedsgd:0-0-k=50"),
+            ("data.clients=10", "data.samples=40", "local.batch_size=8", "local.steps=2"),
+            "least-loss.json",
+        ),
+        ("padpfl/scenario-1", ("0-1-2:no-privacy",), ("data.name=digits", "data.sizes=16", "local.lr=0.5"), None),
+        ("pfa/figure-7", ("pfa-plus:logreg",), ("data.name=digits", "data.sizes=21", "local.steps=2"), None),
+    ],
+)
+def test_measures_of_the_figures(
+    name: str, cells: tuple[str, ...], changes: tuple[str, ...], kept: str | None, tmp_path: Path
+) -> None:
+    content = reproduce(asked(name, cells, 1, 2, changes=changes), tmp_path, command="hush reproduce")
+    for cell in content["cells"]:
+        found = {measure: value["ours"] for measure, value in cell["measures"].items()}
+        assert len(found) == 2 and all(math.isfinite(value) for value in found.values())
+        if "uplink MiB" in found:
+            # 40 of 50 clients send 650 numbers each in round 1; in round 2 all but five send two.
+            assert 40 * 650 * 4 / 2**20 <= found["uplink MiB"] < 1.5 * 40 * 650 * 4 / 2**20
+    assert kept is None or len(json.loads((tmp_path / kept).read_text(encoding="utf-8"))) == 1

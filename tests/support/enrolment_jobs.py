@@ -1,0 +1,78 @@
+"""Runs in processes of their own that die during enrolment, and a process that holds their ledgers open.
+
+As a script it imports what they need once and then forks a process for every job it reads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hush.config import parse
+from hush.engines import enrolment as enrol
+from hush.engines import simulator
+from hush.engines.setup import prepare
+from hush.privacy.ledger import Ledger
+from tests.support.ledger_jobs import FAILED, serve
+
+CLIENTS = 2
+CONFIG: dict[str, Any] = {
+    "rounds": 1,
+    "data": {"clients": CLIENTS},
+    "privacy": {"budgets": 2.0, "lifetime": 1e6, "noise": "secure"},
+    "local": {"batch_size": 128},
+    "recipe": {
+        "name": "fedavg",
+        "protect": {"rule": "dp-sgd", "centre": 0.3},
+        "weight": {"rule": "samples", "counts": "noisy"},
+    },
+}
+
+
+def enrolment(directory: str, point: str = "", nth: int = 1) -> None:
+    """Run or resume, up to the nth time that a failpoint is passed; what the server is told goes into a file."""
+    here, passed = Path(directory), 0
+
+    def failpoint(name: str) -> None:
+        nonlocal passed
+        passed += name == point
+        if passed == nth:
+            os._exit(FAILED)
+
+    def witnessed(heard: Sequence[enrol.EnrolmentAnswer]) -> Any:
+        for client, told in enumerate(heard):
+            assert told.mean is not None
+            _append(here / f"told-{client}", {"count": told.count.hex(), "mean": told.mean.tolist()})
+        failpoint("told")
+        return centred(heard)
+
+    centred, enrol.centred = enrol.centred, witnessed
+    Ledger.open = staticmethod(partial(Ledger.open, failpoint=failpoint))  # type: ignore[method-assign]
+    simulator.run(prepare(parse(CONFIG)), here / "run", resume=True, ledgers=here / "books")
+
+
+def holder(directory: str) -> None:
+    """Hold the ledgers open until killed, so that no process that opens them is alone with them."""
+    held = [Ledger.open(path) for path in sorted((Path(directory) / "books").glob("*.ledger"))]
+    (Path(directory) / "held").write_text(str(len(held)))
+    signal.pause()
+
+
+def _append(path: Path, line: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    prepare(parse(CONFIG))
+    serve({"enrolment": enrolment, "holder": holder})

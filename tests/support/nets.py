@@ -1,0 +1,38 @@
+"""Batches, a reference, and small helpers for the tests of clipped sums."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hush.models import Model
+from hush.privacy.sensitivity import applied
+from hush.training.per_example.vmap import gradients
+
+
+def double(model: Model) -> Model:
+    return Model(model.name, model.module.double(), model.layout, model.start.double())
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape))
+
+
+def batch(
+    model: Model, shape: tuple[int, ...], classes: int, clients: int = 3, examples: int = 6, tokens: int = 0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Parameters, inputs (numbers below `tokens` if that is given), labels and mask."""
+    rng = np.random.default_rng(3)
+    vectors = model.start + 0.1 * random(clients, model.layout.size, seed=1).to(model.start.dtype)
+    x = random(clients, examples, *shape, seed=2).to(model.start.dtype)
+    if tokens:
+        x = torch.from_numpy(rng.integers(0, tokens, (clients, examples, *shape)))
+    y = torch.from_numpy(rng.integers(0, classes, (clients, examples)))
+    return vectors, x, y, torch.from_numpy(rng.random((clients, examples)) < 0.7)
+
+
+def reference(model: Model, vectors: Tensor, x: Tensor, y: Tensor, mask: Tensor, clips: Tensor) -> Tensor:
+    """The clipped sums by definition, in float64."""
+    each = gradients(model, vectors.double(), x.double() if x.is_floating_point() else x, y)
+    return torch.einsum("cb,cbp->cp", (applied(clips)[:, None] / each.norm(dim=2)).clamp(max=1.0) * mask, each)
