@@ -1,4 +1,4 @@
-"""The context of a round on the server: the updates, and public facts of enrolment. Nothing else may set a weight."""
+"""The context of a round on the server: the updates, and public facts from enrolment. Weights depend on nothing else."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from torch import Tensor
 from hush.types import Layout
 
 State = Mapping[str, Tensor]
-NOWHERE = -1  # the model number of an update that moves none
+NOWHERE = -1  # the model index of an update that changes no model
 
 
 class ServerRng(Protocol):
-    """The server's own random numbers in one round: independent of all data, and independent by name."""
+    """The server's random numbers of one round: independent of all data, and independent by name."""
 
     def uniform(self, name: str, *shape: int) -> Tensor:
-        """Float64 numbers in [0, 1)."""
+        """Return float64 numbers uniform in [0, 1)."""
         ...
 
     def normal(self, name: str, *shape: int) -> Tensor:
-        """Standard normal float64 numbers."""
+        """Return standard normal float64 numbers."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundView:
-    """The clients that answered, a row each, in the order of their numbers.
+    """The clients that answered, one row each, in order of client number.
 
     Attributes:
-        round: Its number.
-        clients: Their numbers.
-        updates: n x p.
-        samples: Of each, as enrolled.
-        epsilon: Of each, as declared.
-        planned_noise: Expected squared norm of the noise in each update, by the client's plan.
+        round: The round number.
+        clients: The client numbers.
+        updates: The updates, n x p.
+        samples: The number of training samples of each, as declared at enrolment.
+        epsilon: The declared budget of each.
+        planned_noise: The expected squared norm of the noise in each update, by the client's plan.
         reach: Steps times learning rate of each, by the client's plan.
         layout: How an update splits into tensors.
-        batch: Expected rows in a batch of each, by the client's plan.
-        answers: The side releases of the round, by name: noised sums, n x width.
-        budgets: Declared epsilon of all clients that are enrolled, whether or not they answered.
-        groups: The true cluster of all clients, which only a simulation knows.
-        rounds: How many rounds there are in all.
+        batch: The expected batch size of each, by the client's plan.
+        answers: The side releases of the round, by name: noisy sums, n x width.
+        budgets: The declared epsilon of all enrolled clients, including those that did not answer.
+        groups: The true cluster of all clients, known in simulations only.
+        rounds: The total number of rounds.
     """
 
     round: int
@@ -62,7 +62,7 @@ class RoundView:
     rounds: int = 1
 
     def rows(self, chosen: Tensor) -> RoundView:
-        """The view of some of the clients, by row number."""
+        """The view restricted to some of its rows."""
         return replace(
             self,
             clients=tuple(self.clients[i] for i in chosen.tolist()),
@@ -78,7 +78,7 @@ class RoundView:
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights that sum to one, the noise energies they were made from, if any, and whose were below its plan's."""
+    """Weights that sum to one; the noise energies they are based on, if any; and clients with less noise than planned."""
 
     weights: Tensor
     noise: Tensor | None = None

@@ -1,9 +1,10 @@
-"""The interfaces of the six slots: what an option of each can do, with a default for all that has a sensible one.
+"""The interfaces of the six slots: base classes of all options, with a default for every method that has a sensible
+one.
 
 An option overrides what it changes and nothing else. This file imports no option.
 
-State goes in and comes out: an option keeps nothing. What it needs to remember is a flat mapping of named tensors,
-which the server loop stores in every checkpoint.
+Options are stateless: the state is passed in and returned. It is a flat mapping of names to tensors, which the server
+stores in every checkpoint.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from hush.types import Layout, Member, Policy, Release, TaskExtras
 
 @dataclass(frozen=True)
 class TaskShape:
-    """What the shapes in a task depend on.
+    """What the shapes of a task's tensors depend on.
 
     Attributes:
         size: Parameters of the model.
@@ -40,7 +41,7 @@ class TaskShape:
 
 @dataclass(frozen=True)
 class Extra:
-    """A tensor that a task carries beside its models: type and shape, and whether every task of the recipe has it."""
+    """A tensor that a task carries in addition to its models: type, shape, and whether every task of the recipe has it."""
 
     dtype: Literal["F32", "F64"]
     shape: tuple[int, ...]
@@ -48,10 +49,10 @@ class Extra:
 
 
 class Option:
-    """An option of any slot: by default it reveals nothing, asks for ordinary training, and sends no extras."""
+    """Base of all options. By default an option releases nothing, asks for ordinary training, and sends no extras."""
 
     def releases(self) -> tuple[Release, ...]:
-        """What it reveals beyond the privatised update."""
+        """What this option releases or uses beyond the privatised update."""
         return ()
 
     def round_spec(self, number: int, rounds: int) -> RoundSpec:
@@ -59,91 +60,92 @@ class Option:
         return RoundSpec(train=number > 0)
 
     def extras(self, shape: TaskShape) -> Mapping[str, Extra]:
-        """What a task carries beside its models: the fields of `TaskExtras`, and what it has in `slots`, by name.
+        """Declare what a task carries in addition to its models, by name: fields of `TaskExtras`, and what `slots`
+        contains.
 
-        A client refuses whatever is not declared here.
+        Clients refuse everything that is not declared here.
         """
         return {}
 
 
 class Protect(Option, ABC):
-    """How a client's privacy is kept."""
+    """How a client's privacy is protected."""
 
     @property
     def private(self) -> bool:
-        """Whether clients are guaranteed anything: without that nothing can be noised and charged."""
+        """Whether clients have a privacy guarantee. Without one, nothing can be noised and charged."""
         return True
 
     @property
     def own_budgets(self) -> bool:
-        """Whether every client trains at its own budget, whatever those of the others are."""
+        """Whether every client trains at its own budget, independently of the budgets of others."""
         return True
 
     @property
     def spreads_budget(self) -> bool:
-        """Whether noise is calibrated so that each budget lasts for all rounds of its client."""
+        """Whether the noise is calibrated so that each budget lasts for all rounds of its client."""
         return True
 
     @property
     def shared_draws(self) -> bool:
-        """Whether all clients of a round draw the same batches and noise."""
+        """Whether all clients of a round use the same batches and noise."""
         return False
 
     @property
     def fixed_batches(self) -> bool:
-        """Whether batches have a fixed size, which needs the true number of rows."""
+        """Whether batches have a fixed size, which requires the true number of rows."""
         return False
 
     @property
     def round_steps(self) -> int | None:
-        """The steps of a round, where they are not those of the config."""
+        """The number of steps per round, if it differs from the config."""
         return None
 
     @property
     def centres_inputs(self) -> bool:
-        """Whether inputs are centred by a privately estimated mean, which needs a linear model."""
+        """Whether inputs are centred by a privately estimated mean, which requires a linear model."""
         return False
 
     def policies(self, members: Sequence[Member]) -> list[Policy]:
-        """The policy each client trains under; epsilon is infinite where nothing is guaranteed."""
+        """The policy that each client trains under; epsilon is infinite where there is no guarantee."""
         return [member.policy for member in members]
 
     @abstractmethod
     def schedules(
         self, members: Sequence[Member], stage_table: StageTable, orders: Sequence[Sequence[int]], config: Config
     ) -> list[PrivacySchedule]:
-        """What each client does to keep its policy; `orders` has the stages of its rounds, one after the other."""
+        """The privacy schedule of each client. `orders` lists the stages of its rounds in order."""
 
     def output(self, members: Sequence[Member], rounds: int) -> list[Output | None]:
-        """What each client does to its trained model before it is sent, if anything."""
+        """What each client does to its trained model before sending it, if anything."""
         return [None] * len(members)
 
     def start(self, clip: float) -> State:
-        """The state before the first round."""
+        """Return the state before the first round."""
         return {}
 
     def round_clip(self, state: State) -> float | None:
-        """The clipping norm of the round, where it changes from round to round."""
+        """The clipping norm of the round, if it changes between rounds."""
         return None
 
     def input_mean(self, state: State) -> Tensor | None:
-        """What clients centre their inputs by, if anything."""
+        """The mean that clients subtract from their inputs, if any."""
         return None
 
     def absorb(self, view: RoundView, state: State) -> State:
-        """Learn from the round."""
+        """Return the state after the round."""
         return state
 
 
 class LocalRule(Option):
-    """What a client does in its steps besides following its noised gradient."""
+    """What the local steps do in addition to following the noisy gradient."""
 
     def pull(self) -> float:
-        """How strongly steps are drawn back to the model that was sent."""
+        """The strength of the proximal term towards the model that was sent."""
         return 0.0
 
     def start(self, clients: int, size: int) -> State:
-        """The state before the first round."""
+        """Return the state before the first round."""
         return {}
 
     def drifts(self, clients: Sequence[int], homes: Sequence[int], models: int, state: State) -> Tensor | None:
@@ -151,21 +153,21 @@ class LocalRule(Option):
         return None
 
     def absorb(self, view: RoundView, placed: Sequence[int], homes: Sequence[int], state: State) -> State:
-        """Learn from the round."""
+        """Return the state after the round."""
         return state
 
 
 class Assign(Option):
-    """Which of the models a client works on; by default there is one."""
+    """Which model each client trains. By default there is one model."""
 
     @property
     def models(self) -> int:
-        """How many models there are."""
+        """The number of models."""
         return 1
 
     @property
     def number_given(self) -> bool:
-        """Whether exactly so many models are asked for, in place of as many as suit the updates, up to `models`."""
+        """Whether `models` is the exact number of models, rather than the maximum."""
         return True
 
     @property
@@ -174,96 +176,97 @@ class Assign(Option):
         return True
 
     def start(self, clients: int) -> State:
-        """The state before the first round."""
+        """Return the state before the first round."""
         return {}
 
     def offers(self, number: int, state: State) -> bool:
-        """Whether a client that is asked to choose is shown all models, or only its own."""
+        """Whether a client that is asked to choose receives all models, rather than its own."""
         return self.models > 1
 
     def place(self, view: RoundView, state: State, rng: ServerRng) -> list[int]:
-        """The model number of each client that is invited."""
+        """Return the model index of each invited client."""
         return self.homes(view.clients, state)
 
     def absorb(self, view: RoundView, placed: Sequence[int], state: State, rng: ServerRng) -> tuple[list[int], State]:
-        """Learn from the round; and the model to which each update is to be added."""
+        """Return the model index to which each update is added, and the next state."""
         return list(placed), state
 
     def homes(self, clients: Sequence[int], state: State) -> list[int]:
-        """The model that each client would use now."""
+        """Return the current model index of each client."""
         return [0] * len(clients)
 
 
 class Project(Option):
-    """What is kept of the updates; by default all of them, which clients send whole.
+    """Which part of the updates is kept before aggregation. By default clients send complete updates and all of it is
+    kept.
 
-    `encodes` is whether clients encode their updates: true of every class that overrides `encode`.
+    `encodes` is whether clients encode their updates: true for every class that overrides `encode`.
     """
 
     encodes: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: object) -> None:
-        """Note whether the class overrides `encode`."""
+        """Record whether the class overrides `encode`."""
         super().__init_subclass__(**kwargs)
         cls.encodes = cls.encode is not Project.encode
 
     def sends(self, view: RoundView, state: State) -> list[Mapping[str, Tensor]]:
-        """What each client needs to know to answer: the `slots` of its task's extras, as `extras` declares them."""
+        """Return what each client needs in order to encode: `slots` of its task's extras, as `extras` declares them."""
         return [{} for _ in view.clients]
 
     def check_received(self, extras: TaskExtras) -> None:
-        """At the client: raise a `HushError` if what came, of the declared types and shapes, cannot be used."""
+        """At the client: raise a `HushError` if received tensors of the declared types and shapes cannot be used."""
 
     def answer(self, layout: Layout, extras: TaskExtras) -> Layout:
-        """The layout of the answer."""
+        """Return the layout of the encoded update."""
         return layout
 
     def answer_bound(self, whole: float, layout: Layout, extras: TaskExtras) -> float:
-        """How long an honest answer can be, if an update can be as long as `whole`."""
+        """The maximum norm of an honest encoded update, if the norm of an update is at most `whole`."""
         return whole if self.answer(layout, extras) == layout else math.inf
 
     def encode(self, vector: Tensor, layout: Layout, extras: TaskExtras) -> Tensor:
-        """At the client: what to send of an update."""
+        """At the client: encode an update."""
         return vector
 
     def decode(self, vector: Tensor, layout: Layout, extras: TaskExtras) -> Tensor:
-        """At the server: the update, as far as it was sent."""
+        """At the server: decode an update."""
         return vector
 
     def deciders(self, view: RoundView) -> Tensor | None:
-        """Which clients' updates decide what is kept of the others'; None where nobody's do."""
+        """The clients whose updates determine how the others are projected, or None."""
         return None
 
     def project(self, view: RoundView, state: State, rng: ServerRng) -> tuple[Tensor, State]:
-        """The updates to aggregate, n x p."""
+        """Return the updates to aggregate, n x p."""
         return view.updates, state
 
 
 class Weight(Option, ABC):
-    """How much each client counts."""
+    """How much each client's update counts in the aggregate."""
 
     @abstractmethod
     def weight(self, view: RoundView, state: State) -> tuple[Weights, State]:
-        """Weights that sum to one."""
+        """Return weights that sum to one, and the next state."""
 
     def foreseen(self, view: RoundView) -> Tensor:
-        """The weights to expect from the public facts alone, before any update is seen: by default equal ones."""
+        """The expected weights given public facts alone, before any update is known. By default they are equal."""
         return torch.full_like(view.samples, 1.0 / len(view.clients))
 
 
 class ServerStep(Option):
-    """How the server moves its models; by default it adds the weighted mean of the updates, times `lr`."""
+    """How the server updates its models. By default it adds the weighted mean of the updates times `lr`."""
 
     lr: float = 1.0
 
     def start(self, models: Tensor) -> State:
-        """The state before the first round."""
+        """Return the state before the first round."""
         return {}
 
     def step(self, models: Tensor, move: Tensor, state: State, rng: ServerRng) -> tuple[Tensor, State]:
-        """The next models, from the weighted mean of the updates."""
+        """Return the next models, given the weighted mean of the updates for each, and the next state."""
         return models + self.lr * move, state
 
     def released(self, models: Tensor, state: State) -> Tensor:
-        """The models to use, where they differ from the ones that are trained on."""
+        """The models to release, if they differ from the models in training."""
         return models

@@ -1,13 +1,13 @@
 """Limits on one client's influence on a round: on its weight, and on the norm of its update.
 
-What a client declares (rows, budget) sets its weight, and also how far its update may go: steps times learning rate.
-So what is limited is the product of both, its share of all that a round can move. Weights below the limit are left as
-they are, relative to each other.
+The facts that a client declares (rows, budget) determine its weight, and also the reach of its update: steps times
+learning rate. Therefore the product of the two is limited: the client's share of the total possible change in a round.
+The ratios of weights below the limit do not change.
 
-A plan bounds the norm of an update in the worst case: all gradients at the clipping norm, and in one direction. Honest
-updates stay far below that, so a client that goes there in every round moves a model further than its weight says. An
-honest update is a signal and noise of known energy, so the squared norms less the planned noise tell how long signals
-are, and their median does not depend on what a minority sends.
+A plan bounds the norm of an update in the worst case: all gradients at the clipping norm and in the same direction.
+Honest updates are far shorter, so a client that exploits the worst case in every round moves a model further than its
+weight suggests. An honest update is a signal plus noise of known energy. The squared norms minus the planned noise
+estimate the norms of the signals, and a minority of clients cannot move their median.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from hush.recipes.context import RoundView
 
 Ceiling = Callable[[int], float]
 
-_TIMES = 2.0  # how much longer than the median a signal may be
-_FEWEST = 3  # updates, of which one may lie
-_ERRORS = 5.0 * math.sqrt(math.pi / 2)  # standard errors of a median of normal numbers
+_TIMES = 2.0  # maximum norm of a signal, relative to the median
+_FEWEST = 3  # number of updates below which one malicious update dominates
+_ERRORS = 5.0 * math.sqrt(math.pi / 2)  # standard errors of the median of normal numbers
 
 
-@cache  # so that equal ceilings are equal
+@cache  # so that equal ceilings compare equal
 def fixed(share: float | None) -> Ceiling:
-    """The same share however many clients there are; none means no ceiling."""
+    """The same ceiling for any number of clients; None means no ceiling."""
     return lambda clients: 1.0 if share is None else share
 
 
@@ -40,12 +40,12 @@ NONE = fixed(None)
 
 @dataclass(frozen=True, kw_only=True)
 class InfluenceLimits:
-    """What limits one client in a round.
+    """Limits on one client's influence in a round.
 
     Attributes:
-        ceiling: The largest share of a model's total pull that one client can have, by how many clients move it.
-        noise_bounds: The norm that the noise of an honest update stays below, per client of the round, at the
-            configured clipping norm; None where updates are not compared with each other.
+        ceiling: The largest share of a model's total change that one client may cause, by the number of clients.
+        noise_bounds: The maximum norm of the noise in an honest update, per client of the round, at the configured
+            clipping norm; None if updates are not compared with each other.
         clip: The configured clipping norm.
     """
 
@@ -55,15 +55,16 @@ class InfluenceLimits:
 
 
 def twice_even(clients: int) -> float:
-    """Twice an even share, and never the majority; no ceiling where there are only two."""
+    """Twice an equal share, but never a majority; no ceiling for two clients."""
     return 1.0 if clients <= 2 else min(0.5, 2 / clients)
 
 
 def capped(weights: Tensor, reach: Tensor, share: float) -> Tensor:
-    """The weights with no client's part of the total pull, weight times reach, above `share`; they sum to one.
+    """Limit each client's share of the total, weight times reach, to `share`. The weights sum to one.
 
-    A share below an even one cannot be kept, and is taken as even. Without a client above it, the weights are returned
-    as they are.
+    A share below an equal one is impossible and is raised to it. If no client exceeds the limit, the weights are
+    returned
+    unchanged.
     """
     clients = len(weights)
     share = max(share, 1 / clients)
@@ -75,7 +76,7 @@ def capped(weights: Tensor, reach: Tensor, share: float) -> Tensor:
         return weights
     order = pulls.argsort(descending=True)
     for above in range(1, clients):
-        # The `above` largest get `share` of a total that the others make up the rest of.
+        # The `above` largest clients get `share` each of a total that the other clients complete.
         rest = float(pulls[order[above:]].sum())
         left = 1 - above * share
         if left <= 1e-9 or rest <= 0:
@@ -91,10 +92,10 @@ def capped(weights: Tensor, reach: Tensor, share: float) -> Tensor:
 
 
 def norm_limits(view: RoundView, noise: Tensor) -> Tensor:
-    """By client, the norm that its update may have; infinite where there are fewer than three updates.
+    """Return the maximum norm of each client's update; infinite for fewer than three updates.
 
-    `noise` is the norm that the noise of an honest update stays below. A client that makes more steps than the median
-    may go as much further.
+    `noise` is the maximum norm of the noise in an honest update. The limit grows with the number of steps for a client
+    that takes more steps than the median.
     """
     clients, size = view.updates.shape
     if clients < _FEWEST:

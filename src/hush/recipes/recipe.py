@@ -23,7 +23,7 @@ SlotStates = Mapping[str, State]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One algorithm; a slot that is not given is that of `dp-fedavg`."""
+    """One algorithm. A slot that is not given has the option of `dp-fedavg`."""
 
     protect: Protect = field(default_factory=DpSgd)
     local: LocalRule = field(default_factory=PlainSgd)
@@ -45,15 +45,15 @@ class Recipe:
         }
 
     def releases(self) -> tuple[Release, ...]:
-        """Everything the six options reveal, each thing once."""
+        """Everything that the six options release, without duplicates."""
         return tuple(dict.fromkeys(release for option in self.options.values() for release in option.releases()))
 
     def extras(self, shape: TaskShape) -> dict[str, Extra]:
-        """All that a task of this recipe carries beside its models."""
+        """Everything that a task of this recipe carries in addition to its models."""
         return {name: extra for option in self.options.values() for name, extra in option.extras(shape).items()}
 
     def stage_table(self, rounds: int) -> StageTable:
-        """What enrolment and each round ask of a client, all options together."""
+        """What enrolment and each round ask of a client, combined over all options."""
         return StageTable.from_rounds(
             [
                 reduce(or_, (option.round_spec(number, rounds) for option in self.options.values()))

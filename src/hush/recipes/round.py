@@ -17,12 +17,12 @@ from hush.recipes.limits import InfluenceLimits, capped, norm_limits
 from hush.recipes.recipe import Recipe, SlotStates
 from hush.types import Layout, Task, TaskExtras, Update
 
-_DECIDERS = 3  # clients of whom one may lie without deciding alone for all
+_DECIDERS = 3  # clients below which one malicious client may decide for all
 
 
 @dataclass(frozen=True)
 class Invitation:
-    """The tasks of a round, the model that each client is placed on, and whether it chooses among all in its place."""
+    """The tasks of a round, the model index of each client, and whether clients choose among all models."""
 
     tasks: list[Task]
     placed: Mapping[int, int]
@@ -31,16 +31,16 @@ class Invitation:
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregate:
-    """What a round leads to.
+    """The result of aggregating a round.
 
     Attributes:
         models: The models to train next, models x p.
-        released: The models to use, where they differ from those.
+        released: The models to release, where they differ from those.
         slots: The state of each slot.
-        weights: Of each client whose update was aggregated.
-        noise: The noise energy that was estimated in each update, if any was.
-        joined: The model that each update was added to.
-        warnings: Which clients count less than what they sent or declared, and why.
+        weights: The weight of each client whose update was aggregated.
+        noise: The estimated noise energy of each update, if the recipe estimates it.
+        joined: The model index to which each update was added.
+        warnings: Clients whose weight was limited, and why.
     """
 
     models: Tensor
@@ -55,7 +55,7 @@ class Aggregate:
 def invite(
     recipe: Recipe, invited: RoundView, models: Tensor, slots: SlotStates, rng: ServerRng, *, choose: bool
 ) -> Invitation:
-    """The tasks of the invited clients; with `choose`, the round asks them which of the models fits best."""
+    """Return the tasks of the invited clients. With `choose`, clients are asked which model fits best."""
     everyone = range(len(invited.budgets))
     placed = dict(zip(invited.clients, recipe.assign.place(invited, slots["assign"], rng), strict=True))
     open_choice = choose and recipe.assign.offers(invited.round, slots["assign"])
@@ -100,18 +100,18 @@ def aggregate(
     limits: InfluenceLimits,
     step: bool,
 ) -> Aggregate:
-    """The next models and states.
+    """Return the next models and states.
 
     Args:
         recipe: The algorithm.
-        facts: The public facts of the clients whose updates are used, in their order.
-        invitation: The round's.
-        updates: Valid updates; none where too few came, which moves no model.
-        models: The present models, models x p.
-        slots: The present state of each slot.
+        facts: The public facts of the clients whose updates are used, in the same order.
+        invitation: The invitation of the round.
+        updates: Valid updates; empty if fewer than the quorum answered, which leaves the models unchanged.
+        models: The current models, models x p.
+        slots: The current state of each slot.
         rng: The server's random numbers of the round.
-        limits: On one client's influence.
-        step: Whether the models move in this round.
+        limits: Limits on one client's influence.
+        step: Whether this round changes the models.
     """
     new: dict[str, State] = dict(slots)
     move = torch.zeros_like(models)
@@ -123,14 +123,15 @@ def aggregate(
         view, warnings = _norm_limited(_view(recipe, facts, invitation.tasks, updates), invitation.tasks, limits)
         worked = [_worked_on(invitation, update) for update in updates]
 
-        # Assign: the model that each update is to be added to.
+        # Assign: the model to which each update is added.
         joined, new["assign"] = recipe.assign.absorb(view, worked, slots["assign"], rng)
         into = dict(zip(view.clients, joined, strict=True))
         rebased = replace(view, updates=view.updates + _rebasing(models, worked, joined))
         for model, rows in _by_model(joined):
             part = rebased if len(rows) == len(view.clients) else rebased.rows(rows)
 
-            # Project, unless one or two clients decide how and the ceiling allows nobody that much influence.
+            # Project, unless one or two clients alone determine the projection and the ceiling forbids that much
+            # influence.
             key, share = f"project-{model}", limits.ceiling(len(part.clients))
             projected, few = part.updates, _few(recipe.project.deciders(part), share)
             if not few:
@@ -145,7 +146,7 @@ def aggregate(
             warnings = _joined(warnings, _warned(part, weighting, limited, share), _undecided(part, few))
             if weighting.noise is not None:
                 noise.update(zip(part.clients, weighting.noise.tolist(), strict=True))
-        # The homes that the tasks were made with.
+        # The model indices with which the tasks were made.
         homes = recipe.assign.homes(range(len(facts.budgets)), slots["assign"])
         new["protect"] = recipe.protect.absorb(view, slots["protect"])
         new["local"] = recipe.local.absorb(view, worked, homes, slots["local"])
@@ -163,7 +164,7 @@ def aggregate(
 
 
 def _view(recipe: Recipe, facts: RoundView, tasks: Sequence[Task], updates: Sequence[Update]) -> RoundView:
-    """The facts with the updates, decoded, and the side releases."""
+    """Return the facts with the decoded updates and the side releases."""
     sent = {task.client: task for task in tasks}
     vectors = [recipe.project.decode(u.vector, facts.layout, sent[u.client].extras) for u in updates]
     answers = {what: torch.stack([u.side.releases[what] for u in updates]) for what in updates[0].side.releases}
@@ -176,7 +177,7 @@ def _worked_on(invitation: Invitation, update: Update) -> int:
 
 
 def _rebasing(models: Tensor, worked: Sequence[int], joined: Sequence[int]) -> Tensor:
-    """What to add to updates that were made on one model and go to another, so that they end where they ended."""
+    """Return what to add to updates that were computed on one model and are added to another, so that endpoints match."""
     to = [there if there != NOWHERE else here for here, there in zip(worked, joined, strict=True)]
     return models[list(worked)] - models[to]
 
@@ -187,9 +188,9 @@ def _by_model(joined: Sequence[int]) -> list[tuple[int, Tensor]]:
 
 
 def _norm_limited(view: RoundView, tasks: Sequence[Task], limits: InfluenceLimits) -> tuple[RoundView, dict[int, str]]:
-    """The view with no update longer than the others of the round suggest, and whose were.
+    """Scale down updates whose norm is far above the others of the round, and return which ones were scaled.
 
-    Not where updates hold more than a signal and the plan's noise: a drift, or projected answers.
+    This does not apply if updates contain more than a signal and the planned noise: a drift, or encoded updates.
     """
     if limits.noise_bounds is None or any(_is_more_than_signal(task, view.layout) for task in tasks):
         return view, {}
@@ -214,7 +215,7 @@ def _is_more_than_signal(task: Task, layout: Layout) -> bool:
 
 
 def _few(deciders: Tensor | None, share: float) -> tuple[int, ...]:
-    """The rows of those who decide for all, if fewer than three do and each has more than that share of influence."""
+    """Return the deciding clients if there are fewer than three and each has more than the allowed influence."""
     rows = () if deciders is None else tuple(deciders.nonzero().flatten().tolist())
     return rows if 0 < len(rows) < _DECIDERS and share * len(rows) < 1 - 1e-9 else ()
 
@@ -228,7 +229,7 @@ def _undecided(part: RoundView, few: Sequence[int]) -> dict[int, str]:
 
 
 def _warned(part: RoundView, weighting: Weights, limited: Tensor, share: float) -> dict[int, str]:
-    """Which clients count less than what they sent or declared would give them, and why."""
+    """Return the clients whose weight or update was limited, and why."""
     quiet = [False] * len(part.clients) if weighting.quiet is None else weighting.quiet.tolist()
     found = {}
     rows = zip(part.clients, quiet, weighting.weights.tolist(), limited.tolist(), strict=True)

@@ -1,1 +1,1 @@
-"""The coordinator: the gate for what comes in, the round loop, and the run directory."""
+"""The server side of a run: update validation, the round loop, and the run directory."""

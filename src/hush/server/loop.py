@@ -1,4 +1,4 @@
-"""The round loop, a generator: it gives tasks and is sent updates, so any engine can drive it, or many runs at once."""
+"""The round loop, a generator that yields tasks and receives updates, so that any engine can drive it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hush.types import Decline, Layout, Member, RoundRecord, Task, Update
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunTerms:
-    """What is fixed before the first round: all of it public.
+    """The settings of a run that are fixed before its first round. All of them are public.
 
     Attributes:
         recipe: The algorithm.
@@ -61,13 +61,13 @@ class RunTerms:
     ceiling: Ceiling = NONE
 
     def spec(self, number: int) -> RoundSpec:
-        """What a round asks of its clients."""
+        """What the round asks of its clients."""
         return self.stage_table.specs[self.stage_table.of[number]]
 
 
 @dataclass(frozen=True)
 class ServerState:
-    """All that the server needs to go on: the models it trains, those it would release, and each slot's memory."""
+    """The complete state of the server: the models in training, the models to release, and the state of each slot."""
 
     round: int
     models: Tensor
@@ -80,7 +80,7 @@ Keep = Callable[[ServerState, RoundRecord], None]
 
 
 def start(terms: RunTerms, models: Tensor, told: State | None = None) -> ServerState:
-    """The state before the first round; `models` is models x p, `told` is what enrolment brought."""
+    """Return the state before the first round. `models` is models x p; `told` holds the results of enrolment."""
     recipe, clients = terms.recipe, len(terms.members)
     slots: dict[str, State] = {
         "protect": {**recipe.protect.start(terms.clip), **(told or {})},
@@ -96,7 +96,7 @@ def start(terms: RunTerms, models: Tensor, told: State | None = None) -> ServerS
 
 
 def short_of_quorum(terms: RunTerms, state: ServerState) -> str | None:
-    """Why the run cannot go on, if too few clients have budget left."""
+    """Return why the run must stop, if fewer clients than the quorum have budget left; else None."""
     left = len(terms.members) - len(state.slots["loop"]["gone"])
     if left >= terms.quorum:
         return None
@@ -105,10 +105,10 @@ def short_of_quorum(terms: RunTerms, state: ServerState) -> str | None:
 
 
 def serve(terms: RunTerms, state: ServerState, keep: Keep) -> Generator[list[Task], list[Answer], ServerState]:
-    """Run the remaining rounds. `keep` is called with the new state and the record after each of them.
+    """Run the remaining rounds. `keep` is called with the new state and the record after each round.
 
-    A client that declines for good is not invited again. When fewer than the quorum are left, the run ends; a round in
-    which fewer than the quorum happen to answer moves nothing.
+    A client that declines permanently is not invited again. The run ends when fewer clients than the quorum remain. A
+    round in which fewer clients than the quorum answer leaves the models unchanged.
     """
     recipe = terms.recipe
     while state.round < len(terms.participants) and short_of_quorum(terms, state) is None:
@@ -120,10 +120,10 @@ def serve(terms: RunTerms, state: ServerState, keep: Keep) -> Generator[list[Tas
         invited = _facts(terms, number, [c for c in terms.participants[number - 1] if c not in gone])
         invitation = invite(recipe, invited, state.models, slots, rng, choose=spec.choose)
 
-        # 2. Wait for their answers.
+        # 2. Wait for the answers.
         answers = yield invitation.tasks
 
-        # 3. Accept what is valid, and note who leaves.
+        # 3. Accept valid updates, and record clients that leave.
         updates = [answer for answer in answers if isinstance(answer, Update)]
         traffic = sum(map(bytes_of_update, updates)), sum(map(bytes_of_task, invitation.tasks))
         declines = [answer for answer in answers if isinstance(answer, Decline)]
@@ -160,21 +160,21 @@ def serve(terms: RunTerms, state: ServerState, keep: Keep) -> Generator[list[Tas
 
 
 def bytes_of_update(update: Update) -> int:
-    """The numbers of an update on the wire: four bytes for each of the vector, eight for each that goes with it."""
+    """The payload of an update in bytes: float32 for the vector, float64 for each additional number."""
     side = update.side
     numbers = int(side.choice is not None) + sum(answer.numel() for answer in side.releases.values())
     return 4 * update.vector.numel() + 8 * numbers
 
 
 def bytes_of_task(task: Task) -> int:
-    """The numbers of a task on the wire, four bytes each."""
+    """The payload of a task in bytes: four per number."""
     extras = task.extras
     tensors = (task.models, extras.input_mean, extras.drift, *extras.slots.values())
     return 4 * (int(extras.clip is not None) + sum(tensor.numel() for tensor in tensors if tensor is not None))
 
 
 def _limits(terms: RunTerms, number: int, updates: Sequence[Update]) -> InfluenceLimits:
-    """What limits one client in a round: nothing beyond the ceiling where nobody could lie."""
+    """The limits on one client's influence in a round; only the weight ceiling applies where all clients are trusted."""
     bounds = terms.noise_bounds
     if bounds is not None:
         bounds = bounds[terms.stage_table.of[number], [update.client for update in updates]]
@@ -182,7 +182,7 @@ def _limits(terms: RunTerms, number: int, updates: Sequence[Update]) -> Influenc
 
 
 def gate(terms: RunTerms, tasks: Sequence[Task], updates: Sequence[Update]) -> tuple[list[Update], Mapping[int, str]]:
-    """The updates that a round may use, and why not the others: also for an engine that waits for enough of them."""
+    """Return the updates that a round may use, and why the others are rejected; also called before a quorum is reached."""
     if not tasks:
         return [], {}
     number = tasks[0].round
@@ -191,12 +191,12 @@ def gate(terms: RunTerms, tasks: Sequence[Task], updates: Sequence[Update]) -> t
 
 
 def enrolled(terms: RunTerms) -> RoundView:
-    """All that is known before the first update: the public facts of every client."""
+    """The public facts of every client, known before the first update."""
     return _facts(terms, 1, [member.client for member in terms.members])
 
 
 def _bounds(terms: RunTerms, number: int, tasks: Sequence[Task]) -> dict[int, float]:
-    """How long each answer can be, with the clip and the drift that its task brings."""
+    """The maximum norm of each client's update, given the clipping norm and the drift in its task."""
     if terms.bounds is None:
         return {}
     stage, found = terms.stage_table.of[number], {}

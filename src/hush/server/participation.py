@@ -1,6 +1,6 @@
-"""Participation: who is invited to which round, and, from the records, who took part.
+"""Participation: which clients are invited to each round, and, from the records, which of them took part.
 
-Invitations are drawn beforehand, from public numbers, so that a client knows what it must afford.
+Invitations are sampled before the run from public numbers, so that every client knows how many rounds to plan for.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Participants = tuple[tuple[int, ...], ...]
 
 
 def draw_participants(seed: int, clients: int, rounds: int, participation: float, shared: bool = False) -> Participants:
-    """The clients of each round: a fixed number of them, drawn without replacement, in rising order.
+    """Return the clients of each round: a fixed number, sampled without replacement, in ascending order.
 
-    With `shared` draws they are those of DP-SCAFFOLD's public code, which seeds NumPy's old generator by (seed + 1)
-    times the rounds that are over.
+    With `shared` draws they are those of DP-SCAFFOLD's public code, which seeds NumPy's legacy generator with
+    (seed + 1) times the number of completed rounds.
     """
     chosen = max(1, round(participation * clients))
     if chosen == clients:
@@ -39,7 +39,7 @@ def _draw(seed: int, number: int, shared: bool) -> np.random.Generator | np.rand
 
 
 def stages_of(stage_table: StageTable, plan: Participants, clients: int) -> list[tuple[int, ...]]:
-    """The stages of each client's rounds, one after the other, enrolment first where it is a stage."""
+    """Return the stages of each client's rounds, in order. Enrolment comes first if it is a stage."""
     enrolment = [stage for stage in stage_table.of[:1] if stage >= 0]
     whole = tuple(range(clients))
     if all(members == whole for members in plan):
@@ -57,7 +57,7 @@ def trained(records: Sequence[RoundRecord]) -> bool:
 
 
 def out_of_budget(records: Sequence[RoundRecord]) -> dict[int, int]:
-    """The first round that each client could not afford, for those that came to one."""
+    """Return, for each client that ran out of budget, the first round that it could not afford."""
     found: dict[int, int] = {}
     for record in records:
         for client, reason in record.refused.items():
@@ -67,7 +67,7 @@ def out_of_budget(records: Sequence[RoundRecord]) -> dict[int, int]:
 
 
 def spent_words(spent: Mapping[int, int], clients: int, names: Sequence[str] = ()) -> str:
-    """Which clients could not afford which round, in a sentence; `names` of clients, where they have any."""
+    """Return a sentence that lists the clients that ran out of budget, by name if they have names."""
     listed = [
         f"client {names[client] if names else client} from round {number} on"
         for client, number in list(spent.items())[:_LISTED]
@@ -77,7 +77,7 @@ def spent_words(spent: Mapping[int, int], clients: int, names: Sequence[str] = (
 
 
 def nothing_trained(spent: Mapping[int, int], clients: int, names: Sequence[str] = ()) -> str:
-    """Why a run in which no client released an update trained nothing."""
+    """Return why no client released an update."""
     if len(spent) == clients:
         return (
             f"all budgets are exhausted: none of the {clients:,} clients could afford a round, so nothing was trained"

@@ -1,11 +1,11 @@
-"""A run directory: everything about one execution, written so that a kill at any moment loses at most one round.
+"""A run directory: all files of one run, written so that a process killed at any time loses at most one round.
 
 manifest.json       config, its hash, fingerprints of data and model, seed, versions, command
-rounds.jsonl        one line a round
-checkpoint-N         the server's state after round N (safetensors),
-result.json         the outcome, once there is one
+rounds.jsonl        one line per round
+checkpoint-N        the server's state after round N (safetensors)
+result.json         the result, after the last round
 model.safetensors   the released model
-report.html         the same for people
+report.html         the HTML report
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MANIFEST, ROUNDS, RESULT, MODEL, REPORT = (
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside the target, sync, and rename: a reader sees the old file or the new one, never half of it."""
+    """Write to a temporary file, sync and rename, so that readers never see a partial file."""
     beside = path.with_name(path.name + ".part")
     with beside.open("wb") as file:
         file.write(content)
@@ -42,12 +42,12 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def to_json(value: Any) -> bytes:
-    """Indented JSON of records and mappings; numbers that JSON cannot hold become null."""
+    """Return records and mappings as indented JSON; NaN and infinity become null."""
     return json.dumps(plain(value), indent=2, allow_nan=False).encode() + b"\n"
 
 
 def plain(value: Any) -> Any:
-    """Records, tuples and non-finite numbers as what JSON can hold."""
+    """Convert records, tuples and non-finite numbers to values that JSON can represent."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -58,14 +58,14 @@ def plain(value: Any) -> Any:
 
 
 class RunDir:
-    """One run's files."""
+    """The files of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def create(cls, path: Path, manifest: Mapping[str, Any]) -> RunDir:
-        """A new run in an empty or missing directory."""
+        """Start a new run in an empty or missing directory."""
         try:
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
@@ -77,7 +77,7 @@ class RunDir:
 
     @classmethod
     def reopen(cls, path: Path, config_hash: str, identity: Mapping[str, Any] | None = None) -> RunDir:
-        """An existing run of the same config and, where an identity is given, of the same data and model."""
+        """Open an existing run. Its config, and its data and model if `identity` is given, must be the same."""
         manifest = read_json(path / MANIFEST)
         found = manifest.get("config_hash")
         if found != config_hash:
@@ -93,13 +93,13 @@ class RunDir:
         return cls(path)
 
     def discard(self) -> None:
-        """Remove a run that has not begun."""
+        """Remove a run in which no round has been saved."""
         (self.path / MANIFEST).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
     def save(self, state: ServerState, record: RoundRecord) -> None:
-        """Add one round: its line first, then the state, then the pointer to it."""
+        """Save one round: append its record, write the state, then update the pointer to the state."""
         try:
             with (self.path / ROUNDS).open("ab") as file:
                 file.write(json.dumps(plain(record), allow_nan=False).encode() + b"\n")
@@ -113,7 +113,7 @@ class RunDir:
                 old.unlink(missing_ok=True)
 
     def restore(self) -> tuple[ServerState, list[RoundRecord]] | None:
-        """The newest whole state and the rounds up to it; lines beyond it are cut off, to be made again."""
+        """Return the latest complete state and its rounds. Later records are removed, since their rounds are repeated."""
         rounds = sorted(int(path.stem.rpartition("-")[2]) for path in self.path.glob("checkpoint-*.safetensors"))
         if not rounds:
             (self.path / ROUNDS).unlink(missing_ok=True)
@@ -128,16 +128,16 @@ class RunDir:
         return state, [_record(line) for line in lines]
 
     def records(self) -> list[RoundRecord]:
-        """Every round so far."""
+        """Return the records of all rounds so far."""
         return [_record(line) for line in (self.path / ROUNDS).read_bytes().splitlines()]
 
     def finish(self, result: Any, model: Mapping[str, Tensor]) -> None:
-        """Write the outcome. The result comes last: where it is, all the rest is."""
+        """Write the result. `result.json` is written last, so its presence means that all other files are complete."""
         write_atomically(self.path / MODEL, save(dict(model)))
         write_atomically(self.path / RESULT, to_json(result))
 
     def finished(self) -> RunResult | None:
-        """The outcome, if the run has come to its end."""
+        """Return the result if the run has finished."""
         path = self.path / RESULT
         if not path.exists():
             return None
@@ -154,9 +154,9 @@ class RunDir:
 
 
 def check_identity(path: Path, manifest: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    """Raise a `HushError` that names what differs, if a run was of other data or of another model than these.
+    """Raise a `HushError` that names the difference if the run used other data or another model.
 
-    `identity` has for each of these a name and a fingerprint in parts, as the manifest has.
+    `identity` has a name and a fingerprint for the data and for the model, as in the manifest.
     """
     for what, found in identity.items():
         kept = manifest.get(what)
@@ -177,7 +177,7 @@ def check_identity(path: Path, manifest: Mapping[str, Any], identity: Mapping[st
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, or a plain word on why there is none."""
+    """Read a JSON object, or raise a `HushError` that says why it cannot be read."""
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -213,12 +213,12 @@ def _record(line: bytes) -> RoundRecord:
 
 
 def guarantee(raw: Mapping[str, Any]) -> Guarantee:
-    """A card as it was written. A missing bound is one that JSON could not hold: there is none."""
+    """Read a guarantee card. A missing bound means an infinite one, which JSON cannot represent."""
     whole = {key: int(raw[key]) for key in ("client", "samples", "batch_size", "rounds", "steps")}
     real = {key: float(raw[key]) for key in ("delta", "sample_rate", "noise_multiplier")}
     bounds = {k: math.inf if raw[k] is None else float(raw[k]) for k in ("epsilon_budget", "epsilon_spent", "clip")}
     if math.isinf(bounds["epsilon_spent"]):
-        # Whoever sees the models is promised no more than the server.
+        # Someone who sees only the models gets the same guarantee as the server.
         bounds["epsilon_third_party"] = math.inf
     stages = tuple(tuple(stage) for stage in raw["stages"])
     texts = {key: tuple(raw.get(key, ())) for key in ("not_covered", "warnings")}

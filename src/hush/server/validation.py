@@ -1,4 +1,4 @@
-"""Validation of incoming updates: the only gate. A bad update costs its sender the round, never the run."""
+"""Validation of incoming updates. An invalid update excludes its sender from the round and never ends the run."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def validate(
     bounds: Mapping[int, float] | None = None,
     side_bounds: Mapping[int, Mapping[str, float]] | None = None,
 ) -> tuple[list[Update], Mapping[int, str]]:
-    """The updates that may be used, in order of client number, and why each of the others may not.
+    """Return the valid updates in order of client number, and the reason why each of the others is rejected.
 
-    `spec` is what the round asks, `bounds` how long the vector of each client can be (clipped steps and a quantile of
-    the noise), `side_bounds` the same of its side releases, by name.
+    `spec` is what the round asks. `bounds` is the maximum norm of each client's vector (clipped steps and a quantile of
+    the noise), `side_bounds` that of its side releases, by name.
     """
     asked = {task.client: task for task in tasks}
     accepted: dict[int, Update] = {}

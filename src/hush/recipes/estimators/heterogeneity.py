@@ -1,4 +1,4 @@
-"""Heterogeneity of the clients: how much they differ from each other, seen through their noise.
+"""Heterogeneity of the clients: the variance of their updates beyond what noise explains.
 
 A client's mean update over c rounds is its signal plus noise of energy e = sigma^2 / c, so two clients' means are on
 average ||s_i - s_j||^2 + e_i + e_j apart. Half of what is left after the noise, averaged over pairs with weights
@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 _COLUMNS = 1 << 17
-_FLOOR = 1e-9  # of the largest energy: where there is no noise, all pairs count alike
+_FLOOR = 1e-9  # relative to the largest energy: without noise, all pairs have equal weight
 
 
 def columns(U: Tensor) -> Tensor:
-    """Evenly spaced columns of U, few enough to remember for every client."""
+    """Return evenly spaced columns of U, few enough to keep one copy per client."""
     return U[:, :: -(-U.shape[1] // _COLUMNS) or 1]
 
 
 def difference(sums: Tensor, noise: Tensor, seen: Tensor) -> Tensor:
-    """The squared norm by which clients differ in one round, beyond their noise; 0 where that cannot be told.
+    """Return the squared norm by which clients differ in one round, beyond their noise; 0 if it cannot be estimated.
 
     Args:
         sums: The sum of each client's updates, (n, columns).

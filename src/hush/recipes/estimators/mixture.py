@@ -1,6 +1,6 @@
-"""Clusters of clients, found in their updates: a mixture of round Gaussians in a plane (RC-DPFL).
+"""A mixture of isotropic Gaussians in a plane, which finds clusters of clients from their updates (RC-DPFL).
 
-All of it is post-processing of noised updates, so it costs no privacy.
+This is post-processing of noisy updates and has no privacy cost.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _TRIES = 10
 
 @dataclass(frozen=True)
 class Mixture:
-    """A fitted mixture with equal shares.
+    """A fitted mixture with equal component weights.
 
     Attributes:
-        soft: How likely each client is of each cluster, clients x clusters.
-        overlap: The largest overlap of two clusters, from 0 (far apart) to 1 (the same).
+        soft: The probability of each cluster for each client, clients x clusters.
+        overlap: The largest overlap of two clusters, from 0 (well separated) to 1 (identical).
     """
 
     soft: Tensor
@@ -32,21 +32,21 @@ class Mixture:
 
 
 def plane(updates: Tensor, scale: Scale = "centred", dimensions: int = 2) -> Tensor:
-    """The updates by their principal directions, each direction stretched to [0, 1].
+    """Project the updates onto their principal directions, each rescaled to [0, 1].
 
-    `standardised` first gives every coordinate the same variance, as RC-DPFL's code does; where most coordinates hold
-    little but noise, that buries the signal.
+    `standardised` first scales every coordinate to unit variance, as RC-DPFL's code does. If most coordinates contain
+    mainly noise, this hides the signal.
     """
     rows = updates.double()
     rows = rows - rows.mean(0)
     if scale == "standardised":
         deviation = rows.square().mean(0).sqrt()
         rows = rows / torch.where(deviation > 0, deviation, 1.0)
-    # The Gram matrix has the same principal directions, and is clients x clients.
+    # The n x n Gram matrix has the same principal directions.
     values, vectors = torch.linalg.eigh(rows @ rows.T)
     kept = slice(-min(dimensions, len(rows)), None)
     found = (vectors[:, kept] * values[kept].clamp_min(0).sqrt()).flip(1)
-    # A direction has no sign of its own: the entry of largest size is made positive.
+    # The sign of a direction is arbitrary: make the entry with the largest magnitude positive.
     largest = found.gather(0, found.abs().argmax(0, keepdim=True))
     found = found * torch.where(largest < 0, -1.0, 1.0)
     span = found.amax(0) - found.amin(0)
@@ -55,7 +55,7 @@ def plane(updates: Tensor, scale: Scale = "centred", dimensions: int = 2) -> Ten
 
 
 def fitted(points: Tensor, clusters: int, seed: int, most: int = 0) -> Mixture:
-    """The mixture of so many clusters; where `clusters` is 0, of the number up to `most` that suits best."""
+    """Fit a mixture with `clusters` components; if 0, the number up to `most` with the best score is chosen."""
     if clusters:
         return _fit(points, min(clusters, len(points)), seed)[0]
     tries = [_fit(points, number, seed) for number in range(1, min(most, len(points) - 1) + 1)]
@@ -63,12 +63,12 @@ def fitted(points: Tensor, clusters: int, seed: int, most: int = 0) -> Mixture:
 
 
 def sampled_rounds(overlap: float, rounds: int) -> int:
-    """E_c: until which round clusters are drawn, floor((1 - overlap) * rounds / 2), and at least 2."""
+    """Return E_c: clusters are sampled until this round, floor((1 - overlap) * rounds / 2), and at least 2."""
     return max(2, math.floor((1 - overlap) * rounds / 2))
 
 
 def _fit(points: Tensor, clusters: int, seed: int) -> tuple[Mixture, float]:
-    """The mixture, and its Bayesian information criterion (less is better)."""
+    """Fit one mixture and return it with its Bayesian information criterion (lower is better)."""
     from sklearn.mixture import GaussianMixture
 
     if clusters == 1:
@@ -76,7 +76,7 @@ def _fit(points: Tensor, clusters: int, seed: int) -> tuple[Mixture, float]:
         count, axes = points.shape
         likelihood = -0.5 * count * axes * (math.log(2 * math.pi * spread) + 1)
         return Mixture(torch.ones(count, 1, dtype=torch.float64), 0.0), (axes + 1) * math.log(count) - 2 * likelihood
-    # The variance floor is a share of the plane, so that a cluster of one client does not win by being a point.
+    # The variance floor is relative to the plane, so that a cluster of one client cannot win by having zero variance.
     model = GaussianMixture(
         clusters, covariance_type="spherical", init_params="k-means++", n_init=_TRIES, reg_covar=1e-4,
         random_state=seed, tol=1e-6, max_iter=500,
@@ -93,19 +93,19 @@ def _fit(points: Tensor, clusters: int, seed: int) -> tuple[Mixture, float]:
 
 
 def _overlap(distance: float, radius: float) -> float:
-    """Of two round Gaussians of one radius: twice the mass of one beyond the middle between them."""
+    """The overlap of two isotropic Gaussians of equal radius: twice the mass of one beyond the midpoint."""
     return math.erfc(distance / (2 * math.sqrt(2) * radius))
 
 
 def drawn(soft: Tensor, uniforms: Tensor) -> list[int]:
-    """A cluster for each client: the first at which the running sum of its probabilities reaches its uniform."""
+    """Sample a cluster for each client by inverting the cumulative distribution at its uniform number."""
     reached = soft.cumsum(1) >= uniforms[:, None]
     reached[:, -1] = True
     return reached.int().argmax(1).tolist()
 
 
 def kmeans(updates: Tensor, clusters: int, seed: int) -> list[int]:
-    """Labels by k-means on the updates."""
+    """Return k-means labels of the updates."""
     from sklearn.cluster import KMeans
 
     if len(updates) <= clusters:
@@ -115,7 +115,7 @@ def kmeans(updates: Tensor, clusters: int, seed: int) -> list[int]:
 
 
 def matched(labels: list[int], before: list[int], clusters: int) -> list[int]:
-    """The labels renamed so that as many clients as possible keep the one they had."""
+    """Permute the labels so that as many clients as possible keep their previous label."""
     from scipy.optimize import linear_sum_assignment
 
     common = np.zeros((clusters, clusters))

@@ -1,13 +1,16 @@
 """Noise energy of each client's update, estimated from the updates alone.
 
-The updates U (n clients x p parameters) are signals that clients share in part, plus independent noise. Two
-estimators of the noise energies sigma_i^2 (the expected squared norms of the noise):
+The updates U (n clients x p parameters) consist of signals that the clients partly share, and of independent noise.
+Two estimators of the noise energies sigma_i^2 (the expected squared norms of the noise) are available:
 
-* `pairwise` needs only the n x n Gram matrix. With one common signal, D_ij = ||u_i - u_j||^2 is sigma_i^2 + sigma_j^2
-  on average; with signals of low rank, U U'/p is B B' + diag(sigma^2/p), a factor analysis. The data choose.
-* `rpca` is principal component pursuit, the method of Robust-HDP, faster: noise is what a low-rank matrix leaves over.
+* `pairwise` needs only the n x n Gram matrix. With one common signal, the expectation of D_ij = ||u_i - u_j||^2 is
+  sigma_i^2 + sigma_j^2. With low-rank signals, the expectation of U U'/p is B B' + diag(sigma^2/p), a factor model.
+  The estimator selects between the two by fit.
+* `rpca` is principal component pursuit as in Robust-HDP, in a faster implementation: the noise is the part of the
+  matrix that is not low-rank.
 
-Weights that minimise the variance of the aggregate are `inverse` to the energies. What cancels is kept in float64.
+`inverse` gives the weights that minimise the variance of the aggregate. Differences that cancel are computed in
+float64.
 """
 
 from __future__ import annotations
@@ -20,33 +23,34 @@ from torch import Tensor
 
 from hush.recipes.estimators.robust_pca import sparse_energies
 
-_BLOCK = 1 << 17  # entries of U in float64 at a time
-_MANY = 1 << 17  # entries of M from which an iteration costs much
-_COLUMNS = 1 << 19  # columns of U from which energies are known to a fifth of a per cent
-_RUN = 1024  # columns taken side by side where not all are
-_SHORT = 64  # the same where fewer are taken: still several lines of memory
-_RIDGE = 1e-13  # of the largest diagonal of the Gram matrix: identical updates leave it singular
-_FLOOR = 1e-10  # smallest estimate, of the largest
+_BLOCK = 1 << 17  # entries of U converted to float64 at a time
+_MANY = 1 << 17  # entries of M above which one iteration is expensive
+_COLUMNS = 1 << 19  # columns of U that are sufficient to estimate energies within a fifth
+_RUN = 1024  # columns in each contiguous run, where not all columns are used
+_SHORT = 64  # the same if fewer columns are used: still several cache lines
+_RIDGE = 1e-13  # relative to the largest diagonal entry of the Gram matrix: identical updates make it singular
+_FLOOR = 1e-10  # smallest estimate, relative to the largest
 _TINY = 1e-300
-_HALF = 0.5  # of a plan's noise: honest estimates stay above
-_SPREAD = 3.0  # standard deviation of the log energies around their mean, a priori
+_HALF = 0.5  # relative to the noise of the plan: estimates for honest clients are larger
+_SPREAD = 3.0  # prior standard deviation of the log energies around their mean
 _ROUNDS = 50
-_RANKS = 8  # most factors; each takes some of what is known about the noise
-_PACE, _SLOW_PACE = (1.2, 4e-4), (1.05, 2e-4)  # growth of the penalty, and where to stop
+_RANKS = 8  # maximum number of factors; each reduces the information about the noise
+_PACE, _SLOW_PACE = (1.2, 4e-4), (1.05, 2e-4)  # growth factor of the penalty, and stopping tolerance
 
 
 def inverse(estimates: Tensor) -> Tensor:
-    """Weights proportional to 1/estimate that sum to one; zeros share all the weight, so all zeros means uniform."""
+    """Return weights proportional to 1/estimate that sum to one. Zeros share all weight equally."""
     smallest = estimates.min()
     weights = smallest / estimates if smallest > 0 else (estimates <= 0).to(estimates.dtype)
     return weights / weights.sum()
 
 
 def quiet(estimates: Tensor, planned: Tensor) -> tuple[Tensor, Tensor]:
-    """The estimates, none far below what a client's plan must produce; and which of them were.
+    """Raise estimates that are far below what the client's plan produces, and return which ones were raised.
 
-    Estimators are off by a factor that is alike for all: the median over the clients of estimate over plan. What is
-    below half of the plan's noise times this factor is set to it.
+    Estimators have a common scale error: the median over clients of the estimate divided by the planned noise.
+    Estimates
+    below half of the planned noise times this factor are set to that value.
     """
     known = planned > 0
     if not bool(known.any()):
@@ -57,20 +61,21 @@ def quiet(estimates: Tensor, planned: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pairwise(U: Tensor) -> Tensor:
-    """Noise energies of the rows of U, from the Gram matrix alone.
+    """Estimate the noise energies of the rows of U from the Gram matrix alone.
 
-    The first answer is the least-squares solution of D_ij = sigma_i^2 + sigma_j^2 with weights 1/D_ij. It stands where
-    one common signal explains the differences between clients. Else a factor model is fitted by maximum likelihood,
-    with as many factors as the data need; a weak prior on the log energies decides what the data leave open.
+    The first estimate is the least-squares solution of D_ij = sigma_i^2 + sigma_j^2 with weights 1/D_ij. It is kept if
+    one
+    common signal explains the differences between clients. Otherwise a factor model is fitted by maximum likelihood,
+    with
+    as many factors as the data require. A weak prior on the log energies regularises the fit.
 
     Args:
-        U: Updates, (n, p); rows are clients.
-
-    Only runs of columns are used where there are millions: noise is alike in all of them.
+        U: Updates, (n, p); rows are clients. If there are millions of columns, evenly spaced runs of them are used.
 
     Returns:
-        (n,) in float64, positive. A row of zeros tells nothing and gets the largest estimate of the others, so that a
-        client that sent nothing does not take all the weight.
+        Estimates (n,) in float64, positive. A row of zeros gets the largest estimate of the other rows, so that a
+    client
+        that sends zeros does not receive all the weight.
     """
     used = _spaced(U, _COLUMNS)
     G = _gram(used)
@@ -87,23 +92,23 @@ def rpca(
     iterations: int = 200,
     rows: int = 200_000,
 ) -> Tensor:
-    """Noise energies of the rows of U as Robust-HDP finds them: squared norms of the sparse part of M = U'.
+    """Estimate the noise energies of the rows of U as Robust-HDP does: squared norms of the sparse part of M = U'.
 
-    Principal component pursuit, min ||L||_* + ||S||_1 / sqrt(max(p, n)) with L + S = M, by alternating directions,
-    over-relaxed, with a growing penalty. Singular values are thresholded through the eigenvectors of the n x n Gram
-    matrix. Slow growth gives the weights of the exact solution within a per cent; faster growth stops elsewhere, most
-    of all for the noisiest clients.
+    Principal component pursuit, min ||L||_* + ||S||_1 / sqrt(max(p, n)) subject to L + S = M, by over-relaxed
+    alternating
+    directions with a growing penalty. Singular values are thresholded using the eigenvectors of the n x n Gram matrix.
+    With slow growth the weights are within one percent of the exact solution; with fast growth they differ more, mostly
+    for the clients with the most noise.
 
     Args:
         U: Updates, (n, p); rows are clients.
-        growth: Factor of the penalty from one iteration to the next; 1.2, or less where iterations cost little.
-        tolerance: Stop when ||M - L - S|| is below this part of ||M||; 4e-4, or less where iterations cost little.
-        iterations: Most iterations.
-        rows: Most rows of M used, about, in evenly spaced runs of 64; the energies are scaled up. Noise is alike in all
-            of them, and reading single rows far apart would cost more than the pursuit.
+        growth: Factor of the penalty per iteration; 1.2, or less if iterations are cheap.
+        tolerance: Stop when ||M - L - S|| / ||M|| is below it; 4e-4, or less if iterations are cheap.
+        iterations: Maximum number of iterations.
+        rows: Approximate maximum number of rows of M to use, in evenly spaced runs of 64. The energies are rescaled.
 
     Returns:
-        (n,) in float64. A row of zeros gets the largest estimate of the others.
+        Estimates (n,) in float64. A row of zeros gets the largest estimate of the other rows.
     """
     n, p = U.shape
     sub = _spaced(U, rows, _SHORT)
@@ -120,7 +125,7 @@ def rpca(
 
 
 def _filled(energies: Tensor, heard: Tensor) -> Tensor:
-    """Energies of all clients, from those of the clients that sent something."""
+    """Fill in the energies of clients that sent zeros."""
     out = torch.full(heard.shape, _TINY, dtype=torch.float64)
     if bool(heard.any()):
         out[heard] = energies
@@ -129,7 +134,7 @@ def _filled(energies: Tensor, heard: Tensor) -> Tensor:
 
 
 def _spaced(U: Tensor, most: int, run: int = _RUN) -> Tensor:
-    """Runs of columns, evenly spaced, at most about that many; all of them if there are no more."""
+    """Return evenly spaced runs of columns, about that many in total, or all columns if there are no more."""
     p = U.shape[1]
     if p <= most:
         return U
@@ -142,7 +147,7 @@ def _spaced(U: Tensor, most: int, run: int = _RUN) -> Tensor:
 
 
 def _gram(U: Tensor) -> Tensor:
-    """U U' in float64 on the CPU, a block of columns at a time."""
+    """Return U U' in float64 on the CPU, computed in blocks of columns."""
     n, p = U.shape
     G = torch.zeros(n, n, dtype=torch.float64, device=U.device)
     width = max(1, _BLOCK // max(n, 1))
