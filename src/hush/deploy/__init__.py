@@ -1,1 +1,1 @@
-"""The federation between real machines: what stands around the recipes when members are not simulated."""
+"""Deployment of a federation across machines: coordinator, members, and the transport between them."""

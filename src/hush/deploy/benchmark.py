@@ -1,4 +1,4 @@
-"""Benchmark of a round between processes against the local work in it: seconds, and bytes of memory."""
+"""Benchmark of a round between processes, compared with the local work in it: seconds, and bytes of memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CLASSES = 10
 
 
 def measure(sizes: tuple[int, ...] = (3, 20), rounds: int = 10) -> dict[str, float]:
-    """Figures for federations of these sizes, on the built-in digits."""
+    """Measure federations of these sizes on the built-in digits."""
     if find_spec("flwr") is None:
         raise HushError("--suite federation: Flower is not installed; install it with: pip install 'hush[deploy]'")
     figures: dict[str, float] = {}
@@ -60,7 +60,7 @@ def _measured(members: int, rounds: int) -> dict[str, float]:
 
 
 def _work(kit: Path) -> list[float]:
-    """How long one member trained and sealed in each round, by its own trail."""
+    """Return the time that one member spent on training and sealing in each round, from its audit log."""
     return [
         float(line["seconds"])
         for line in audit_log.read(kit / "audit.jsonl")

@@ -1,6 +1,7 @@
-"""A dry run at a member on made-up rows: what its policy says, what the run would cost, what would be left.
+"""A dry run at a member on synthetic rows: what its policy says, what the run would cost, what would remain.
 
-Nothing is sent, no ledger is opened for writing, and no row is used but to count them and to check their schema.
+Nothing is sent, and no ledger is opened for writing. The member's rows are only counted, and checked against their
+schema.
 """
 
 from __future__ import annotations
@@ -46,19 +47,19 @@ _RUN = "check"
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """What a run would come to.
+    """The result of a dry run.
 
     Attributes:
-        refused: Why the member would refuse, or the empty text.
-        epsilon: What the whole run would cost.
-        spent: What is spent so far.
-        left: What is left now, of the lifetime budget.
-        left_after: What would be left.
-        rounds: In how many rounds the member would take part.
-        steps: Noisy steps in each of them.
+        refused: Why the member would refuse, or an empty text.
+        epsilon: The cost of the whole run.
+        spent: Epsilon spent so far.
+        left: The remaining lifetime budget.
+        left_after: The lifetime budget that would remain after the run.
+        rounds: The number of rounds in which the member would take part.
+        steps: Noisy steps per round.
         noise: The noise multiplier.
-        seconds: How long a round took here.
-        warnings: What to look at before joining.
+        seconds: The measured duration of a round.
+        warnings: What to consider before joining.
     """
 
     refused: str = ""
@@ -74,7 +75,7 @@ class DryRun:
 
 
 def dry_run(kit: Kit, policy_path: Path, data: Path, config: Config, run_schema: Schema | None = None) -> DryRun:
-    """Try a run out. `run_schema` is that of the run, if it is known; else the member's own."""
+    """Dry-run a config. `run_schema` is the schema of the run, if known; otherwise the member's own is used."""
     policy = law.load(policy_path)
     held = datasets.load(data, label=policy.data.label, loader=policy.data.loader, declared=datasets.declared(kit.path))
     own = held.schema or Schema(held.x.shape[1:])
@@ -114,7 +115,7 @@ def dry_run(kit: Kit, policy_path: Path, data: Path, config: Config, run_schema:
 
 
 def _made_up(schema: Schema, number: int, classes: int) -> Dataset:
-    """As many rows of that schema, drawn at random within its ranges and categories."""
+    """Return as many random rows of that schema, within its ranges and categories."""
     drawn = rng(0, "made-up rows")
     x = drawn.normal(size=(number, *schema.shape)).astype(np.float32)
     for at, column in enumerate(schema.columns):
@@ -128,7 +129,7 @@ def _made_up(schema: Schema, number: int, classes: int) -> Dataset:
 
 
 def _tried(node: Node, config: Config, schema: Schema) -> float:
-    """Enrol, begin, and the first round that this member is in, as a coordinator would ask; how long that took."""
+    """Enrol, begin, and answer the first round with this member; return how long the round took."""
     offer = agreed(
         _RUN,
         [

@@ -1,4 +1,4 @@
-"""The context of a round on the server: the updates, and public facts from enrolment. Weights depend on nothing else."""
+"""The context of a round on the server: updates, and public facts from enrolment. Weights depend on nothing else."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class RoundView:
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights that sum to one; the noise energies they are based on, if any; and clients with less noise than planned."""
+    """Weights that sum to one, the noise energies they are based on (if any), and clients with less noise than planned."""
 
     weights: Tensor
     noise: Tensor | None = None

@@ -41,7 +41,7 @@ class TaskShape:
 
 @dataclass(frozen=True)
 class Extra:
-    """A tensor that a task carries in addition to its models: type, shape, and whether every task of the recipe has it."""
+    """A tensor that a task carries in addition to its models: type, shape, and whether every task must have it."""
 
     dtype: Literal["F32", "F64"]
     shape: tuple[int, ...]

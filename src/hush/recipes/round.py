@@ -177,7 +177,7 @@ def _worked_on(invitation: Invitation, update: Update) -> int:
 
 
 def _rebasing(models: Tensor, worked: Sequence[int], joined: Sequence[int]) -> Tensor:
-    """Return what to add to updates that were computed on one model and are added to another, so that endpoints match."""
+    """Return the offset for updates that were computed on one model and are added to another."""
     to = [there if there != NOWHERE else here for here, there in zip(worked, joined, strict=True)]
     return models[list(worked)] - models[to]
 

@@ -174,7 +174,7 @@ def bytes_of_task(task: Task) -> int:
 
 
 def _limits(terms: RunTerms, number: int, updates: Sequence[Update]) -> InfluenceLimits:
-    """The limits on one client's influence in a round; only the weight ceiling applies where all clients are trusted."""
+    """The limits on one client's influence in a round; if all clients are trusted, only the weight ceiling."""
     bounds = terms.noise_bounds
     if bounds is not None:
         bounds = bounds[terms.stage_table.of[number], [update.client for update in updates]]
@@ -182,7 +182,7 @@ def _limits(terms: RunTerms, number: int, updates: Sequence[Update]) -> Influenc
 
 
 def gate(terms: RunTerms, tasks: Sequence[Task], updates: Sequence[Update]) -> tuple[list[Update], Mapping[int, str]]:
-    """Return the updates that a round may use, and why the others are rejected; also called before a quorum is reached."""
+    """Return the updates that a round may use, and why the others are rejected; also used to count towards a quorum."""
     if not tasks:
         return [], {}
     number = tasks[0].round

@@ -113,7 +113,7 @@ class RunDir:
                 old.unlink(missing_ok=True)
 
     def restore(self) -> tuple[ServerState, list[RoundRecord]] | None:
-        """Return the latest complete state and its rounds. Later records are removed, since their rounds are repeated."""
+        """Return the latest complete state and its rounds. Records of later rounds are removed; these are repeated."""
         rounds = sorted(int(path.stem.rpartition("-")[2]) for path in self.path.glob("checkpoint-*.safetensors"))
         if not rounds:
             (self.path / ROUNDS).unlink(missing_ok=True)

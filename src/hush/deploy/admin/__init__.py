@@ -1,1 +1,1 @@
-"""Administration of a federation: folders, keys, logs, processes."""
+"""Administration of a federation: folders, keys, audit log, processes."""

@@ -1,6 +1,7 @@
 """The audit log: one line of JSON for every task, decision, charge and refusal, on either side.
 
-A line is on the disk before what it speaks of goes on. The trail explains; it proves nothing: the ledger does.
+A line is written to disk before the action that it describes. The log is for diagnosis; the proof of spending is the
+ledger.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from hush.types import HushError
 
 
 class Trail:
-    """An audit file that lines are added to."""
+    """An append-only audit log file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def note(self, event: str, **facts: Any) -> None:
-        """Add a line."""
+        """Append a line."""
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "event": event, **facts}
         text = json.dumps(line, default=str) + "\n"
         try:
@@ -36,7 +37,7 @@ class Trail:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a trail; the last may be half written."""
+    """Return all complete lines of a log; an incomplete last line is ignored."""
     if not path.exists():
         return []
     found = []

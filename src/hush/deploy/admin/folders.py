@@ -1,10 +1,10 @@
 """The folders of a federation: the coordinator's, and the kit of each member.
 
-DIR/federation.toml      name, address, how long a round may take
-DIR/members/NAME.pub     who may take part; removing a file and `hush federation revoke` shuts a member out
-DIR/server/              CA, certificate, heads of the members' ledgers, audit trail
-DIR/runs/                one directory a run
-DIR/kits/NAME/           to be handed to the member: kit.toml, ca.crt, policy.toml, and (if made here) its key
+DIR/federation.toml      name, address, time limits of a round
+DIR/members/NAME.pub     public keys of the admitted members; `hush federation revoke` removes one
+DIR/server/              CA, certificate, heads of the members' ledgers, audit log
+DIR/runs/                one directory per run
+DIR/kits/NAME/           given to the member: kit.toml, ca.crt, policy.toml, and (if created here) its key
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What `federation.toml` says. Times are in seconds.
+    """The settings in `federation.toml`. Times are in seconds.
 
     Attributes:
-        name: Of the federation.
-        address: Where the SuperLink listens, host and port.
-        deadline: When a round closes, whoever has answered.
-        patience: How long a round waits at most for the rest once a quorum has answered.
-        max_rows: The most rows that a member can claim to have.
-        slack: How long it waits in all, in units of what half of the members took; less for who failed before.
+        name: The name of the federation.
+        address: The address of the SuperLink, host and port.
+        deadline: The maximum duration of a round.
+        patience: How long a round waits at most for the remaining members after a quorum has answered.
+        max_rows: The maximum number of rows that a member may declare.
+        slack: How long a round waits for the remaining members, as a multiple of the time in which half of them
+    answered.
+            It is shorter for members that failed before.
         gather: How long a run waits for its members before the first round.
     """
 
@@ -50,12 +52,12 @@ class Settings:
 
     @property
     def host(self) -> str:
-        """The address without its port."""
+        """The host part of the address."""
         return self.address.rpartition(":")[0].strip("[]")
 
     @property
     def port(self) -> int:
-        """The port alone."""
+        """The port of the address."""
         return int(self.address.rpartition(":")[2])
 
 
@@ -69,7 +71,7 @@ class Place:
         self.settings = _settings(path / "federation.toml")
 
     def secret(self) -> str:
-        """What opens the SuperLink's doors that are not for nodes."""
+        """The secret for the SuperLink's interfaces that are not for nodes."""
         return keys.read(self.server / "coordinator.secret", "the coordinator's secret").decode().strip()
 
     def ca(self) -> bytes:
@@ -77,7 +79,7 @@ class Place:
         return keys.read(self.server / "ca.crt", "the CA certificate")
 
     def certificate(self) -> dict[str, Path]:
-        """The files of the server's certificate, checked."""
+        """The paths of the server's certificate files, after validation."""
         keys.check_server(self.server)
         return {
             "ca": self.server / "ca.crt",
@@ -86,9 +88,11 @@ class Place:
         }
 
     def members(self, fault: Callable[[HushError], None] | None = None) -> dict[str, bytes]:
-        """The public keys of all members, by name, in order.
+        """The public keys of all members by name, in order.
 
-        A file that holds none is an error; or, where `fault` is given, is told to it and lets nobody in.
+        A file without a valid key is an error. If `fault` is given, it is called with the error instead, and the file
+        is
+        ignored.
         """
         found = {}
         for path in sorted((self.path / "members").glob("*.pub")):
@@ -101,7 +105,7 @@ class Place:
         return found
 
     def admit(self, name: str, public: bytes) -> None:
-        """List a member."""
+        """Add a member."""
         path = self.path / "members" / f"{_named(name)}.pub"
         pem = keys.public_pem(keys.load_public(public, f"key of {name}"))
         if any(old.read_bytes() == pem for old in (self.path / "members").glob("*.revoked")):
@@ -113,14 +117,14 @@ class Place:
         path.write_bytes(pem)
 
     def revoke(self, name: str) -> bytes:
-        """Take a member off the list; its key can never be admitted as it was."""
+        """Remove a member; the same key can never be admitted again."""
         path = self.path / "members" / f"{_named(name)}.pub"
         content = keys.read(path, f"the public key of member {name}")
         path.replace(path.with_name(f"{name}-{hashlib.sha256(content).hexdigest()[:16]}.revoked"))
         return content
 
     def heads(self) -> dict[str, str]:
-        """The newest head that was seen of each member's ledger."""
+        """The latest recorded head of each member's ledger."""
         path = self.server / "heads.json"
         try:
             return dict(json.loads(path.read_bytes())) if path.exists() else {}
@@ -128,8 +132,8 @@ class Place:
             raise HushError(f"{path}: cannot be read: {error}") from None
 
     def keep_heads(self, heads: dict[str, str]) -> None:
-        """Remember them, unless another run has seen a newer one."""
-        # A SuperLink's process uses this file too, and needs no PyTorch.
+        """Record ledger heads, unless another run has recorded a later one."""
+        # The SuperLink process imports this file as well, and does not need PyTorch.
         from hush.server.run_directory import write_atomically
 
         with (self.server / "heads.lock").open("a") as file:
@@ -140,7 +144,7 @@ class Place:
 
     @property
     def turn(self) -> Path:
-        """The file by which coordinators begin runs one after the other."""
+        """The lock file with which coordinators start runs one after the other."""
         return self.server / "run.lock"
 
 
@@ -154,11 +158,11 @@ class Kit:
 
     @property
     def ledger(self) -> Path:
-        """Its ledger."""
+        """The member's ledger file."""
         return self.path / "ledger.db"
 
     def key(self) -> keys.PrivateKey:
-        """Its private key; made here if there is none yet, with the public half beside it."""
+        """The member's private key; created if there is none, with the public key next to it."""
         path = self.path / "key.pem"
         if not path.exists():
             made = keys.new_key()
@@ -167,12 +171,12 @@ class Kit:
         return keys.load_private(path)
 
     def ca(self) -> bytes:
-        """The CA certificate that the server must show."""
+        """The CA certificate that the server's certificate must be signed with."""
         return keys.read(self.path / "ca.crt", "the CA certificate of the federation")
 
 
 def open_kit(path: Path) -> Kit:
-    """The kit in a folder."""
+    """Open the kit in a folder."""
     file = path / "kit.toml"
     if not file.exists() and (path / "federation.toml").exists():
         raise HushError(
@@ -188,7 +192,7 @@ def create(
     path: Path, members: Sequence[str], address: str, *, hosts: Sequence[str] = (), days: int = 365,
     with_keys: bool = True, policy: str = "", times: dict[str, float] | None = None,
 ) -> Place:  # fmt: skip
-    """Make a new federation, its CA and certificate, and a kit for each member."""
+    """Create a federation, its CA and certificate, and a kit for each member."""
     if path.exists() and any(path.iterdir()):
         raise HushError(f"{path}: not empty; accepted: a new directory")
     if len(set(members)) != len(members) or not members:
@@ -260,7 +264,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def _row(head: str) -> int:
-    """The number of a ledger's row, from its head."""
+    """Return the entry number in a ledger head."""
     number = head.partition(":")[0]
     return int(number) if number.isdigit() else -1
 

@@ -1,7 +1,7 @@
 """Certificates and keys: a CA for one federation, its server's certificate, and a key pair for every member.
 
-The CA signs nothing but servers. Members are known by their public keys (ECDSA, P-384), which the coordinator lists.
-Files with secrets are made for their owner's eyes alone (mode 0600).
+The CA signs server certificates only. Members are identified by their public keys (ECDSA, P-384), which the coordinator
+lists. Files with secrets are created with mode 0600.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from hush.types import HushError
 
 PrivateKey: TypeAlias = ec.EllipticCurvePrivateKey
 PublicKey: TypeAlias = ec.EllipticCurvePublicKey
-_BACKDATED = datetime.timedelta(minutes=10)  # so that a clock that is a little behind accepts it at once
+_BACKDATED = datetime.timedelta(minutes=10)  # so that clocks that are slightly behind accept it
 
 
 def new_key() -> PrivateKey:
-    """A fresh key pair."""
+    """Generate a key pair."""
     made: PrivateKey = ec.generate_private_key(ec.SECP384R1())
     return made
 
 
 def new_secret() -> str:
-    """A text of 256 bits that nobody can guess, made by the same generator as the keys."""
+    """Generate a random secret of 256 bits, with the same generator as the keys."""
     return hashlib.sha256(private_pem(new_key())).hexdigest()
 
 
 def private_pem(key: PrivateKey) -> bytes:
-    """A private key as a file keeps it."""
+    """Serialise a private key in PEM."""
     pem: bytes = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -48,14 +48,14 @@ def private_pem(key: PrivateKey) -> bytes:
 
 
 def public_pem(key: PrivateKey | ec.EllipticCurvePublicKey) -> bytes:
-    """The public half as it is listed and sent."""
+    """Serialise the public key in PEM."""
     public = key.public_key() if isinstance(key, ec.EllipticCurvePrivateKey) else key
     pem: bytes = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return pem
 
 
 def load_private(path: Path) -> PrivateKey:
-    """A member's private key, which nobody else may be able to read."""
+    """Load a member's private key, which must not be readable by other users."""
     content = read(path, "a private key")
     if path.stat().st_mode & 0o077:
         raise HushError(
@@ -72,7 +72,7 @@ def load_private(path: Path) -> PrivateKey:
 
 
 def load_public(content: bytes, where: object) -> ec.EllipticCurvePublicKey:
-    """A public key from its PEM."""
+    """Load a public key from PEM."""
     try:
         key = serialization.load_pem_public_key(content)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -83,13 +83,13 @@ def load_public(content: bytes, where: object) -> ec.EllipticCurvePublicKey:
 
 
 def signed(key: PrivateKey, content: bytes) -> bytes:
-    """The signature, its length before it, then the content."""
+    """Sign content: the length of the signature, the signature, then the content."""
     signature: bytes = key.sign(content, ec.ECDSA(hashes.SHA384()))
     return len(signature).to_bytes(2, "big") + signature + content
 
 
 def opened(public: ec.EllipticCurvePublicKey, content: bytes) -> bytes:
-    """What was signed, or a `HushError` if this key did not sign it."""
+    """Return the content if this key signed it, or raise a `HushError`."""
     end = 2 + int.from_bytes(content[:2], "big")
     try:
         public.verify(content[2:end], content[end:], ec.ECDSA(hashes.SHA384()))
@@ -99,7 +99,7 @@ def opened(public: ec.EllipticCurvePublicKey, content: bytes) -> bytes:
 
 
 def make_authority(folder: Path, name: str, days: int) -> None:
-    """A new CA: `ca.crt` for everyone, `ca.key` for the coordinator alone."""
+    """Create a CA: `ca.crt` for everyone, `ca.key` for the coordinator."""
     key = new_key()
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{name} federation CA")])
     builder = _dated(x509.CertificateBuilder().subject_name(subject).issuer_name(subject), key, days)
@@ -111,7 +111,7 @@ def make_authority(folder: Path, name: str, days: int) -> None:
 
 
 def make_server(folder: Path, hosts: Sequence[str], days: int) -> None:
-    """A new certificate of the server, for these hosts, signed by the CA in the same folder."""
+    """Create a server certificate for these hosts, signed by the CA in the same folder."""
     authority = x509.load_pem_x509_certificate(read(folder / "ca.crt", "the CA certificate"))
     signer, key = load_private(folder / "ca.key"), new_key()
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
@@ -128,7 +128,7 @@ def make_server(folder: Path, hosts: Sequence[str], days: int) -> None:
 
 
 def check_server(folder: Path) -> None:
-    """Raise a `HushError` unless the server's certificate is there, valid now, of its key, and signed by the CA."""
+    """Raise a `HushError` unless the server's certificate is valid now, matches its key, and is signed by the CA."""
     _certificate(folder / "ca.crt")
     found = _certificate(folder / "server.crt")
     read(folder / "server.key", "a certificate of this federation")
@@ -150,7 +150,7 @@ def check_server(folder: Path) -> None:
 
 
 def _greet(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
-    """A connection from one to the other within this process, until both trust it."""
+    """Run a TLS handshake between the two within this process."""
     client.check_hostname = False
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)]
@@ -181,7 +181,7 @@ def _certificate(path: Path) -> x509.Certificate:
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """Write a file that its owner alone can read; never in place of another."""
+    """Create a file with mode 0600; an existing file is never replaced."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -195,7 +195,7 @@ def write_secret(path: Path, content: bytes) -> None:
 
 
 def read(path: Path, what: str) -> bytes:
-    """The bytes of a file, or a `HushError` that says what should be there."""
+    """Read a file, or raise a `HushError` that says what it should contain."""
     try:
         return path.read_bytes()
     except FileNotFoundError:

@@ -26,7 +26,7 @@ def make(
     path: Path, config: Config, *, times: dict[str, float] | None = None, data: str | None = None,
     host: str = "127.0.0.1",
 ) -> Place:  # fmt: skip
-    """The folders of a federation whose members hold the clients' data of a simulation."""
+    """Create the folders of a federation whose members hold the client data of a simulation."""
     federation = prepare(config, root=data)
     if any(federation.data.phase(number) != federation.data.phase(1) for number in range(2, config.rounds + 1)):
         raise HushError("data.partition: data that changes between rounds cannot be used in a federation")
@@ -55,7 +55,7 @@ def _hand_out(path: Path, federation: Federation, names: Sequence[str]) -> None:
 
 
 def start(place: Place, programs: list[Program], members: Sequence[str] | None = None) -> dict[str, Program]:
-    """Start the SuperLink and the members, each its own process; wait until all are online."""
+    """Start the SuperLink and one process per member, and wait until all are online."""
     link = Program(["federation", "serve", str(place.path)], place.server / "superlink.log")
     programs.append(link)
     link.wait_for("ready at", 120)
@@ -74,7 +74,7 @@ def join(place: Place, name: str, programs: list[Program]) -> Program:
 
 
 def coordinator(place: Place, classes: int, hub: Hub | None = None) -> Coordinator:
-    """The coordinator of such a federation, with its public test set."""
+    """Return the coordinator of such a federation, with its public test set."""
     from hush.deploy.transport import flower
 
     hub = hub or flower.CoordinatorClient(place.settings.address, place.ca(), place.secret(), turn=place.turn)
@@ -87,7 +87,7 @@ def run(
     path: Path, config: Config, *, resume: bool = False, command: str = "", progress: Progress | None = None,
     times: dict[str, float] | None = None, data: str | None = None, say: Callable[[str], None] = lambda words: None,
 ) -> RunResult:  # fmt: skip
-    """All of it: certificates, keys, policies, SuperLink, members, and a run."""
+    """Run all of it: certificates, keys, policies, SuperLink, members, and one training run."""
     place = Place(path) if resume and path.exists() else make(path, config, times=times, data=data)
     classes = prepare(config, root=data).data.dataset.classes
     with stopping([]) as programs:

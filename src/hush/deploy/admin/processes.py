@@ -1,4 +1,4 @@
-"""Programs of a federation as processes of this machine: started with a log, waited for, and never left behind."""
+"""Processes of a federation on this machine: started with a log, waited for, and always stopped in the end."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Program:
             )  # fmt: skip
 
     def said(self) -> str:
-        """What it has written so far; not what one before it wrote into the same log."""
+        """Return its output since it was started."""
         return self.log.read_bytes()[self._from :].decode("utf-8", errors="replace")
 
     def wait_for(self, words: str, seconds: float) -> None:
-        """Wait until it says these words, or raise a `HushError` with what it said in their place."""
+        """Wait until its output contains these words, or raise a `HushError` with its output if it exits before."""
         deadline = time.monotonic() + seconds
         while words not in self.said():
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -47,7 +47,7 @@ class Program:
             time.sleep(0.05)
 
     def stop(self, seconds: float = 5.0) -> None:
-        """Ask it to end, and end it if it does not."""
+        """Terminate it, and kill it if it does not exit."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -57,12 +57,12 @@ class Program:
         self.process.wait()
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
+        """Kill it immediately, as a crash would."""
         self.process.kill()
         self.process.wait()
 
     def memory(self) -> int:
-        """The bytes that it holds in memory, or 0 if it has ended."""
+        """Return its memory usage in bytes, or 0 if it has exited."""
         with contextlib.suppress(OSError, IndexError, ValueError):
             pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
             return pages * os.sysconf("SC_PAGE_SIZE")
@@ -71,7 +71,7 @@ class Program:
 
 @contextlib.contextmanager
 def stopping(programs: list[Program]) -> Iterator[list[Program]]:
-    """Stop all programs of a list at the end, however it comes, the newest first."""
+    """Stop all programs of a list on exit, in reverse order."""
     try:
         yield programs
     finally:
@@ -83,7 +83,7 @@ def stopping(programs: list[Program]) -> Iterator[list[Program]]:
 
 
 def follow_parent() -> None:
-    """End this process when the one that started it has ended, if one did."""
+    """Exit this process when its parent process exits, if it was started with one."""
     parent = os.environ.get(_PARENT, "")
     if not parent.isdigit():
         return
@@ -97,14 +97,14 @@ def follow_parent() -> None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port of this machine that nobody listens on."""
+    """Return a port of this machine that is not in use."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise a `HushError` if the port cannot be listened on."""
+    """Raise a `HushError` if this process cannot listen on the port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

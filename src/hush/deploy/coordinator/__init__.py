@@ -1,1 +1,1 @@
-"""The coordinator: enrolment, rounds, and what it accepts."""
+"""The coordinator: enrolment, rounds, and validation of what members send."""

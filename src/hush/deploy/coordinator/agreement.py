@@ -1,4 +1,4 @@
-"""The agreement on a run: what it was begun with, kept in its directory so that it can be resumed."""
+"""The agreement on a run: the config and declarations it started with, stored in its directory for resuming."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ AGREEMENT = "federation.json"
 
 @dataclass(frozen=True)
 class Agreement:
-    """A run's name, its members with what they declared, and its config.
+    """The name of a run, its members with their declarations, and its config.
 
     Attributes:
-        run: Its name.
-        facts: What members declared, by number.
-        config: With a number for every setting that the file left open.
-        centre: What rows are counted from, where the recipe has a centre.
-        auto_rate: Whether the file left the learning rate open.
+        run: The name of the run.
+        facts: The members' declarations, by number.
+        config: The config, with a value for every setting that the file left to be computed.
+        centre: The mean that inputs are centred by, if the recipe centres them.
+        auto_rate: Whether the config file left the learning rate to be computed.
     """
 
     run: str
@@ -43,32 +43,32 @@ class Agreement:
         return [fact.name for fact in self.facts]
 
     def write(self, out: Path) -> None:
-        """Keep it."""
+        """Write the agreement to the run directory."""
         made = {"run": self.run, "facts": [asdict(fact) for fact in self.facts], "auto_rate": self.auto_rate}
         made["centre"] = None if self.centre is None else self.centre.tolist()
         write_atomically(out / AGREEMENT, to_json({**made, "config": self.config.model_dump()}))
 
     @property
     def told(self) -> dict[str, Tensor]:
-        """What enrolment brought for the server to tell every member."""
+        """The results of enrolment that the server sends to every member."""
         return {} if self.centre is None else {"input_mean": self.centre}
 
     @property
     def centre_name(self) -> str:
-        """What members agree to of the centre, or the empty text."""
+        """The digest of the input mean that members agree to, or an empty text."""
         return "" if self.centre is None else messages.name_of(self.centre)
 
 
 def agreed(
     run: str, facts: Sequence[RosterEntry], config: Config, centre: Tensor | None = None, auto_rate: bool = False
 ) -> Agreement:
-    """An agreement of these members: the config has as many clients as there are."""
+    """Return the agreement of these members; the config gets their number as the number of clients."""
     data = config.data.model_copy(update={"clients": len(facts)})
     return Agreement(run, tuple(facts), config.model_copy(update={"data": data}), centre, auto_rate)
 
 
 def kept(out: Path, config: Config) -> Agreement:
-    """The agreement of the run in a directory, if it is one of this config."""
+    """Read the agreement in a run directory, or raise a `HushError` if it belongs to a different config."""
     raw = read_json(out / AGREEMENT)
     auto_rate, kept_centre = bool(raw.get("auto_rate")), raw.get("centre")
     if auto_rate and config.local.lr == "auto":

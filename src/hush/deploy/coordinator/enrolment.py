@@ -1,4 +1,4 @@
-"""Enrolment on the coordinator's side: what members declare, checked. A bad declaration keeps its sender out alone."""
+"""Enrolment on the coordinator's side: declarations of members are checked. An invalid one excludes its sender only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_GROUPS = 1 << 16
 
 
 def facts_of(letter: Message, name: str, run: str) -> tuple[RosterEntry, str]:
-    """What a member declared, and the head of its ledger; or a `HushError`."""
+    """Return a member's declaration and the head of its ledger, or raise a `HushError`."""
     told_run, told_name, head, *rest = messages.want(letter, "run", "name", "head", *_FIELDS)
     if (told_run, told_name) != (run, name) or not isinstance(head, str) or len(head) > 200:
         raise HushError("enrolment answer: for another run or member")
@@ -40,7 +40,7 @@ def facts_of(letter: Message, name: str, run: str) -> tuple[RosterEntry, str]:
 
 
 def check_asked(recipe: Recipe, fact: RosterEntry) -> None:
-    """Raise a `HushError` if a member told what the recipe does not ask for, or something that it has no place for."""
+    """Raise a `HushError` if a member declared what the recipe does not use, or omitted what it needs."""
     assign, weight = recipe.assign, recipe.weight
     if (fact.group is not None) != isinstance(assign, Oracle):
         raise HushError(
@@ -53,17 +53,17 @@ def check_asked(recipe: Recipe, fact: RosterEntry) -> None:
 
 
 def check_rows(fact: RosterEntry, most: float) -> None:
-    """Raise a `HushError` if a member claims more rows than this federation believes."""
+    """Raise a `HushError` if a member declares more rows than `max_rows` of the federation."""
     if fact.samples > most:
         raise HushError(f"enrolment answer: {fact.samples} rows, more than max_rows = {most:g} (federation.toml)")
 
 
 def fitting(config: Config, facts: Sequence[RosterEntry]) -> tuple[list[RosterEntry], dict[str, str]]:
-    """The members that can take part together, and why the others cannot: too few rows, or factors for some alone."""
+    """Return the members that can take part together, and why the others cannot: too few rows, or mismatched factors."""
     factors = [fact for fact in facts if fact.factor is not None]
     kept, out = list(facts), dict[str, str]()
     if 0 < len(factors) < len(facts):
-        # From all or from none: what the most of them do.
+        # Impact factors come from all members or from none; the majority decides.
         wanted = 2 * len(factors) >= len(facts)
         words = "no impact factor (enrol.factor), although the other members declare one" if wanted else (
             "an impact factor (enrol.factor), although the other members declare none"

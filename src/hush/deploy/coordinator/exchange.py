@@ -1,9 +1,9 @@
-"""Exchange with members: a round closes when all have answered, some time after most have, or at its deadline.
+"""Exchange of messages with members, with the time limits of a round.
 
-How long that is follows from the round itself: a few times as long as the half of the members took. A member that is
-online and does not answer in that time, or not usably, is waited for half as long in the next round, and so on; one
-that fails again and again is evicted from the run. So a few members that stall hold nobody up, and a slow network or a
-large model does not cut members off.
+A round ends when all members have answered, some time after half of them have, or at its deadline. That time is a
+multiple of how long half of the members took. A member that is online but gives no usable answer in time is waited for
+half as long in the next round, and so on; after several failures in a row it is evicted from the run. Therefore a few
+stalling members do not delay the others, and slow networks or large models do not exclude members.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hush.types import HushError
 
 
 class Verdict(Enum):
-    """What a reply is worth: an answer, a member's own refusal, or neither of them."""
+    """How a reply is judged: an answer, a member's own refusal, or neither."""
 
     USABLE = auto()
     REFUSAL = auto()
@@ -32,31 +32,34 @@ _EACH = 0.01
 _LOOK = 1.0
 _ANEW = 4
 _LATE = 60.0
-_LEAST = 5.0  # seconds that a round waits for the rest, however soon the half has answered
-_FAILURES, _FAILING = 3, 60.0  # rounds in a row, and seconds: Flower takes a dead process for online for 25 of them
+_LEAST = 5.0  # minimum seconds that a round waits for the remaining members after half have answered
+_FAILURES, _FAILING = (
+    3,
+    60.0,
+)  # consecutive failed rounds, and seconds: Flower lists a dead process as online for 25 s
 
 
 class Hub(Protocol):
-    """The coordinator's end of the post office, as `hush.deploy.transport.flower` has it."""
+    """The coordinator's end of the transport, as implemented in `hush.deploy.transport.flower`."""
 
     def open(self) -> None:
-        """Begin a run."""
+        """Start a run."""
         ...
 
     def limit(self, cap: int, seconds: float) -> None:
-        """Let nodes send this run answers of this size, until the next call or for so long."""
+        """Set the size limit of answers to this run, until the next call or for this many seconds."""
         ...
 
     def online(self) -> list[Any]:
-        """The nodes that could be asked now."""
+        """The nodes that are online now."""
         ...
 
     def send(self, letters: Mapping[int, bytes], ttl: float) -> dict[int, str]:
-        """Send each node its bytes; the names of the messages."""
+        """Send each node its bytes; returns the message identifiers."""
         ...
 
     def collect(self, names: Sequence[str], cap: int) -> list[tuple[str, bytes | HushError]]:
-        """What came back for these messages."""
+        """Fetch the replies to these messages."""
         ...
 
     def close(self, status: str = "completed", details: str = "") -> None:
@@ -69,7 +72,7 @@ def _any(name: str, reply: bytes | HushError) -> Verdict:
 
 
 class Exchange:
-    """Letters to members by name, and what comes back."""
+    """Messages to members by name, and their replies."""
 
     def __init__(self, hub: Hub, members: Mapping[str, bytes], settings: Settings) -> None:
         self._hub, self._settings = hub, settings
@@ -80,32 +83,34 @@ class Exchange:
     def ask(
         self, letters: Mapping[str, bytes], cap: int, quorum: int, *, gather: bool = False, judge: Judge = _any
     ) -> dict[str, bytes | HushError]:
-        """Send each its letter, and give back the replies that came before the round closed.
+        """Send each member its message, and return the replies that arrived before the round ended.
 
-        Toward the quorum goes what `judge` finds usable, so that nobody closes a round on others with an answer that is
-        none.
+        Only replies that `judge` finds usable count towards the quorum, so invalid answers cannot end a round early for
+        others.
 
-        A letter is sent when its member is online, and again when the member or the SuperLink was restarted. `gather`
-        waits for members that are not there yet for as long as the settings say; else, once there is a quorum, nobody
-        waits for who is offline.
+        A message is sent when its member is online, and again if the member or the SuperLink was restarted. With
+        `gather`, the
+        exchange waits for members that are not online yet, as long as the settings allow. Otherwise it does not wait
+        for
+        offline members once there is a quorum.
         """
         for _ in range(_ANEW):
             try:
                 return self._ask(letters, cap, quorum, gather, judge)
             except ForgottenError:
-                # It lost what was on its way. Members still have it, and send the same bytes.
+                # The SuperLink lost all messages in transit. Members still have their answers and send the same bytes.
                 self._hub.open()
         return self._ask(letters, cap, quorum, gather, judge)
 
     def here(self) -> set[str]:
-        """The members that could be asked now."""
+        """The members that are online now."""
         try:
             return {self._names[peer.key] for peer in self._hub.online() if peer.key in self._names}
         except ForgottenError:
             return set()
 
     def tell(self, letters: Mapping[str, bytes]) -> None:
-        """Send each its letter, if it is online, and wait for nothing."""
+        """Send each online member its message without waiting for an answer."""
         try:
             online = {self._names[peer.key]: peer for peer in self._hub.online() if peer.key in self._names}
             self._hub.send({online[name].node: letter for name, letter in letters.items() if name in online}, _LATE)
@@ -113,7 +118,7 @@ class Exchange:
             return
 
     def failing(self) -> dict[str, int]:
-        """The members to evict, with how many rounds in a row each was online and gave no usable answer."""
+        """Return the members to evict: online without a usable answer in how many consecutive rounds."""
         now = time.monotonic()
         return {
             name: rounds
@@ -141,12 +146,13 @@ class Exchange:
             if now - looked > _LOOK or now == began:
                 online = {self._names[peer.key]: peer for peer in self._hub.online() if peer.key in self._names}
                 looked = time.monotonic()
-                # To whom nothing was sent yet, or who was started anew since; not to who was shut out meanwhile.
+                # Only members that were not sent anything yet, or were restarted since; not those excluded in the
+                # meantime.
                 due = {n: online[n] for n in sorted(missing & set(online)) if seen.get(n) != online[n].since}
                 posted = self._hub.send({peer.node: letters[n] for n, peer in due.items()}, max(1.0, closes - looked))
                 sent |= {n: posted[peer.node] for n, peer in due.items() if peer.node in posted}
                 seen |= {n: peer.since for n, peer in due.items()}
-                # Whoever is gone may come back while a quorum is waited for; beyond that nobody waits for it.
+                # An offline member may come back while a quorum is waited for; after that it is not waited for.
                 enough = len(usable) >= min(quorum, len(letters))
                 if not gather and enough and not missing & set(online) and now - began > 2 * _LOOK:
                     break
@@ -166,21 +172,21 @@ class Exchange:
                 closes = min(closes, reached + self._settings.patience)
             if reached and not half and (not quorum or 2 * len(usable & steady) >= len(steady & set(online))):
                 half = now
-                # Where nobody's answer is needed, as of who came late, it may take what it took others before.
+                # A member whose answer is not required, because it joined late, may take as long as the others took.
                 self._took = max(self._took, half - began)
             if half and not gather:
                 fewest = min((self._failing.get(name, (0, 0.0))[0] for name in missing & set(online)), default=0)
                 took = half - began if quorum else self._took
                 closes = min(closes, half + waits(took, self._settings.slack, fewest))
             if missing:
-                # A SuperLink has one core, and answers in some milliseconds: most of them belong to the members.
+                # A SuperLink has one core and answers in some milliseconds; most of that time belongs to the members.
                 time.sleep(max(_POLL, _EACH * len(letters), time.monotonic() - asked))
         if not gather:
             self._remember(usable, (missing | unusable) & set(online) & set(sent))
         return replies
 
     def _remember(self, usable: set[str], failed: set[str]) -> None:
-        """Who was online and said nothing usable has failed once more; a usable answer makes up for it."""
+        """Count a failure for members that were online without a usable answer; a usable answer resets the count."""
         now = time.monotonic()
         for name in usable:
             self._failing.pop(name, None)
@@ -190,8 +196,8 @@ class Exchange:
 
 
 def waits(took: float, slack: float, failures: int) -> float:
-    """For how many seconds a round waits for the rest, once the half has answered, which `took` so long.
+    """Return how many seconds a round waits for the remaining members after half answered in `took` seconds.
 
-    `slack` times as long in all, but at least some seconds; half of that for each round in a row that was missed.
+    This is `slack` times as long in total, with a minimum; half of it for each consecutive round that was missed.
     """
     return max(_LEAST, (slack - 1) * took) * 0.5**failures

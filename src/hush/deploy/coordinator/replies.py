@@ -1,4 +1,4 @@
-"""Replies as the coordinator reads them: signature, header, words, and only then an update for the gate."""
+"""Replies as the coordinator parses them: signature, header and fields are checked before the update is validated."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from hush.types import HushError, SideAnswers, Task, Update
 
 
 def letter_of(run: str, task: Task) -> Message:
-    """A task as it is sent, but for the head of the member's ledger."""
+    """Return a task as it is sent, without the head of the member's ledger."""
     extras = {f"{EXTRAS}{name}": value for name, value in packed(task.extras).items()}
     return Message("task", {"run": run, "round": task.round}, {"models": task.models, **extras})
 
 
 def expected(task: Task, spec: RoundSpec, shape: ReleaseShape) -> messages.Spec:
-    """The types and shapes in an answer to a task."""
+    """The types and shapes of the tensors in an answer to a task."""
     side = {f"{RELEASES}{release.what}": ("F64", (release.width(shape),)) for release in spec.sent}
     return {"vector": ("F32", (task.answer.size,)), **side}
 
 
 def opened(public: ec.EllipticCurvePublicKey, reply: bytes | HushError, kind: str, expected: messages.Spec) -> Message:
-    """A member's letter, its signature and header checked before it is decoded; or a `HushError`.
+    """Return a member's message after checking signature and header, or raise a `HushError`.
 
-    `expected` are the numbers in an answer of the kind that is waited for. Any other has none.
+    `expected` lists the tensors of an answer of the expected kind. Messages of other kinds contain none.
     """
     if isinstance(reply, HushError):
         raise reply
@@ -45,7 +45,7 @@ def opened(public: ec.EllipticCurvePublicKey, reply: bytes | HushError, kind: st
 
 
 def update_of(letter: Message, run: str, name: str, task: Task) -> Update:
-    """The update in an answer to a task, for the gate; or a `HushError` if it answers another run, member or task."""
+    """Return the update in an answer to a task, or raise a `HushError` if it answers another run, member or task."""
     told_run, number, client, serial, head, asked, choice = messages.want(
         letter, "run", "round", "client", "serial", "head", "asked", "choice"
     )

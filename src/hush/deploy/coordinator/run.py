@@ -1,4 +1,4 @@
-"""The coordinator of a run: it enrols the members, drives the round loop, and lets in only what it asked for."""
+"""The coordinator of a run: it enrols the members, drives the round loop, and accepts only what it asked for."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from hush.text import printable
 from hush.types import Decline, HushError, RoundRecord, RunResult, Task
 
 _WORDS_CAP = 1 << 20
-_AGAIN = 3  # who is there and says nothing is not asked for ever
+_AGAIN = 3  # so that a member that is online but never answers is not asked again forever
 
 Progress = Callable[[RoundRecord, Mapping[str, str]], None]
 
@@ -68,7 +68,7 @@ class Coordinator:
     def run(
         self, config: Config, out: Path, *, resume: bool = False, command: str = "", progress: Progress | None = None
     ) -> RunResult:
-        """Run a config to its end, keeping every round in `out`."""
+        """Run a config to the end, saving every round in `out`."""
         self.hub.open()
         status = "failed"
         try:
@@ -86,7 +86,7 @@ class Coordinator:
         began = time.perf_counter()
         held = resume and (out / AGREEMENT).exists()
         if not resume and out.exists() and any(out.iterdir()):
-            # Before anyone is asked: to enrol may cost a member some of its budget.
+            # Checked before any member is asked, because enrolment may consume budget.
             raise HushError(f"{out}: not empty; choose another directory, or use --resume to resume the run in it")
         agreement = kept(out, config) if held else self._enrolment(config)
         federation = assemble(agreement.config, agreement.facts, self.test, agreement.auto_rate)
@@ -98,7 +98,7 @@ class Coordinator:
         return result
 
     def _enrolment(self, config: Config) -> Agreement:
-        """Ask every member that comes within the time whether it takes part, and with what."""
+        """Ask every member that is online in time whether it takes part, and for its declaration."""
         run = uuid.uuid4().hex
         offer = agreed(
             run,
@@ -133,7 +133,7 @@ class Coordinator:
                 if centre:
                     heard[name] = input_means.told(offer, fact, number, letter)
                 declared[name] = fact
-            except Exception as error:  # whatever a stranger declares keeps the stranger out, and nobody else
+            except Exception as error:  # an invalid declaration excludes its sender only
                 out[name] = printable(error)
         facts, short = fitting(config, list(declared.values()))
         self.place.keep_heads(self._heads)
@@ -156,14 +156,14 @@ class Coordinator:
         return schema_of(self.test).record()
 
     def begin_all(self, agreement: Agreement, *, resumed: bool) -> dict[int, str]:
-        """Have all members agree to the whole run. Returns who does not, and why; a `HushError` if too few do."""
+        """Ask all members to agree to the whole run. Returns who did not and why; a `HushError` if too few did."""
         left = self._begin(agreement, agreement.names, agreement.config.quorum)
-        # Who has spent its budget leaves a run. Who refuses for another reason may yet agree, and does not end it.
+        # A member whose budget is spent leaves the run. One that refuses for another reason may agree later.
         self._check_begun(agreement, {c: why for c, why in left.items() if not resumed or c not in self._spent})
         return left
 
     def log_round(self, agreement: Agreement, record: RoundRecord) -> None:
-        """Write into the log how a round ended, and keep the newest heads of the members' ledgers."""
+        """Log how a round ended, and record the latest heads of the members' ledgers."""
         self.place.keep_heads(self._heads)
         words = {agreement.names[client]: reason for client, reason in record.refused.items()}
         senders = [agreement.names[client] for client in record.charged]
@@ -174,7 +174,7 @@ class Coordinator:
             )
 
     def _begin(self, agreement: Agreement, names: Sequence[str], quorum: int) -> dict[int, str]:
-        """Have these members agree to the whole run. Returns who does not, and why."""
+        """Ask these members to agree to the whole run. Returns who did not, and why."""
         roster = [asdict(fact) for fact in agreement.facts]
         letters = {}
         for name in names:
@@ -187,7 +187,7 @@ class Coordinator:
         left = {}
         for name, reply in self._post.ask(letters, _WORDS_CAP, quorum).items():
             if isinstance(reply, HushError):
-                # Lost on its way, which is no refusal: it is asked again.
+                # A lost message is not a refusal: the member is asked again.
                 continue
             letter = self._opened(name, reply, "ready", {})
             self._begun.add(name)
@@ -199,7 +199,7 @@ class Coordinator:
         return left
 
     def _check_begun(self, agreement: Agreement, left: Mapping[int, str]) -> None:
-        """Raise a `HushError` if too few agree: the run stays as it is until they do."""
+        """Raise a `HushError` if too few members agree; the saved run is not changed."""
         wanted, names = max(agreement.config.quorum, 1), agreement.names
         if len(names) - len(left) < wanted:
             reasons = "; ".join(f"{names[client]}: {reason}" for client, reason in left.items())[:600]
@@ -210,8 +210,8 @@ class Coordinator:
     def exchange(
         self, federation: Federation, agreement: Agreement, tasks: Sequence[Task], left: dict[int, str]
     ) -> list[Answer]:
-        """Send the tasks of a round, and what came back before it closed."""
-        # Who was away when the run began has not agreed to it, and would refuse every task.
+        """Send the tasks of a round, and return the replies that arrived before it ended."""
+        # A member that was offline when the run began has not agreed to it, and would refuse every task.
         if late := {name for name in agreement.names if name not in self._begun and self._again[name] < _AGAIN}:
             late &= self._post.here()
             self._again.update(late)
@@ -246,9 +246,9 @@ class Coordinator:
         return [*answers, *(read[name] for name in replies)]
 
     def _exclude_revoked(self, agreement: Agreement, left: dict[int, str]) -> None:
-        """Send no further task to members that are no longer listed with the key they enrolled with.
+        """Stop sending tasks to members that are no longer listed with the key they enrolled with.
 
-        The SuperLink disconnects them as well, up to half a second later: several short rounds.
+        The SuperLink disconnects them as well, but up to half a second later, which can be several short rounds.
         """
         listed = self.place.members(lambda error: None)
         for client, name in enumerate(agreement.names):
@@ -257,7 +257,7 @@ class Coordinator:
                 self.trail.note("revoked", run=agreement.run, member=name)
 
     def _evict(self, agreement: Agreement, left: dict[int, str]) -> None:
-        """Ask no more in this run who was online and gave no usable answer several rounds in a row, and tell it."""
+        """Evict members that were online without a usable answer in several consecutive rounds, and notify them."""
         for name, rounds in self._post.failing().items():
             client = agreement.names.index(name) if name in agreement.names else -1
             if client < 0 or client in left:
@@ -269,7 +269,7 @@ class Coordinator:
     def _admitted(
         self, federation: Federation, agreement: Agreement, name: str, task: Task, reply: bytes | HushError
     ) -> Answer:
-        """A reply as an answer; whatever is wrong with it costs its sender the round."""
+        """Return a reply as an answer; an invalid one excludes its sender from the round."""
         terms = federation.terms
         wanted = expected(task, terms.stage_table.at(task.round), terms.shape)
         letter = self._opened(name, reply, "update", wanted)
@@ -280,7 +280,7 @@ class Coordinator:
             return Decline(task.client, task.round, reason, final, fault=FAULT in letter.says)
         try:
             update = update_of(letter, agreement.run, name, task)
-        except Exception as error:  # whatever a stranger wrote costs the stranger the round, and nobody else
+        except Exception as error:  # any error in a reply excludes its sender from the round, and nobody else
             words = printable(error)
             self.trail.note("refused", run=agreement.run, round=task.round, member=name, reason=words)
             return Decline(task.client, task.round, f"refused: {words}", fault=True)
@@ -292,7 +292,7 @@ class Coordinator:
         return update
 
     def _opened(self, name: str, reply: bytes | HushError, kind: str, expected: messages.Spec) -> Message:
-        """A member's letter; a fault reads as a refusal, whose reason is the coordinator's own."""
+        """Return a member's message; an invalid one is treated as a refusal with the coordinator's reason."""
         try:
             return opened(self._public[name], reply, kind, expected)
         except Exception as error:  # the same
@@ -310,7 +310,7 @@ class Coordinator:
         if held:
             return RunDir.reopen(out, content["config_hash"])
         if resume and not (out / ROUNDS).exists():
-            # A run that died before its members were written down has not begun.
+            # A run that crashed before its members were stored has not begun.
             (out / MANIFEST).unlink(missing_ok=True)
         directory = RunDir.create(out, content)
         agreement.write(out)
@@ -318,7 +318,7 @@ class Coordinator:
 
 
 class _Members:
-    """The members of one run, on machines of their own: the `Host` of a deployment."""
+    """The members of one run on their machines: the `Host` of a deployment."""
 
     warnings: Sequence[str] = ()
     idle = 0.0
@@ -342,7 +342,7 @@ class _Members:
         return self._federation, self._agreement.told
 
     def resume(self, state: ServerState, records: Sequence[RoundRecord]) -> Federation:
-        """Count what saved rounds released, and have the members agree again, unless the run is over."""
+        """Count what the saved rounds released, and have the members agree again, unless the run is finished."""
         for record in records:
             self.closed(record)
         terms = self._federation.terms
@@ -351,7 +351,7 @@ class _Members:
         return self._federation
 
     def answer(self, tasks: list[Task]) -> list[Answer]:
-        """Send the tasks of a round, and return what came back before it closed."""
+        """Send the tasks of a round, and return the replies that arrived before it ended."""
         return self._coordinator.exchange(self._federation, self._agreement, tasks, self._left)
 
     def evaluate(self, models: Tensor, placed: Sequence[int], round_number: int) -> tuple[tuple[float, ...], float]:
@@ -366,14 +366,14 @@ class _Members:
         return accuracies, sum(by_model[home][1] for home in placed) / len(placed)
 
     def closed(self, record: RoundRecord) -> None:
-        """Count what members have released, as the coordinator saw it."""
+        """Count what members have released, as seen by the coordinator."""
         for client in record.charged:
             with contextlib.suppress(BudgetSpentError):
                 costs = self._federation.stage(client, record.round).round_costs
                 self.ledgers[client].reserve(costs, "", record.round)
 
     def saved(self, record: RoundRecord) -> None:
-        """Write a saved round into the log, and report it with what is left of each budget."""
+        """Log a saved round, and report it with the remaining budgets."""
         self._coordinator.log_round(self._agreement, record)
         if self._progress is not None:
             left = {name: f"{ledger.left():.3g}" for name, ledger in zip(self.names, self.ledgers, strict=True)}

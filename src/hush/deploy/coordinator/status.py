@@ -11,7 +11,7 @@ from hush.types import HushError
 
 
 def standing(place: Place) -> dict[str, Any]:
-    """Members and whether they are online, and how far each run is."""
+    """Return the members, whether they are online, and the progress of each run."""
     from hush.deploy.transport.flower import CoordinatorClient
 
     members = place.members()

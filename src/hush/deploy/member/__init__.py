@@ -1,1 +1,1 @@
-"""A member: its policy, its data, its process, and what it discloses."""
+"""A member: its policy, its data, its process, and its disclosures."""

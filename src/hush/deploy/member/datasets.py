@@ -1,4 +1,4 @@
-"""A member's own datasets: CSV, Parquet, NumPy, IDX, or a loader. Only the member's policy names a loader."""
+"""A member's own datasets: CSV, Parquet, NumPy, IDX, or a custom loader, which only the member's policy can name."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def load(
     path: Path, *, label: str = "label", loader: str | None = None, classes: int | None = None,
     declared: Schema | None = None,
 ) -> Dataset:  # fmt: skip
-    """The rows in a file with their schema, checked: finite features, whole labels from 0, columns as `declared`.
+    """Load the rows in a file with their schema: features are finite, labels are integers from 0, columns are as
+    `declared`.
 
-    Without a declared schema a table has the columns of its header, all of them numbers; arrays have a shape alone.
+    Without a declared schema, a table has the columns of its header, all of them numeric, and arrays have only a shape.
     """
     if not path.exists():
         raise HushError(f"{path}: not found; accepted: {KINDS}")
@@ -46,9 +47,9 @@ def load(
         if declared is not None and declared.columns and names is None:
             x = _checked_columns(np.asarray(x), declared)
         if classes is None and np.asarray(y).dtype.kind in "iu" and np.size(y):
-            # A member may have no row of some classes, the first ones included.
+            # A member may lack rows of some classes, including the first ones.
             classes = max(1, int(np.max(y)) + 1)
-        # Blanks that the schema allows stay NaN until a run says what becomes of them.
+        # Blanks that the schema allows stay NaN until the run specifies how they are encoded.
         blank = np.isnan(x) if declared is not None and declared.columns else None
         found = from_arrays(x if blank is None else np.where(blank, 0.0, x), y, path.name, classes)
         if blank is not None:
@@ -62,7 +63,7 @@ def load(
 
 
 def _checked_columns(x: npt.NDArray[Any], declared: Schema) -> npt.NDArray[Any]:
-    """An array without names as the columns of a schema, in its order; a category is its place in the list."""
+    """Treat an array without column names as the columns of a schema, in order; categories are list indices."""
     if x.ndim != 2 or x.shape[1:] != declared.shape:
         raise HushError(f"rows of shape {x.shape[1:]}; the schema has {len(declared.columns)} columns")
     places = [
@@ -84,9 +85,9 @@ def public_test(
     path: Path | None, folder: Path, config: Config, *, label: str = "label", classes: int | None = None,
     root: str | None = None,
 ) -> Dataset:  # fmt: skip
-    """The coordinator's public test set: a file that is named, `test.*` in its folder, or the config's own dataset.
+    """Return the coordinator's public test set: a given file, `test.*` in its folder, or the config's own dataset.
 
-    `schema.toml` in the folder declares what its columns are; else its header does.
+    `schema.toml` in the folder declares the columns; without it, the header of the file does.
     """
     beside = sorted(found for kind in (".npz", ".csv", ".parquet") for found in folder.glob(f"test{kind}"))
     if path is None and not beside:
@@ -96,17 +97,17 @@ def public_test(
 
 
 def declared(folder: Path) -> Schema | None:
-    """The schema in a folder, if there is one."""
+    """Return the schema in a folder, if there is one."""
     return read_schema(folder / SCHEMA) if (folder / SCHEMA).exists() else None
 
 
 def schema_of(data: Dataset) -> Schema:
-    """What a run over such rows is about, with the number of classes."""
+    """Return the schema of a run over such rows, with the number of classes."""
     return replace(data.schema or Schema(data.x.shape[1:]), classes=data.classes)
 
 
 def _read(path: Path, label: str, declared: Schema | None) -> tuple[list[str] | None, Array, Array]:
-    """The names of the columns, if they have any, encoded features and labels."""
+    """Read column names, if there are any, encoded features, and labels."""
     if path.is_dir():
         return (None, *_idx(path))
     if path.suffix == ".npz":
@@ -165,6 +166,6 @@ def _own(loader: str, path: Path) -> Pair:
         raise HushError(f"data.loader: {loader}: {error}", "data.loader") from None
     try:
         x, y = call(path)
-    except Exception as error:  # the member's own code may fail in any way, and is told so
+    except Exception as error:  # the member's own code can raise anything; the error says so
         raise HushError(f"data.loader: {loader} failed: {error!r}", "data.loader") from None
     return np.asarray(x), np.asarray(y)

@@ -1,8 +1,8 @@
-"""Disclosures of a member at enrolment: each number public by its own choice, or noised and charged.
+"""Disclosures of a member at enrolment: each number is public by the member's choice, or noised and charged.
 
-A noised number has Gaussian noise in units of what one row can change in it, is drawn once a run, charged to the
-member's ledger before it is told, and the same whenever it is asked again. A recipe may ask for a mean of the inputs
-besides, which is always noised.
+A noisy number has Gaussian noise relative to the change that one row can cause. It is sampled once per run and charged
+to the member's ledger before it is sent; repeated requests get the same value. A recipe can also ask for a mean of the
+inputs, which is always noisy.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from hush.types import HushError
 
 @dataclass(frozen=True, kw_only=True)
 class Number:
-    """A number that a weight may come from.
+    """A number that weights may depend on.
 
     Attributes:
-        what: In the words of the promise.
-        value: The true one.
-        row: What one row can change in it.
-        noise: Its noise multiplier, or 0 where it is public.
-        low: The least that is told.
-        high: The most.
+        what: Its name in the privacy guarantee.
+        value: The true value.
+        row: The maximum change that one row can cause.
+        noise: The noise multiplier, or 0 if it is public.
+        low: The lower bound of the disclosed value.
+        high: The upper bound of the disclosed value.
     """
 
     what: str
@@ -47,13 +47,13 @@ class Number:
     high: float = float("inf")
 
     def noised(self, normal: Callable[[], float]) -> float:
-        """What is told. Cutting it to its range looks at the noised number alone, and so costs nothing."""
+        """The disclosed value. Clamping depends on the noisy value alone and has no privacy cost."""
         told = self.value + self.noise * self.row * normal() if self.noise else self.value
         return min(self.high, max(self.low, told))
 
 
 def numbers(policy: MemberPolicy, rows: int, recipe: Recipe, count_noise: float) -> dict[str, Number]:
-    """What is to be told for a recipe, by name; `count_noise` is what the recipe itself asks for, or 0."""
+    """Return what a recipe needs, by name; `count_noise` is the noise that the recipe requires for the count, or 0."""
     enrol, budget = policy.enrol, policy.budget.epsilon
     chosen = enrol.noise if enrol.samples == "noised" else 0.0
     found = {"samples": Number(what=COUNT, value=rows, noise=count_noise or chosen, low=1)}
@@ -67,7 +67,7 @@ def numbers(policy: MemberPolicy, rows: int, recipe: Recipe, count_noise: float)
 
 
 def count_is_noised(policy: MemberPolicy, recipe: Recipe, rounds: int) -> bool:
-    """Whether the number of rows is told with noise, by the member's choice or by the recipe's."""
+    """Whether the number of rows is noisy, by the member's choice or by the recipe's."""
     stage_table = recipe.stage_table(rounds)
     stage = stage_table.of[ENROLMENT]
     asked = stage >= 0 and any(side_release.what == COUNT for side_release in stage_table.specs[stage].side_releases)
@@ -75,7 +75,7 @@ def count_is_noised(policy: MemberPolicy, recipe: Recipe, rounds: int) -> bool:
 
 
 def group(policy: MemberPolicy, recipe: Recipe) -> int | None:
-    """The member's true cluster, if the recipe needs it and the policy tells it."""
+    """Return the member's true cluster, if the recipe needs it and the policy discloses it."""
     if not isinstance(recipe.assign, Oracle):
         return None
     if policy.enrol.group is None:
@@ -85,15 +85,15 @@ def group(policy: MemberPolicy, recipe: Recipe) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Telling:
-    """What a member will say of itself for a run, and what that costs.
+    """What a member discloses for a run, and what that costs.
 
     Attributes:
         fact: What is public in any case.
-        numbers: What a weight may come from, by name.
-        centre: The noise multiplier of a mean of the inputs, or 0 where none is asked for.
+        numbers: The numbers that weights may depend on, by name.
+        centre: The noise multiplier of the mean of the inputs, or 0 if none is required.
         rows: The inputs, behind the model's fixed features.
-        source: Draws the noise of the numbers.
-        mean_source: Draws that of the mean.
+        source: The noise source of the numbers.
+        mean_source: The noise source of the mean.
     """
 
     fact: RosterEntry
@@ -104,17 +104,17 @@ class Telling:
     mean_source: Source
 
     def costs(self) -> tuple[Cost, ...]:
-        """What is to be charged before any of it is told."""
+        """What must be charged before anything is sent."""
         found = [Cost(number.what, "gaussian", number.noise, 1) for number in self.numbers.values() if number.noise]
         return (*found, *((Cost(CENTRE, "gaussian", self.centre, 1),) if self.centre else ()))
 
     def drawn(self) -> tuple[RosterEntry, dict[str, Tensor]]:
-        """The numbers that are told, and the mean: drawn now, so to be called once a run."""
+        """Sample the numbers and the mean. Must be called only once per run."""
         told = {name: number.noised(self._normal) for name, number in self.numbers.items()}
         noised = {n.what: [n.noise, n.noise * n.row] for n in self.numbers.values() if n.noise}
         samples, tensors = max(1, round(told["samples"])), dict[str, Tensor]()
         if self.centre:
-            # By the number that is told: the true one, where it is noised, is nobody's business.
+            # Computed from the disclosed number: if it is noisy, the true one must not be revealed.
             tensors[MEAN] = noised_mean(self.rows(), self.centre, samples, self.mean_source)
             noised[CENTRE] = [self.centre, deviation(tensors[MEAN].numel(), self.centre, samples)]
         factor = told.get("factor")

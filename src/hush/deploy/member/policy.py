@@ -1,4 +1,4 @@
-"""A member's `policy.toml`: the law at that member. An unknown key is an error, so that no rule is lost to a typo."""
+"""A member's `policy.toml`, which is authoritative for that member. An unknown key is an error."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from hush.types import Accountant, HushError, Policy, Relation, unknown
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 ANY, CUSTOM, MODIFIED = "any", "custom", " (modified)"
 MIB = 1 << 20
-_EXAMPLE = 16  # bytes for each parameter of an example in training: its gradient, and what it is made of
-_STATE = 32  # bytes for each parameter of a model: vectors, sums and noise
-_COPIES = 6  # of a message, while it comes in and is decoded
+_EXAMPLE = 16  # bytes per model parameter and example in training: the gradient and its factors
+_STATE = 32  # bytes per model parameter: vectors, sums and noise
+_COPIES = 6  # copies of a message while it is received and decoded
 _HASH = re.compile("[0-9a-f]{64}")
 
 
@@ -32,7 +32,7 @@ class _Strict(BaseModel):
 
 
 class Budget(_Strict):
-    """`[budget]`: what one run may spend, and what all runs together ever may (`lifetime`, the ledger's)."""
+    """`[budget]`: the maximum epsilon of one run, and of all runs together (`lifetime`, as in the ledger)."""
 
     epsilon: Positive
     delta: Annotated[float, Field(gt=0, lt=1)]
@@ -42,19 +42,19 @@ class Budget(_Strict):
 
 
 class Bounds(_Strict):
-    """`[limits]`: what a run may ask, checked before anything is built or planned.
+    """`[limits]`: limits on a run, checked before anything is built or planned.
 
     Attributes:
-        max_rate: The largest sampling rate.
-        max_steps: The most noisy steps per round.
-        max_rounds: The most rounds of a run.
-        min_noise: The least noise multiplier.
-        min_clip: The smallest clip.
-        max_clip: The largest clip.
-        max_members: The most members of a run.
-        max_parameters: The most parameters of a model.
-        max_memory: The most memory, in MiB, that messages and training may take in this process.
-        max_message: The largest message, in MiB.
+        max_rate: The maximum sampling rate.
+        max_steps: The maximum number of noisy steps per round.
+        max_rounds: The maximum number of rounds of a run.
+        min_noise: The minimum noise multiplier.
+        min_clip: The minimum clipping norm.
+        max_clip: The maximum clipping norm.
+        max_members: The maximum number of members of a run.
+        max_parameters: The maximum number of parameters of a model.
+        max_memory: The maximum memory, in MiB, for messages and training in this process.
+        max_message: The maximum size of a message, in MiB.
     """
 
     max_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -70,7 +70,7 @@ class Bounds(_Strict):
 
 
 class Accept(_Strict):
-    """`[accept]`: which recipes, which code, and which weakenings, each off unless it is named here."""
+    """`[accept]`: accepted recipes and code hashes, and accepted weakenings, each of which is off by default."""
 
     recipes: Annotated[list[str], Field(min_length=1)]
     code: Annotated[list[str], Field(min_length=1)]
@@ -80,17 +80,17 @@ class Accept(_Strict):
 
 
 class Enrol(_Strict):
-    """`[enrol]`: what the member says about itself, each public by its choice, or noised and charged.
+    """`[enrol]`: what the member discloses about itself; each entry is public, or noised and charged.
 
     Attributes:
-        samples: Its number of rows.
-        budget: Its epsilon.
-        impact: Its impact factor.
-        factor: The impact factor itself, for recipes that weight by it.
-        group: Its true cluster, for recipes that take it as known; public if it is told at all.
-        noise: The deviation of what is noised, in units of what one row can change in it.
-        budget_row: What one row can change in the budget; by default all of it.
-        factor_row: What one row can change in the factor.
+        samples: The number of rows.
+        budget: The budget.
+        impact: Whether the impact factor is public.
+        factor: The impact factor, for recipes that weight by it.
+        group: The true cluster, for recipes that assume it is known; always public.
+        noise: The noise multiplier of noisy disclosures, relative to the change that one row can cause.
+        budget_row: The change of the budget that one row can cause; by default all of it.
+        factor_row: The change of the factor that one row can cause.
     """
 
     samples: Literal["public", "noised"] = "public"
@@ -104,7 +104,7 @@ class Enrol(_Strict):
 
 
 class Data(_Strict):
-    """`[data]`: how the member's own file is read; `loader` is a function of its own, as `module:function`."""
+    """`[data]`: how the member's file is read; `loader` is a custom function, as `module:function`."""
 
     label: str = "label"
     loader: str | None = None
@@ -121,33 +121,33 @@ class MemberPolicy(_Strict):
 
     @property
     def one_run(self) -> Policy:
-        """What one run may spend."""
+        """The privacy policy of one run."""
         return Policy(self.budget.epsilon, self.budget.delta, self.budget.relation)
 
     @property
     def for_life(self) -> Policy:
-        """What all runs together may spend."""
+        """The privacy policy of all runs together."""
         lifetime = self.budget.lifetime or self.budget.epsilon
         return Policy(lifetime, self.budget.delta, self.budget.relation)
 
     @property
     def bounds(self) -> Limits:
-        """What of the limits concerns a plan."""
+        """The limits that apply to a plan."""
         return Limits(**{name: getattr(self.limits, name) for name in Limits.__dataclass_fields__})
 
     @property
     def message_cap(self) -> int:
-        """The largest message, in bytes."""
+        """The maximum size of a message, in bytes."""
         return self.limits.max_message * MIB
 
     def examples(self, parameters: int) -> int:
-        """How many examples of a model of that size training may hold at a time: at least 1."""
+        """The number of examples of a model of that size that training may process at a time: at least 1."""
         room = self.limits.max_memory * MIB // 2 - _STATE * parameters
         return max(1, room // (_EXAMPLE * parameters))
 
 
 def lifetime_warning(policy: MemberPolicy) -> str:
-    """A warning, if one run may spend all that these rows will ever have; else the empty text."""
+    """Return a warning if one run may spend the whole lifetime budget of these rows; otherwise an empty text."""
     one, life = policy.one_run.epsilon, policy.for_life.epsilon
     if one < life:
         return ""
@@ -159,7 +159,7 @@ def lifetime_warning(policy: MemberPolicy) -> str:
 
 
 def load(path: Path) -> MemberPolicy:
-    """Read a policy, or say which key on which line is wrong."""
+    """Read a policy, or raise a `HushError` with the key and line that is wrong."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -177,7 +177,7 @@ def load(path: Path) -> MemberPolicy:
 
 
 def _check(policy: MemberPolicy) -> None:
-    """Raise a `HushError` for rules that contradict each other, or that no run could ever meet."""
+    """Raise a `HushError` for settings that contradict each other, or that no run could satisfy."""
     bounds, budget = policy.limits, policy.budget
     if bounds.min_clip > bounds.max_clip:
         raise HushError(
@@ -227,9 +227,9 @@ def _explained(error: ValidationError) -> HushError:
 
 
 def check_imports(policy: MemberPolicy, config: Config) -> None:
-    """Raise a `HushError` if a config would have this member import code that its policy does not name.
+    """Raise a `HushError` if a config would import code that the member's policy does not list.
 
-    Before the config is looked at any further: to parse a recipe is to import what it names.
+    Must run before any other use of the config, because parsing a recipe imports what it names.
     """
     for found in _texts([config.recipe, config.model.name, config.data.name]):
         if ":" in found and found not in policy.accept.models:
@@ -249,7 +249,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def check_size(policy: MemberPolicy, config: Config) -> None:
-    """Raise a `HushError` if a run is longer or larger than the limits. Plans nothing, and builds nothing."""
+    """Raise a `HushError` if a run is longer or larger than the limits. Nothing is planned or built."""
     bounds, local = policy.limits, config.local
     for what, found, most in (
         ("rounds", config.rounds, bounds.max_rounds),
@@ -267,9 +267,9 @@ def check_model(policy: MemberPolicy, parameters: int) -> None:
 
 
 def check_steps(policy: MemberPolicy, config: Config, recipe: Recipe, samples: Sequence[int]) -> None:
-    """Raise a `HushError` if members with so many rows would make more steps per round than the limits allow.
+    """Raise a `HushError` if members with these row counts would take more steps per round than the limits allow.
 
-    Before anything is planned. A member's schedule may depend on the others', so that it has to plan theirs too.
+    Runs before any planning. A member's schedule may depend on those of the others, so it has to plan theirs as well.
     """
     most = policy.limits.max_steps
     batches = budgets.batch_sizes(config.local.batch_size, len(samples), config.seed)
@@ -283,7 +283,7 @@ def check_steps(policy: MemberPolicy, config: Config, recipe: Recipe, samples: S
 
 
 def check_code(policy: MemberPolicy, code: str) -> None:
-    """Raise a `HushError` unless both sides run the same code, and one that the policy accepts."""
+    """Raise a `HushError` unless both sides run the same code, and the policy accepts its hash."""
     accept, own = policy.accept, code_hash()
     for what, found in (("this member's code", own), ("the coordinator's code", code)):
         if ANY not in accept.code and found not in accept.code:
@@ -293,7 +293,7 @@ def check_code(policy: MemberPolicy, code: str) -> None:
 
 
 def check_offer(policy: MemberPolicy, config: Config, name: str, recipe: Recipe) -> None:
-    """Raise a `HushError` unless the policy lets this config be taken part in at all."""
+    """Raise a `HushError` unless the policy accepts this config."""
     accept = policy.accept
     if ANY not in accept.recipes and name not in accept.recipes:
         raise HushError(f"recipe {name}: not accepted by this member; accepted: {', '.join(accept.recipes)}")
@@ -314,7 +314,7 @@ def check_offer(policy: MemberPolicy, config: Config, name: str, recipe: Recipe)
 
 
 def check_plans(policy: MemberPolicy, schedule: Any) -> None:
-    """Raise a `HushError` if any stage of the member's own schedule is beyond its limits."""
+    """Raise a `HushError` if any stage of the member's schedule exceeds its limits."""
     for stage in schedule.stages:
         if stage.rounds and stage.spec.train:
             limits.check(stage.plan, policy.bounds)

@@ -1,4 +1,4 @@
-"""A policy template to start from, and the hash of the code that it accepts. Light: nothing here needs PyTorch."""
+"""A policy template, and the hash of the code that it accepts. This file does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @cache
 def code_hash() -> str:
-    """SHA-256 of the code that is installed: every Python file of Hush by name and content."""
+    """SHA-256 of the installed code: the name and content of every Python file of Hush."""
     total = hashlib.sha256()
     root = Path(str(files("hush")))
     for path in sorted(root.rglob("*.py")):
@@ -24,7 +24,7 @@ def template(
     epsilon: float, delta: float, relation: str, recipes: Sequence[str], *, accountant: str = "pld",
     seeded: bool = False, uncovered: bool = False, samples: str = "public", group: int | None = None,
 ) -> str:  # fmt: skip
-    """A policy to start from."""
+    """Return a policy to start from."""
     cluster = "# group = 0" if group is None else f"group = {group}"
     names = ", ".join(f'"{name}"' for name in recipes)
     return f"""# The policy of this member. Keys are optional unless marked as required; an unknown key is an error.

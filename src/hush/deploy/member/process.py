@@ -1,11 +1,12 @@
-"""How a member processes messages: its policy decides, its ledger is charged first, its own plan sets the noise.
+"""How a member processes messages: its policy decides, its ledger is charged first, its own plan determines the noise.
 
-Nothing that a task says changes a rate, a noise or a number of steps: the member computes them from the config that it
-agreed to when the run began. What it will not do it refuses with a code of a fixed list, and charges nothing.
+Nothing in a task changes a sampling rate, a noise multiplier or a number of steps: the member computes them from the
+config that it agreed to when the run began. It refuses everything else with a code from a fixed list, and charges
+nothing.
 
-Until something is charged no row is looked at. All that is decided follows from the message, the policy, the ledger,
-the declared schema, and the number of rows where the policy makes that public; after that, from what was told with
-noise. So neither answers nor refusals, nor how long they take, depend on rows before a charge.
+No row is read before something is charged. Until then all decisions follow from the message, the policy, the ledger,
+the declared schema, and the number of rows if the policy makes it public; after that, from the noisy disclosures.
+Therefore neither the content nor the timing of answers and refusals depends on rows before a charge.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ _EVICTED = (
 
 @dataclass(frozen=True)
 class Offer:
-    """A run that a coordinator offers, once the policy and the declared schema allow it."""
+    """A run offered by a coordinator that the policy and the declared schema accept."""
 
     config: Config
     name: str
@@ -87,7 +88,7 @@ class Offer:
 
 
 class Node:
-    """A member at work."""
+    """The message handler of a member."""
 
     def __init__(
         self, name: str, policy: MemberPolicy, data: Dataset, ledger: Ledger, path: Path, key: keys.PrivateKey
@@ -105,7 +106,7 @@ class Node:
         self.say: Callable[[str], None] = lambda words: None
 
     def handle(self, content: bytes) -> tuple[bytes, Receipt | None]:
-        """The signed answer to a message, and the receipt to note as sent once it is."""
+        """Return the signed answer to a message, and the receipt to mark as sent afterwards."""
         says: Mapping[str, Any] = {}
 
         def accept(kind: str, words: Mapping[str, Any], found: messages.Spec) -> None:
@@ -118,21 +119,21 @@ class Node:
                 letter = messages.decode(content, self.policy.message_cap, accept)
             return self._answer(letter)
         except OSError:
-            # The disk is not the coordinator's doing, nor its business.
+            # A disk error is not caused by the coordinator, and is not reported to it.
             raise
-        except Exception as error:  # whatever it is that a coordinator says, it ends no member
+        except Exception as error:  # no message from a coordinator may terminate the member
             run, number = str(says.get("run", ""))[:80], printable(says.get("round", 0), 20)
             answer = refusal(run, error)
             why = {"code": answer.says["code"], "reason": printable(error), "final": answer.says["final"]}
             try:
                 self.trail.note("refused", run=run, round=number, **why, **self.balance())
             except HushError:
-                # The disk or the ledger has failed: what happened first is what the member must hear.
+                # If the disk or the ledger fails here too, report the original error.
                 raise error from None
             return self._signed(answer), None
 
     def _accept(self, kind: str, says: Mapping[str, Any], found: messages.Spec) -> None:
-        """Raise a `HushError` if a message announces other tensors than its kind, and the recipe of its run, have."""
+        """Raise a `HushError` if a message announces tensors that its kind, or the recipe of its run, does not have."""
         if kind == "task":
             own, number = self._invited(says.get("run"), says.get("round"))
             with refusing(RefusalCode.TASK):
@@ -141,7 +142,7 @@ class Node:
             raise HushError(f"message: {kind[:40]!r} must not contain tensors")
 
     def _invited(self, run: Any, number: Any) -> tuple[Own, int]:
-        """The run that a task belongs to, and its round, if this member has a part in it."""
+        """Return the run of a task and its round, if this member takes part in it."""
         with refusing(RefusalCode.MESSAGE):
             self._state(run)
         own = self.agreed(run)
@@ -163,7 +164,7 @@ class Node:
         raise RefusalError(RefusalCode.MESSAGE, text)
 
     def _offer(self, says: Mapping[str, Any]) -> Offer:
-        """What a coordinator offers, if the policy and the declared schema allow it. No row is looked at."""
+        """Return what a coordinator offers, if the policy and the declared schema accept it. No row is read."""
         with refusing(RefusalCode.CONFIG):
             config = parse(says["config"])
         with refusing(RefusalCode.LIMITS):
@@ -187,7 +188,7 @@ class Node:
         return Offer(config, name, recipe, schema)
 
     def _enrol(self, letter: Message) -> tuple[bytes, Receipt | None]:
-        """Whether this member would take part, and what it declares: the same however often it is asked."""
+        """Answer whether this member takes part, and with which declaration; repeated requests get the same answer."""
         with refusing(RefusalCode.MESSAGE):
             run, *_, number, _ = want(letter, "run", "config", "code", "schema", "number", "head")
             self._state(run)
@@ -214,13 +215,13 @@ class Node:
     def _facts(self, run: str, recipe: str, telling: Telling, head: str) -> bytes:
         fact, tensors = telling.drawn()
         if telling.costs():
-            # A run must later name exactly these: they are all that anyone is to know of what they stand for.
+            # The run must later list exactly these values: they are all that others may learn about the true ones.
             write_atomically(self._told(run), json.dumps(asdict(fact), sort_keys=True).encode())
         self.trail.note("enrolled", run=run, recipe=recipe, declared=asdict(fact), **self.balance())
         return self._signed(Message("facts", {"run": run, **asdict(fact), "head": head}, tensors))
 
     def _telling(self, offer: Offer, number: int) -> Telling:
-        """What this member is to say of itself for a run, with the noise that its own schedule has for it."""
+        """Return this member's disclosures for a run, with the noise from its own schedule."""
         config, recipe = offer.config, offer.recipe
         with refusing(RefusalCode.MESSAGE):
             if type(number) is not int or not 0 <= number < config.data.clients:
@@ -236,7 +237,7 @@ class Node:
                 check_steps(self.policy, config, recipe, [fact.samples] * config.data.clients)
             with refusing(RefusalCode.CONFIG):
                 schedule, stage = run_spec.enrolment(config, fact, number, self.policy.one_run)
-            # What enrolment asks is charged before the run begins: so not for a run that would be refused then.
+            # Enrolment is charged before the run begins, so not for a run that would be refused then.
             with refusing(RefusalCode.LIMITS):
                 check_plans(self.policy, schedule)
             noisy, centre = (stage.noise_of(what) if stage is not None else 0.0 for what in (COUNT, CENTRE))
@@ -261,7 +262,7 @@ class Node:
         )
 
     def _public_fact(self, offer: Offer) -> RosterEntry:
-        """What this member says of itself without noise; a number of rows that is to be noised is 1 here."""
+        """The public part of this member's declaration; a noisy number of rows is 1 here."""
         with refusing(RefusalCode.ENROLMENT):
             cluster = group(self.policy, offer.recipe)
         noised = count_is_noised(self.policy, offer.recipe, offer.config.rounds)
@@ -270,7 +271,7 @@ class Node:
         return RosterEntry(name=self.name, **asdict(self.policy.one_run), samples=rows, group=cluster, noised=marks)
 
     def _told_fact(self, run: str, offer: Offer) -> RosterEntry:
-        """What this member told for a run, or would tell if it tells nothing with noise; else a refusal."""
+        """Return what this member disclosed for a run, or would disclose if nothing is noisy; else raise a refusal."""
         path = self._told(run)
         if path.exists():
             return RosterEntry(**json.loads(path.read_bytes()))
@@ -283,7 +284,7 @@ class Node:
         return replace(fact, epsilon=told["epsilon"], factor=told.get("factor"))
 
     def _inputs(self, offer: Offer, model: Model) -> tuple[Tensor, Tensor]:
-        """The rows as a run's model takes them, and their labels; those of one run at a time are kept."""
+        """The rows as inputs of a run's model, and their labels; cached for one run at a time."""
         config = offer.config
         kind = (config.model.model_dump_json(), config.data.rows, config.seed, offer.schema)
         if self._held is None or self._held[0] != kind:
@@ -293,7 +294,7 @@ class Node:
         return self._held[1], self._held[2]
 
     def _begin(self, letter: Message) -> bytes:
-        """Agree to a run as a whole. From now on its config is fixed."""
+        """Agree to a run as a whole. Its config is fixed from now on."""
         with refusing(RefusalCode.MESSAGE):
             run, client, roster, *_ = want(
                 letter, "run", "client", "roster", "config", "code", "schema", "centre", "head"
@@ -320,7 +321,7 @@ class Node:
         return self._signed(Message("ready", {"run": run, "head": self.ledger.head}))
 
     def _computed(self, says: Mapping[str, Any]) -> Own:
-        """A run that is to be agreed to, as this member would take part in it; or a refusal. No row is looked at."""
+        """Return a run as this member would take part in it, or raise a refusal. No row is read."""
         offer = self._offer(says)
         config, recipe = offer.config, offer.recipe
         with refusing(RefusalCode.CONFIG):
@@ -355,7 +356,7 @@ class Node:
         return replace(own, centre=str(says["centre"]))
 
     def agreed(self, run: str) -> Own:
-        """The run that was agreed to, from memory or from the file that outlives this process."""
+        """Return the agreed run, from memory or from the file that survives this process."""
         if run not in self._own:
             path = self._state(run)
             if not path.exists():
@@ -367,7 +368,7 @@ class Node:
         return self._own[run][1]
 
     def _task(self, letter: Message) -> tuple[bytes, Receipt | None]:
-        """Reserve, train, seal; or the same bytes again for the same task."""
+        """Charge, train and seal; or return the same bytes for a repeated task."""
         with refusing(RefusalCode.MESSAGE):
             run, number, head = want(letter, "run", "round", "head")
         own, number = self._invited(run, number)
@@ -392,13 +393,13 @@ class Node:
         return self._released(run, number, stage.round_costs, attempt, make)
 
     def _attempt(self, run: str, number: int) -> int:
-        """The attempt at a round that may be charged now, or 0 if an answer is sealed for it."""
-        # One message at a time: what is reserved and not sealed now was left behind by a process that died.
+        """Return the attempt at a round that may be charged now, or 0 if an answer is sealed for it."""
+        # Messages are handled one at a time: a charge that is not sealed now was left by a process that died.
         self.ledger.forfeit_unsealed(run, number)
         return self.ledger.next_attempt(run, number)
 
     def _evicted(self, letter: Message) -> bytes:
-        """The coordinator asks no more in a run: this member was too slow, or not to be heard."""
+        """The coordinator has evicted this member because its answers were too slow or not usable."""
         with refusing(RefusalCode.MESSAGE):
             run, _ = want(letter, "run", "head")
         self.agreed(run)
@@ -409,7 +410,7 @@ class Node:
     def _released(
         self, run: str, number: int, costs: tuple[Cost, ...], attempt: int, make: Callable[[Receipt], bytes]
     ) -> tuple[bytes, Receipt]:
-        """Charge, then make what is released, and seal it."""
+        """Charge, then compute what is released, and seal it."""
         receipt = self.ledger.reserve(costs, run, number, attempt)
         self.trail.note("charged", run=run, round=number, attempt=attempt, costs=[asdict(cost) for cost in costs])
         try:
@@ -417,7 +418,7 @@ class Node:
             self.ledger.seal(receipt, payload)
             return payload, receipt
         except BaseException:
-            # Nothing was released, but what was charged stays charged.
+            # Nothing was released, but the charge remains.
             self.ledger.forfeit(receipt)
             raise
 
@@ -453,7 +454,7 @@ class Node:
         return self._signed(Message("update", says, {"vector": update.vector, **side}))
 
     def _examples(self, own: Own) -> int:
-        """How many examples training holds at a time. A config can lower the number and not raise it."""
+        """The number of examples that training processes at a time. A config can lower it but not raise it."""
         usual = memory.physical_batch(own.model, torch.device("cpu"), 1)
         wanted = own.config.engine.physical_batch
         return min(usual if wanted == "auto" else wanted, usual, self.policy.examples(own.model.layout.size))
@@ -472,7 +473,7 @@ class Node:
         return payload, receipt
 
     def _affordable(self, run: str, costs: tuple[Cost, ...], own: Own | None = None) -> None:
-        """Raise `BudgetSpentError` if this run would spend more than the policy gives to one run."""
+        """Raise `BudgetSpentError` if this run would spend more than the policy allows for one run."""
         policy = self.policy.one_run
         wanted = book.add_costs({}, (*self.ledger.charged(run), *costs))
         if own is not None and run in self._fitting and account.within(wanted, book.add_costs({}, own.costs())):
@@ -484,7 +485,7 @@ class Node:
             )
 
     def _approve(self, run: str, own: Own) -> None:
-        """Compute once what all of the run costs: if that fits, no single round needs to be computed again."""
+        """Check once that the whole run fits the budget, so that single rounds need not be checked again."""
         policy, whole = self.policy.one_run, book.add_costs({}, own.costs())
         if account.fits(account.epsilon(whole, policy, self.policy.budget.accountant), policy):
             self._fitting.add(run)
@@ -498,15 +499,15 @@ class Node:
 
     @property
     def public(self) -> keys.PublicKey:
-        """The key that its answers are checked with."""
+        """The public key that verifies its answers."""
         return self._key.public_key()
 
     def balance(self) -> dict[str, float]:
-        """What is spent and left, for the trail."""
+        """Epsilon spent and left, for the audit log."""
         return {"spent": round(self.ledger.spent(), 6), "left": round(self.ledger.left(), 6)}
 
     def _told(self, run: str) -> Path:
-        """Where what was told for a run is kept."""
+        """The file that stores what was disclosed for a run."""
         return self._state(run).with_suffix(".told.json")
 
     def _state(self, run: str) -> Path:

@@ -1,4 +1,4 @@
-"""A member's service: it opens the ledger and the data, connects, and answers until it is stopped."""
+"""A member's service: it opens the ledger and the data, connects, and answers messages until it is stopped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COPIED = "another process tried to use this key and was refused; was the kit co
 
 
 def prepare(kit: Kit, policy_path: Path, data: Path) -> Node:
-    """A node with its law, its data and its ledger; all that can be wrong is found before it reports for duty."""
+    """Return a message handler with its policy, data and ledger; configuration errors are raised before it connects."""
     policy = law.load(policy_path)
     dataset = datasets.load(
         data, label=policy.data.label, loader=policy.data.loader, declared=datasets.declared(kit.path)
@@ -57,7 +57,7 @@ def join(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], None], pa
 
 @contextlib.contextmanager
 def alone(kit: Kit) -> Iterator[None]:
-    """Have a kit to oneself: two processes with one key would each get half of the messages."""
+    """Lock a kit: two processes with one key would each receive half of the messages."""
     with (kit.path / "in-use").open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -84,7 +84,7 @@ def _take_part(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], Non
         if warning := law.lifetime_warning(node.policy):
             say(f"{kit.member}: {warning}")
         say(f"{kit.member} is online at {kit.address}; remaining budget {node.ledger.left():.4g}")
-        # Said here alone: it may tell how many rows there are.
+        # Printed locally only: it may reveal the number of rows.
         one = node.policy.one_run
         for text in warnings_of(one.epsilon, one.delta, len(node.data.y)):
             say(f"Warning: {text}")
@@ -98,14 +98,14 @@ def _take_part(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], Non
 
 
 def report(kit: Kit, line: Any) -> int:
-    """Report for duty, under the number that is kept from the last time."""
+    """Register with the SuperLink, under the node number of the last session."""
     file = kit.path / "node"
     before = file.read_text() if file.exists() else ""
     return int(line.open(int(before) if before.isdigit() else 0, lambda number: file.write_text(str(number))))
 
 
 def serve(node: Node, line: Any, going: Callable[[], bool] = lambda: True) -> None:
-    """Answer what comes, one message after the other, for as long as it goes on."""
+    """Answer messages, one at a time, as long as `going` returns true."""
     idle = time.monotonic()
     while going():
         try:
@@ -116,14 +116,15 @@ def serve(node: Node, line: Any, going: Callable[[], bool] = lambda: True) -> No
             node.trail.note("refused", reason=str(error))
             continue
         if parcel is None:
-            # Often while a run is on, rarely otherwise, and all members together at most so often a second.
+            # Poll often during a run and rarely otherwise; all members together at most a fixed number of times per
+            # second.
             time.sleep(min(1.0, max(0.08, node.members / _RATE) + 0.02 * (time.monotonic() - idle)))
             continue
         payload, receipt = node.handle(parcel.payload)
         try:
             line.reply(parcel, payload)
         except HushError as error:
-            # It stays sealed: whoever asks again gets the same bytes.
+            # The answer stays sealed: a repeated request gets the same bytes.
             node.trail.note("not sent", reason=str(error))
         else:
             if receipt is not None:

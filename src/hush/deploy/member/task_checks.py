@@ -1,7 +1,8 @@
-"""What a task may bring: checked by the member before anything is paid for.
+"""Checks of a task, made by the member before anything is charged.
 
-A model and what the recipe declares beside it (`Recipe.extras`), by the header of the message before any number is
-decoded; then that all are finite, and none would have the member say something that its plan has no noise for.
+The header of a message must announce models and the extras that the recipe declares (`Recipe.extras`) before anything
+is
+decoded. Then all values must be finite, and the plan must have noise for every release that is asked for.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from hush.privacy.limits import Limits
 from hush.recipes.interfaces import TaskShape
 from hush.types import HushError, Task
 
-# Weights that cancel each other in a layer leave what was rounded, multiplied by the weights. The last digits of a
-# row's output may depend on the batch that it is computed in: from weights of 1e7 on, a row moved a sum by 1.3 clips.
+# Weights that cancel each other in a layer leave rounding errors, multiplied by the weights. The last digits of a row's
+# output may depend on its batch: with weights of 1e7 or more, one row moved a sum by 1.3 clips.
 LARGEST_WEIGHT = 65_536.0
 _MODELS = "models"
 
 
 def check_header(own: Own, number: int, found: messages.Spec) -> None:
-    """Raise a `HushError` unless a task's header announces models and the recipe's extras, and nothing else."""
+    """Raise a `HushError` unless the header of a task announces models and the recipe's extras, and nothing else."""
     size = own.model.layout.size
     most = own.recipe.assign.models if own.stage_table.at(number).choose else 1
     dtype, shape = found.get(_MODELS, ("", ()))
@@ -49,7 +50,7 @@ def check_header(own: Own, number: int, found: messages.Spec) -> None:
 
 
 def checked(own: Own, letter: Message, number: int, bounds: Limits) -> Task:
-    """The task in a letter whose header was checked, or a `HushError`."""
+    """Return the task in a message whose header was checked, or raise a `HushError`."""
     layout, tensors = own.model.layout, dict(letter.tensors)
     given = tensors.pop(_MODELS)
     extras = unpacked({name.removeprefix(EXTRAS): tensor for name, tensor in tensors.items()})
@@ -58,7 +59,7 @@ def checked(own: Own, letter: Message, number: int, bounds: Limits) -> Task:
     if float(given.abs().max()) > LARGEST_WEIGHT:
         raise HushError(f"task: a model with weights above {LARGEST_WEIGHT:g}")
     stage = own.schedule.stages[own.stage_table.of[number]]
-    # Asked for a sum that its plan has no noise for, a member would tell it as it is.
+    # A member would release a sum without noise if its plan had no noise for it.
     if any(stage.noise_of(release.what) <= 0 for release in stage.spec.side_releases):
         raise HushError("task: this round asks for a release that the plan has no noise for")
     if extras.clip is not None:

@@ -1,1 +1,1 @@
-"""What coordinator and members both compute from the same facts."""
+"""What coordinator and members both compute from the same public facts."""

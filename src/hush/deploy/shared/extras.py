@@ -1,4 +1,4 @@
-"""The extras of a task as named tensors, as they are sent and received."""
+"""The extras of a task, packed as named tensors for sending, and unpacked."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ EXTRAS, RELEASES = "extras.", "releases."
 
 
 def packed(extras: TaskExtras) -> dict[str, Tensor]:
-    """What a task brings, by name."""
+    """Return the extras of a task as tensors by name."""
     clip = None if extras.clip is None else torch.tensor([extras.clip], dtype=torch.float64)
     named = {"clip": clip, "input_mean": extras.input_mean, "drift": extras.drift}
     return {**{name: value for name, value in named.items() if value is not None}, **extras.slots}
 
 
 def unpacked(tensors: Mapping[str, Tensor]) -> TaskExtras:
-    """The same again."""
+    """Return the extras from tensors by name."""
     slots = dict(tensors)
     clip, mean, drift = (slots.pop(name, None) for name in ("clip", "input_mean", "drift"))
     return TaskExtras(clip=None if clip is None else float(clip), input_mean=mean, drift=drift, slots=slots)

@@ -1,7 +1,8 @@
-"""Input means of a run on the coordinator's side: members' noised means, each checked, combined by their noise.
+"""Input means on the coordinator's side: the members' noisy means are checked, and combined by their noise.
 
-How noisy a mean is follows from its sender's plan as the coordinator computes it. Nothing that a member says of its own
-noise gives its mean more weight.
+The noise of a mean follows from its sender's plan as the coordinator computes it. A member cannot increase the weight
+of
+its mean by declaring less noise.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _DEVIATIONS = 8.0
 
 
 def told(config: Config, fact: RosterEntry, number: int, letter: Message) -> EnrolmentAnswer:
-    """A member's mean with the noise that its plan has; a `HushError` if no honest member could have sent it.
+    """Return a member's mean with the noise of its plan, or raise a `HushError` if no honest member could have sent it.
 
     `config` and `number` are those of the offer.
     """
@@ -44,12 +45,12 @@ def told(config: Config, fact: RosterEntry, number: int, letter: Message) -> Enr
 
 
 def joined(heard: Sequence[EnrolmentAnswer]) -> Tensor:
-    """The common centre."""
+    """Return the common mean."""
     return centred(heard)["input_mean"]
 
 
 def _longest(config: Config, far: RosterEntry, number: int, samples: int, width: int) -> float:
-    """How long an honest mean can be, but for one time in 10^13, if these were the true numbers behind `samples`."""
+    """The norm of an honest mean, exceeded with probability at most 10^-13, if these are the values behind `samples`."""
     noise = deviation(width, _spread(config, far, number), samples)
     return bound(width) * far.samples / samples + noise * (math.sqrt(width) + _DEVIATIONS)
 

@@ -1,7 +1,7 @@
 """The refusal of a member: one code of a fixed list, and nothing else.
 
-A code follows from the message, the member's policy and its ledger. Figures, paths and the texts of errors stay in the
-member's own log: any of them may depend on its rows.
+A code follows from the message, the member's policy and its ledger. Figures, paths and error texts stay in the member's
+own log, because any of them may depend on its rows.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MEANING: Mapping[RefusalCode, str] = {
 
 
 class RefusalError(HushError):
-    """A refusal: the code for the coordinator, and a text for the member's own log."""
+    """A refusal: a code for the coordinator, and a text for the member's own log."""
 
     def __init__(self, code: RefusalCode, text: str) -> None:
         super().__init__(text)
@@ -61,18 +61,18 @@ class RefusalError(HushError):
 
 @contextmanager
 def refusing(code: RefusalCode) -> Iterator[None]:
-    """Turns what goes wrong within into a refusal with this code; errors of the disk, and those with a code, pass."""
+    """Convert errors within to a refusal with this code; disk errors, and errors that have a code, are not converted."""
     try:
         yield
     except (OSError, RefusalError, BudgetSpentError, BrokenLedgerError):
         raise
-    except Exception as error:  # what a coordinator sent may be wrong in any way
+    except Exception as error:  # anything in a coordinator's message may be invalid
         text = str(error) if isinstance(error, HushError) else f"invalid message: {error!r}"
         raise RefusalError(code, text) from error
 
 
 def code_of(error: Exception) -> RefusalCode:
-    """The code that an error is answered with."""
+    """The code with which an error is answered."""
     if isinstance(error, RefusalError):
         return error.code
     if isinstance(error, BudgetSpentError):
@@ -81,15 +81,15 @@ def code_of(error: Exception) -> RefusalCode:
 
 
 def refusal(run: str, error: Exception) -> Message:
-    """The answer to a message that is refused: the same size for all that a code stands for."""
+    """The answer to a refused message: its size depends on the code alone."""
     code = code_of(error)
     return Message(REFUSAL, {"run": run, "code": code.value, "final": code is RefusalCode.BUDGET})
 
 
 def reason_of(letter: Message) -> str:
-    """A refusal in words, on the coordinator's side: none of them came over the wire.
+    """A refusal in words, on the coordinator's side: no text comes from the wire.
 
-    `FAULT` is what the coordinator itself found wrong with an answer; no letter of a member has it.
+    `FAULT` is an error that the coordinator itself found in an answer; members do not send it.
     """
     if FAULT in letter.says:
         return str(letter.says[FAULT])

@@ -1,4 +1,4 @@
-"""What members declared at enrolment, and what both sides make of it: the roster, and the weights' factors."""
+"""The roster: the members' declarations at enrolment, their client numbers, and their impact factors."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class RosterEntry:
     """What a member declared at enrolment.
 
     Attributes:
-        name: The member's.
+        name: The member's name.
         epsilon: Its budget for a run.
-        delta: The same.
-        relation: The same.
-        samples: How many rows it has.
-        factor: Its impact factor, where it was asked for one and has one.
-        group: Its true cluster, where the recipe takes that as known.
-        noised: What of this is noised, in the words of the promise: noise multiplier and deviation of each.
+        delta: Its delta.
+        relation: Its neighbouring relation.
+        samples: Its number of rows.
+        factor: Its impact factor, if the recipe uses one and the member has one.
+        group: Its true cluster, if the recipe assumes it is known.
+        noised: Noise multiplier and standard deviation of each noisy entry, by its name in the privacy guarantee.
     """
 
     name: str
@@ -47,7 +47,7 @@ class RosterEntry:
         return tuple(Cost(what, "gaussian", float(noise), 1) for what, (noise, _) in self.noised.items())
 
     def extremes(self, least: int) -> tuple[RosterEntry, ...]:
-        """The same with numbers as far off as noise hides but for one time in 10^9: less budget, fewer or more rows."""
+        """The entry at the ends of the 1 - 10^-9 confidence intervals of its noisy numbers: less budget, fewer or more rows."""
         far = math.ceil(_DEVIATIONS * float(self.noised.get(COUNT, (0, 0))[1]))
         budget = self.epsilon - _DEVIATIONS * float(self.noised.get(BUDGET, (0, 0))[1])
         rows = (max(least, self.samples - far), self.samples + far)
@@ -55,7 +55,7 @@ class RosterEntry:
 
 
 def roster(config: Config, facts: Sequence[RosterEntry]) -> tuple[Member, ...]:
-    """The members with their numbers and batch sizes."""
+    """Return the members with their numbers and batch sizes."""
     if len(facts) != config.data.clients:
         raise HushError(f"data.clients: {config.data.clients}, but {len(facts)} members are enrolled", "data.clients")
     batches = budgets.batch_sizes(config.local.batch_size, len(facts), config.seed)
@@ -70,14 +70,14 @@ def roster(config: Config, facts: Sequence[RosterEntry]) -> tuple[Member, ...]:
 
 
 def _rows(fact: RosterEntry, batch: int) -> int:
-    # A noised number may say fewer rows than a batch that the true one allows.
+    # A noisy number of rows may be smaller than a batch size that fits the true one.
     return max(fact.samples, batch) if COUNT in fact.noised else fact.samples
 
 
 def weighted(recipe: Recipe, facts: Sequence[RosterEntry]) -> Recipe:
-    """The recipe as a federation runs it: with the impact factors that members declared, unless it brings its own.
+    """Return the recipe with the impact factors that members declared, unless the recipe specifies its own.
 
-    Where weights follow from estimated noise, nobody's counts as far below what its plan makes.
+    With weights by estimated noise, no estimate counts as far below the planned noise.
     """
     weight = recipe.weight
     if isinstance(weight, EstimatedNoise | Balanced):

@@ -1,7 +1,7 @@
 """The run specification, which both sides compute from enrolment: the coordinator for all, a member for itself.
 
-The same functions of the same public numbers, so nothing about noise, rates or steps needs to be sent, and nothing that
-is sent can change them.
+Both use the same functions of the same public numbers, so noise, rates and steps are neither sent nor changed by
+anything that is sent.
 """
 
 from __future__ import annotations
@@ -57,14 +57,15 @@ class Own:
     centre: str = ""
 
     def costs(self) -> tuple[Cost, ...]:
-        """What all of the run releases, with what was told at enrolment."""
+        """Everything that the run releases, including what was disclosed at enrolment."""
         return (*self.told, *training(self.schedule))
 
 
 def assemble(config: Config, facts: Sequence[RosterEntry], test: Dataset, auto_rate: bool = False) -> Federation:
-    """The federation as the coordinator knows it; `test` is its public test set.
+    """Return the federation as the coordinator knows it; `test` is its public test set.
 
-    `auto_rate` says that the learning rate was left open before; one that still is open is chosen here.
+    `auto_rate` says that the config file left the learning rate to be computed; if it still is "auto", it is computed
+    here.
     """
     name, recipe = recipes.parse(config.recipe, config.mode)
     recipe, members = weighted(recipe, facts), roster(config, facts)
@@ -99,22 +100,23 @@ def assemble(config: Config, facts: Sequence[RosterEntry], test: Dataset, auto_r
             bounds=limits.update,
             noise_bounds=limits.noise if config.max_weight != 1.0 else None,
             side_bounds=side_limits(federation.schedules, facts, rounds.stage_table, terms.shape),
-            # Here members declare what they like: nobody gets far more than its share by that.
+            # Members declare their own facts here, so each member's share is limited.
             ceiling=terms.ceiling if config.max_weight else twice_even,
         ),
     )
 
 
 def settled(config: Config, facts: Sequence[RosterEntry], test: Dataset) -> Config:
-    """The config with a number for a learning rate that it leaves open, from the public plans alone."""
+    """Return the config with the learning rate computed from the public plans, if it is "auto"."""
     return assemble(config, facts, test).config if config.local.lr == "auto" else config
 
 
 def enrolment(config: Config, fact: RosterEntry, number: int, policy: Policy) -> tuple[PrivacySchedule, Stage | None]:
-    """The schedule that a member is offered before it is known who else comes, and what enrolment asks of it.
+    """Return the schedule offered to a member before the other members are known, and what enrolment asks of it.
 
-    Where its number of rows is noised, the noise of what enrolment asks may not follow from it: both sides suppose so
-    many batches of rows.
+    If its number of rows is noisy, the noise of the enrolment releases must not depend on the true number: both sides
+    assume
+    a fixed number of batches.
     """
     _, recipe = recipes.parse(config.recipe, config.mode)
     if COUNT in fact.noised:
@@ -128,7 +130,7 @@ def enrolment(config: Config, fact: RosterEntry, number: int, policy: Policy) ->
 
 
 def plausible(config: Config, fact: RosterEntry, number: int) -> None:
-    """Raise a `HushError` if no plan can be made of what a member declares, whatever number it gets in the end."""
+    """Raise a `HushError` if no plan exists for a member's declaration, whatever client number it gets."""
     _, recipe = recipes.parse(config.recipe, config.mode)
     fact = replace(fact, samples=max(fact.samples, batch_of(config, number)))
     facts = [fact if each == number else replace(fact, samples=_MANY) for each in range(config.data.clients)]
@@ -139,17 +141,17 @@ def plausible(config: Config, fact: RosterEntry, number: int) -> None:
         planned = privacy_schedules(config, recipe, [member], table, orders, [fact.costs()])
         outputs = recipe.protect.output([member], config.rounds)
         update_limits(with_rate(config, 1.0), recipe, [member], [fact], planned, outputs, table, orders, 1)
-    except Exception as error:  # a stranger's numbers may be impossible in any way, and cost the stranger alone
+    except Exception as error:  # an impossible declaration excludes its sender only
         raise HushError(f"enrolment answer: no valid plan exists for it: {error}"[:300]) from None
 
 
 def batch_of(config: Config, number: int) -> int:
-    """The batch that a config has for a member."""
+    """The batch size of a member by the config."""
     return int(budgets.batch_sizes(config.local.batch_size, config.data.clients, config.seed)[number])
 
 
 def width_of(model: Model) -> int:
-    """How many numbers a centre has; an error if the model can have none."""
+    """The width of the input mean; an error if the model cannot have one."""
     return input_mean.linear_layer(model).width
 
 
@@ -161,9 +163,9 @@ def tells_centre(recipe: Recipe, rounds: int) -> bool:
 
 
 def own(config: Config, facts: Sequence[RosterEntry], client: int, policy: Policy, schema: Schema) -> Own:
-    """What a member will do: by its own policy, and by the number of rows that it told.
+    """Return what a member will do, by its own policy and its disclosed number of rows.
 
-    Its true number, where that is noised, sets neither rate nor noise nor steps: whoever knows these would know it.
+    If that number is noisy, the true one affects neither rate nor noise nor steps, because those would reveal it.
     """
     _, recipe = recipes.parse(config.recipe, config.mode)
     members = list(roster(config, facts))
@@ -171,7 +173,7 @@ def own(config: Config, facts: Sequence[RosterEntry], client: int, policy: Polic
     rounds = timetable(config, recipe, len(members))
     schedule = _schedule(config, recipe, members, facts, client)
     if COUNT in facts[client].noised:
-        # Refuses a sampler that needs the true number.
+        # Raises an error for a sampler that needs the true number.
         schedule = with_rows(schedule, schedule.plan.samples)
     model = models.build_model(config.model, schema.input_shape, schema.classes or 0, config.seed)
     output = recipe.protect.output(members, config.rounds)[client]
@@ -195,7 +197,7 @@ def own(config: Config, facts: Sequence[RosterEntry], client: int, policy: Polic
 def _schedule(
     config: Config, recipe: Recipe, members: Sequence[Member], facts: Sequence[RosterEntry], client: int
 ) -> PrivacySchedule:
-    """One member's schedule, with no more of the others' than it depends on."""
+    """Return one member's schedule, planning only those of other members that it depends on."""
     rounds = timetable(config, recipe, len(members))
     alone = recipe.protect.own_budgets and recipe.protect.spreads_budget
     chosen = [client] if alone else list(range(len(members)))

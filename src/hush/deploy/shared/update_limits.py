@@ -1,4 +1,4 @@
-"""Limits on updates: how long honest ones can be, by plan, whatever their senders declare."""
+"""Limits on updates: the maximum norm of honest ones, by plan, independent of what their senders declare."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from hush.types import Member, Policy
 
 @dataclass(frozen=True)
 class UpdateLimits:
-    """What honest updates stay below, whatever true number a noised one hides.
+    """Limits that honest updates satisfy, whatever the true values behind noisy declarations.
 
     Attributes:
-        update: The norm of an update, stages x members.
-        noise: The norm of the noise in it, stages x members.
+        update: The maximum norm of an update, stages x members.
+        noise: The maximum norm of the noise in it, stages x members.
     """
 
     update: Tensor
@@ -44,7 +44,7 @@ def update_limits(
     orders: Sequence[tuple[int, ...]],
     size: int,
 ) -> UpdateLimits:
-    """The limits of these members, from their planned schedules and from those of the extreme numbers they may have."""
+    """Return the limits of these members, from their schedules and from those for the extremes of noisy declarations."""
     disclosed = [fact.costs() for fact in facts]
     possible = [[schedule] for schedule in planned]
     for client, fact in enumerate(facts):
@@ -72,14 +72,14 @@ def update_limits(
 
 
 def _bound(schedule: PrivacySchedule, output: Output | None, stage: int, local: LocalConfig, size: int) -> float:
-    """A norm that an honest update stays below but for one time in 10^13: clipped sums and a noise quantile."""
+    """A norm that an honest update exceeds with probability at most 10^-13: clipped sums and a noise quantile."""
     plan = schedule.stages[stage].plan
     signal = float(local.lr) * plan.steps * plan.clip * _crowded(plan, plan.steps)
     return signal + _noise_bound(schedule, output, stage, local, size)
 
 
 def _noise_bound(schedule: PrivacySchedule, output: Output | None, stage: int, local: LocalConfig, size: int) -> float:
-    """A norm that the noise of an honest update stays below; infinite where an update is more than steps and noise."""
+    """The maximum norm of the noise in an honest update; infinite if updates contain more than steps and noise."""
     plan = schedule.stages[stage].plan
     if not plan.private or output is not None or local.weight_decay:
         return math.inf
@@ -89,7 +89,7 @@ def _noise_bound(schedule: PrivacySchedule, output: Output | None, stage: int, l
 def side_limits(
     planned: Sequence[PrivacySchedule], facts: Sequence[RosterEntry], stage_table: StageTable, shape: ReleaseShape
 ) -> tuple[tuple[Mapping[str, float], ...], ...]:
-    """By stage and member, the norm that each of its side releases stays below, by name."""
+    """The maximum norm of each side release, by stage and member, by name."""
     return tuple(
         tuple(_side_limits(each.stages[stage], fact, shape) for each, fact in zip(planned, facts, strict=True))
         for stage in range(len(stage_table.specs))
@@ -99,7 +99,7 @@ def side_limits(
 def _side_limits(stage: Stage, fact: RosterEntry, shape: ReleaseShape) -> dict[str, float]:
     plan = stage.plan
     rows = max(plan.samples, *(far.samples for far in fact.extremes(plan.batch)))
-    # Whose numbers are noised may have a few times the noise that they suggest.
+    # A member with noisy declarations may have several times the noise that they suggest.
     wide = SUPPOSED_NOISE if fact.noised else 1.0
     return {
         release.what: wide
@@ -109,6 +109,6 @@ def _side_limits(stage: Stage, fact: RosterEntry, shape: ReleaseShape) -> dict[s
 
 
 def _crowded(plan: PrivacyPlan, batches: int = 1) -> float:
-    """The most rows that so many batches ever hold together, but for one time in 10^13, over how many to expect."""
+    """The maximum number of rows in this many batches, except with probability 10^-13, relative to the expected number."""
     expected = batches * plan.batch
     return min(batches * plan.samples, expected + 8 * math.sqrt(expected) + 24) / expected

@@ -1,11 +1,13 @@
-"""The gateway in front of a SuperLink: Flower trusts whoever reaches its port with all but the nodes' part of it.
+"""The gateway in front of a SuperLink. Flower trusts every client that reaches its port, except for node requests.
 
-Flower's control and runtime interfaces (register a node, start a run, take a task) share the nodes' port and ask for
-no password. Behind this gate they need the coordinator's secret. Nothing is read that announces no size, sends in
-chunks, or has a header twice. And the coordinator of each run says how long an answer can be: no node sends a longer
-request, nor more than a few such answers a round. Several runs have a limit each. Flower tells a stranger's key no
-different from one in use. The gate does, so that a member hears at once what is wrong. And it lets one process speak
-for a key: a copy of a member's kit is refused for as long as the first process is heard of, and both are told.
+Flower's control and runtime interfaces (register a node, start a run, take a task) share a port with the nodes and
+require no password. The gateway requires the coordinator's secret for them. It rejects requests without a declared
+size,
+with chunked bodies, or with duplicate headers. The coordinator of each run sets the maximum size of an answer: a node
+can
+send neither a larger request nor more than a few such answers per round. Every run has its own limit. The gateway also
+reports unlisted keys and keys in use as different errors, which Flower does not. And it binds a key to one process: a
+copy of a member's kit is refused while the first process is active, and both are notified.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ LIMIT_PATH, LIMIT_HEADER, RUN_HEADER, SECONDS_HEADER = "/hush/limit", "hush-limi
 INSTANCE_HEADER, COPIED_HEADER = "hush-instance", "hush-copied"
 UNLISTED, COPIED = b"this key is not listed", b"another process uses this key"
 REQUEST_CAP = 8 << 20
-SILENCE = 4.0  # seconds after which a process is taken for dead: an honest one is heard every second
+SILENCE = 4.0  # seconds after which a process is considered dead: a live one sends a request every second
 _FRAME = 1 << 16
 _AGAIN = 60.0
 _ANSWERS = 4
@@ -39,24 +41,24 @@ _UPLOAD, _LEAVE = "/v1/fleet/push-object", "/v1/fleet/deactivate-node"
 
 
 class Listed:
-    """The public keys (PEM) that are let in; nobody knows before they are named for the first time."""
+    """The accepted public keys (PEM); unknown until they are set for the first time."""
 
     def __init__(self) -> None:
         self._keys: frozenset[bytes] | None = None
 
     def name(self, keys: Iterable[bytes]) -> None:
-        """From now on these."""
+        """Set the accepted keys."""
         self._keys = frozenset(b64encode(key) for key in keys)
 
     def fault(self, key: bytes) -> tuple[int, bytes] | None:
-        """What a request with this header is answered, if it does not pass."""
+        """Return the error for a request with this header, if it must be rejected."""
         if self._keys is None:
             return 503, b"not ready yet"
         return None if key in self._keys else (403, UNLISTED)
 
 
 class Instances:
-    """Which process speaks for each key: the first that Flower let in, until it signs off or falls silent."""
+    """Which process uses each key: the first that Flower accepted, until it unregisters or is silent for too long."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -66,20 +68,20 @@ class Instances:
         self._copied: set[bytes] = set()
 
     def taken(self, key: bytes, instance: bytes) -> bool:
-        """Whether another process than this one speaks for the key."""
+        """Whether a process other than this one uses the key."""
         holder, heard = self._held.get(key, (instance, 0.0))
         return holder != instance and self._clock() - heard < SILENCE
 
     def hold(self, key: bytes, instance: bytes) -> None:
-        """This process was heard of."""
+        """Record a request of this process."""
         self._held[key] = (instance, self._clock())
 
     def release(self, key: bytes) -> None:
-        """The process of this key has signed off."""
+        """Record that the process of this key has unregistered."""
         self._held.pop(key, None)
 
     def refuse(self, key: bytes) -> None:
-        """Note that a second process tried to use the key; once a minute, however often it tries."""
+        """Record that a second process tried to use the key; at most once per minute."""
         if self._clock() - self._noted.get(key, -_AGAIN) < _AGAIN:
             return
         self._noted[key] = self._clock()
@@ -87,7 +89,7 @@ class Instances:
         self._copied.add(key)
 
     def told(self, key: bytes) -> bool:
-        """Whether the holder of a key has yet to be told of a second process."""
+        """Whether the process that uses a key must still be notified of a second one."""
         known = key in self._told
         self._told.discard(key)
         return known
@@ -101,21 +103,22 @@ class Instances:
 
 @dataclass
 class _Allowance:
-    """What the members of one run may send until its coordinator asks anew: each a few answers of `size` bytes."""
+    """What the members of one run may send until its coordinator calls again: each a few answers of `size` bytes."""
 
     size: int
     ends: float
     sent: dict[bytes, int] = field(default_factory=lambda: defaultdict(int))
 
     def room(self, key: bytes, size: int) -> bool:
-        """Whether a request of this size is still within what a node may send."""
+        """Whether a node may still send a request of this size."""
         return self.sent[key] + size <= _ANSWERS * self.size
 
 
 class Gateway:
-    """What every request passes before Flower sees it.
+    """The ASGI middleware that every request passes before it reaches Flower.
 
-    `genuine` says whether the headers of a node's request are signed with its key; without it all are taken to be.
+    `genuine` checks that the headers of a node's request are signed with its key; without it, all are accepted as
+    signed.
     """
 
     def __init__(
@@ -130,15 +133,16 @@ class Gateway:
         self._between = _Allowance(cap, float("inf"))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Refuse by path, secret, announced size and process; pass on the rest."""
+        """Reject by path, secret, declared size and process; forward the rest."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers, path = dict(scope["headers"]), scope["path"]
         if len(headers) != len(scope["headers"]):
-            # This gate would read the last of two keys, and Flower the first: one member could speak for another here.
+            # With duplicate keys, the gateway would read the last and Flower the first: one member could impersonate
+            # another.
             return await _answer(send, 400, b"a header is there twice")
         if b"transfer-encoding" in headers:
-            # It would hold, and not the size that is announced beside it.
+            # A chunked body would override the declared size.
             return await _answer(send, 411, b"a request must announce its size")
         of_node = path in _NODE_PATHS
         if not of_node and not hmac.compare_digest(headers.get(SECRET_HEADER.encode(), b""), self._secret):
@@ -153,13 +157,13 @@ class Gateway:
         return await self._node(headers, path, int(size or b"0"), scope, receive, send)
 
     async def _limit(self, headers: Mapping[bytes, bytes], send: Any) -> None:
-        """The coordinator of a run asks anew: from now on its answers are of at most this size; 0 ends the run."""
+        """Set the maximum size of answers to a run; 0 ends the run."""
         wanted, run = headers.get(LIMIT_HEADER.encode(), b""), headers.get(RUN_HEADER.encode(), b"")
         seconds = headers.get(SECONDS_HEADER.encode(), b"")
         if not wanted.isdigit() or not run or not seconds.isdigit():
             return await _answer(send, 400, b"a limit is a number of bytes, of a run, for some seconds")
         now = time.monotonic()
-        # A coordinator that died takes nothing back: what it allowed ends with the time that it gave.
+        # The limit of a coordinator that died is never revoked, so it expires.
         self._runs = {name: each for name, each in self._runs.items() if each.ends > now and name != run}
         if int(wanted):
             self._runs[run] = _Allowance(int(wanted) + _FRAME, now + int(seconds))
@@ -167,13 +171,13 @@ class Gateway:
         return await _answer(send, 200, b"")
 
     def _allowances(self, size: int) -> list[_Allowance]:
-        """The runs whose answers can be of this size, the narrowest first; between runs one allowance for all."""
+        """The runs that allow answers of this size, the smallest limit first; one shared allowance between runs."""
         now = time.monotonic()
         runs = [each for each in self._runs.values() if each.ends > now] or [self._between]
         return sorted((each for each in runs if size <= each.size), key=lambda each: each.size)
 
     async def _node(self, headers: Mapping[bytes, bytes], path: str, size: int, *rest: Any) -> None:
-        """A member's request. What it sends is counted, so that nobody fills the memory."""
+        """Handle a member's request. Its bytes are counted, so that no member fills the memory."""
         scope, receive, send = rest
         key, instance = headers.get(_KEY_HEADER, b""), headers.get(INSTANCE_HEADER.encode(), b"")
         if self._listed and (fault := self._listed.fault(key)):
@@ -189,7 +193,7 @@ class Gateway:
             return await _answer(send, 409, COPIED)
 
         async def noted(event: Any) -> None:
-            # Only what Flower took: whoever merely names another's key is turned away there.
+            # Only requests that Flower accepted count: Flower rejects those that name another node's key.
             if event["type"] == "http.response.start" and event["status"] < 300:
                 if allowance is not None and path == _UPLOAD:
                     allowance.sent[key] += size

@@ -1,4 +1,4 @@
-"""The inbox: incoming messages, fetched piece by piece, and never more of them than allowed."""
+"""The inbox: incoming messages, fetched in pieces, up to a maximum size."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class Peer:
 
 @dataclass(frozen=True)
 class Parcel:
-    """A message that came for this node."""
+    """A message to this node."""
 
     payload: bytes
     message: Any
 
 
 class Arrival:
-    """A message of which some pieces may not be there yet.
+    """An incoming message, some pieces of which may not have arrived yet.
 
     Args:
-        proto: Its envelope.
-        names: Of its pieces.
-        cap: The most bytes that it may have.
-        unpack: What makes the payload of all pieces.
+        proto: The envelope.
+        names: The identifiers of the pieces.
+        cap: The maximum total size in bytes.
+        unpack: Assembles the payload from all pieces.
     """
 
     def __init__(self, proto: Any, names: Sequence[str], cap: int, unpack: Callable[[dict[str, bytes]], bytes]) -> None:
@@ -50,7 +50,7 @@ class Arrival:
         self._deadline = time.monotonic() + _PATIENCE
 
     def fetch(self, pull: Callable[[str], Any]) -> bytes | None:
-        """The payload, or None while some of it is not there yet."""
+        """Return the payload, or None while pieces are missing."""
         if len(self._missing) > 8 + self._cap // _SMALLEST_PART:
             raise HushError(f"a message of {len(self._missing)} parts")
         while self._missing:
@@ -65,7 +65,7 @@ class Arrival:
                 raise HushError(f"a message of more than {self._cap} bytes")
         try:
             payload = self._unpack(self._contents)
-        except Exception as error:  # anything may be wrong with what a stranger packed
+        except Exception as error:  # a malformed message can raise anything
             raise HushError(f"a message that cannot be unpacked: {printable(repr(error), 200)}") from None
         if len(payload) > self._cap:
             raise HushError(f"a message of more than {self._cap} bytes")

@@ -1,7 +1,7 @@
-"""Messages as bytes: safetensors, with one JSON text for what is not a number. Checked before anything is decoded.
+"""Messages as bytes: safetensors, with one JSON text for everything that is not a tensor. Checked before decoding.
 
-The header of a safetensors file says how large every tensor is. `decode` compares it with what is expected, and with
-the number of bytes that came, before a single number is looked at: what does not fit costs nothing but its own bytes.
+The header of a safetensors file declares the size of every tensor. `decode` compares it with what is expected, and with
+the number of bytes received, before any tensor is decoded, so an invalid message costs no more than its own bytes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _WORDS = "hush"
 ROOM = 1 << 16
 
 Spec = Mapping[str, tuple[str, tuple[int, ...]]]
-# Of a message's kind, its words, and the types and shapes in its header: an error if these are not to be decoded.
+# Called with the kind, the fields, and the types and shapes in the header; raises an error to reject a message.
 Accepts = Callable[[str, Mapping[str, Any], Spec], None]
 
 
 @dataclass(frozen=True)
 class Message:
-    """A message: its kind, what it says, and its numbers."""
+    """A message: its kind, its fields, and its tensors."""
 
     kind: str
     says: Mapping[str, Any]
@@ -39,16 +39,17 @@ class Message:
 
 
 def encode(letter: Message) -> bytes:
-    """A letter as bytes; equal letters give equal bytes."""
+    """Encode a message; equal messages give equal bytes."""
     words = json.dumps({"kind": letter.kind, **letter.says}, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return save({name: tensor.contiguous() for name, tensor in letter.tensors.items()}, {_WORDS: words})
 
 
 def decode(content: bytes, cap: int, expected: Spec | Accepts | None = None) -> Message:
-    """The letter in some bytes, or a `HushError` that says in a few words what is wrong with them.
+    """Decode a message, or raise a `HushError` that says briefly what is wrong with it.
 
-    `expected` says which tensors there must be, of which type and shape, or raises by itself what is wrong with those
-    that the header announces; without it any within the cap.
+    `expected` lists the tensors that must be present, with types and shapes, or is a function that raises an error for
+    an
+    unexpected header. Without it, any tensors within the cap are accepted.
     """
     if len(content) > cap:
         raise HushError(f"{len(content)} bytes; accepted: at most {cap}")
@@ -65,29 +66,29 @@ def decode(content: bytes, cap: int, expected: Spec | Accepts | None = None) -> 
         expected(kind, says, {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()})
     try:
         return Message(kind, says, load(content))
-    except Exception as error:  # safetensors names its errors by module, and none of them may end a run
+    except Exception as error:  # The errors of safetensors are identified by module; none of them may terminate a run
         raise HushError(f"not safetensors: {printable(error)}") from None
 
 
 def kind_of(content: bytes) -> str:
-    """What kind of message some bytes say they are, by their header alone."""
+    """Return the kind of a message, from its header alone."""
     words = _header(content)[0].get("__metadata__")
     text = words.get(_WORDS) if isinstance(words, dict) else None
     return str(_object(text).get("kind")) if isinstance(text, str) else ""
 
 
 def digest(letter: Message) -> str:
-    """A name for all that a letter holds."""
+    """Return a digest of the complete message."""
     return hashlib.sha256(encode(letter)).hexdigest()
 
 
 def name_of(tensor: Tensor) -> str:
-    """A name for the numbers of a tensor, its type and its shape."""
+    """Return a digest of a tensor's values, type and shape."""
     return digest(Message("tensor", {}, {"": tensor}))
 
 
 def want(letter: Message, *names: str) -> list[Any]:
-    """The values of exactly these names, or a `HushError`."""
+    """Return the values of exactly these fields, or raise a `HushError`."""
     if set(letter.says) != set(names):
         found = printable(", ".join(sorted(letter.says)), 200)
         raise HushError(f"{printable(letter.kind, 40)}: expected {', '.join(names)}; found {found}")

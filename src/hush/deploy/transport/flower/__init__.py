@@ -1,9 +1,11 @@
-"""Flower as the post office: the only folder that imports flwr. Both ends pass bytes through it, and nothing else.
+"""Flower as transport. This is the only folder that imports flwr; both ends exchange bytes through it, and nothing
+else.
 
-A SuperLink carries the messages, with Flower's TLS, node authentication, heartbeats and store. Three things differ from
-Flower's own programs, and ADR 0008 says why. A node never runs code that a server sends: `Line` speaks the SuperNode's
-protocol and hands the bytes to the code that is installed. The coordinator is the run's ServerApp itself (`Hub`), so it
-needs no second process and no fixed sleeps. And a gate stands before the SuperLink (`hush.deploy.transport.gateway`).
+A SuperLink carries the messages, with Flower's TLS, node authentication, heartbeats and storage. There are three
+differences from Flower's own programs, for the reasons in ADR 0008. A node never runs code that a server sends:
+`NodeClient` implements the SuperNode's protocol and passes the bytes to the installed code. The coordinator acts as the
+run's ServerApp (`CoordinatorClient`), so it needs no second process and no fixed delays. And a gateway protects the
+SuperLink (`hush.deploy.transport.gateway`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The coordinator's Flower client: it registers nodes, begins a run, sends and collects."""
+"""The coordinator's Flower client: it registers nodes, starts a run, sends messages and collects replies."""
 
 from __future__ import annotations
 
@@ -62,10 +62,11 @@ class _Secret:
 
 
 class CoordinatorClient:
-    """The coordinator's end.
+    """The coordinator's end of the transport.
 
-    `turn` is a file by which coordinators of one federation begin runs one after the other: each takes the SuperLink's
-    next task for its own.
+    `turn` is a lock file with which coordinators of one federation start runs one after the other, so that each gets
+    its
+    own task from the SuperLink.
     """
 
     def __init__(self, address: str, ca: bytes, secret: str, patience: float = 30.0, turn: Path | None = None) -> None:
@@ -84,27 +85,27 @@ class CoordinatorClient:
         self._stop = threading.Event()
 
     def register(self, key: bytes, name: str) -> int:
-        """Let a public key (PEM) in."""
+        """Register a public key (PEM)."""
         request = control_pb2.RegisterNodeRequest(public_key=key, name=name)
         return int(self._call(lambda: self._control.RegisterNode(request)).node_id)
 
     def unregister(self, node: int) -> None:
-        """Shut a node out, for good."""
+        """Remove a node permanently."""
         self._call(lambda: self._control.UnregisterNode(control_pb2.UnregisterNodeRequest(node_id=node)))
 
     def peers(self) -> list[Peer]:
-        """All nodes that are registered."""
+        """All registered nodes."""
         found = self._call(lambda: self._control.ListNodes(control_pb2.ListNodesRequest())).nodes_info
         return _peers(found)
 
     def open(self) -> None:
-        """Begin a run: from now on messages can be sent. Again, if the SuperLink has forgotten it."""
+        """Start a run, after which messages can be sent. Also called if the SuperLink has lost the run."""
         with self._alone():
             self._open()
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Wait until no other coordinator of this federation is beginning a run."""
+        """Hold the lock under which coordinators of this federation start runs."""
         if self._turn is None:
             yield
             return
@@ -117,10 +118,10 @@ class CoordinatorClient:
         self._finish("failed", "begun anew")
         self._arriving = []
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of a library that Flower uses
+            warnings.simplefilter("ignore", DeprecationWarning)  # the level at which a library used by Flower logs
             fab, _ = build_fab_from_files({"pyproject.toml": _FEDERATION_APP, "app.py": b"none = None\n"})
         begin = control_pb2.StartRunRequest(fab=Fab(content=fab))
-        # A SuperLink that was never there is told of soon; one that was may be on its way back.
+        # A SuperLink that was never reached is reported soon; one that was reached may be restarting.
         patience = self._patience if self._run else min(_FIRST, self._patience)
         run = called(lambda: self._control.StartRun(begin), self._where, patience).run_id
         deadline = time.monotonic() + self._patience
@@ -136,7 +137,7 @@ class CoordinatorClient:
             self._runtime = self._client([RuntimeTokenHttpInterceptor(token=claimed.token)])
             if claimed.task.run_id == run:
                 break
-            # A run whose coordinator died before it began: nobody will take it up.
+            # A task of a run whose coordinator died before it began; no other process will claim it.
             self._finish("failed", "abandoned")
         else:
             raise HushError(f"{self._where}: the SuperLink assigns no run; is another program taking its tasks?")
@@ -145,9 +146,10 @@ class CoordinatorClient:
         threading.Thread(target=self._beat, args=(self._stop,), daemon=True).start()
 
     def limit(self, cap: int, seconds: float) -> None:
-        """Have the gate let nodes send this run answers of this size, a few each, until the next call or for so long.
+        """Set the gateway's size limit for answers to this run (a few per node), until the next call or for this many
+        seconds.
 
-        Other runs have limits of their own.
+        Other runs have their own limits.
         """
         self._call(lambda: self._allow(cap, seconds))
 
@@ -157,13 +159,13 @@ class CoordinatorClient:
         self._plain.post(f"https://{self._where}{LIMIT_PATH}", headers=headers).raise_for_status()
 
     def online(self) -> list[Peer]:
-        """The nodes that could be asked now."""
+        """The nodes that are online now."""
         return _peers(self._call(lambda: self._runtime.GetNodes(runtime_pb2.GetNodesRequest())).nodes)
 
     def send(self, letters: Mapping[int, bytes], ttl: float) -> dict[int, str]:
-        """Have nodes get these bytes, if they ask within `ttl` seconds. Returns the messages' names, by node.
+        """Send bytes to nodes, valid for `ttl` seconds. Returns the message identifiers by node.
 
-        A node that cannot be sent to is left out.
+        Nodes that cannot receive are omitted.
         """
         names = self._workers.map(lambda node: self._sent(node, letters[node], ttl), letters)
         return {node: name for node, name in zip(letters, names, strict=True) if name}
@@ -183,8 +185,8 @@ class CoordinatorClient:
         return str(answer.message_ids[0])
 
     def collect(self, names: Sequence[str], cap: int) -> list[tuple[str, bytes | HushError]]:
-        """What has come back for these messages. What is too large or broken comes as an error."""
-        # Flower forgets a message once it is pulled, so what is on its way is not asked for again.
+        """Return the replies to these messages. Oversized or malformed replies are returned as errors."""
+        # Flower deletes a message once it is pulled, so messages in transit are not requested again.
         known = {each.proto.metadata.reply_to_message_id for each in self._arriving}
         if wanted := [name for name in names if name not in known]:
             request = runtime_pb2.PullAppMessagesRequest(message_ids=wanted)
@@ -197,7 +199,7 @@ class CoordinatorClient:
         return [(each.proto.metadata.reply_to_message_id, found) for each, found in done]
 
     def _fetched(self, arrival: Arrival) -> bytes | HushError | None:
-        """What a message holds, what is wrong with it, or None while it is on its way."""
+        """Return the content of a message, its error, or None while it is in transit."""
         found: bytes | HushError | None
         try:
             if arrival.proto.HasField("error"):
@@ -213,7 +215,7 @@ class CoordinatorClient:
         return found
 
     def close(self, status: str = "completed", details: str = "") -> None:
-        """End the run, if one was begun, and the connection."""
+        """End the run, if one was started, and close the connection."""
         self._stop.set()
         self._workers.shutdown()
         self._finish(status, details)

@@ -1,4 +1,4 @@
-"""A node's Flower client: it speaks the SuperNode's protocol, and runs no code that came over it."""
+"""A node's Flower client: it implements the SuperNode's protocol, and runs no code received over it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from hush.deploy.transport.inbox import Parcel
 from hush.deploy.transport.retry import RefusedError, called, trusting
 
 _HEARTBEAT = 10.0
-_HEARD = 1.0  # seconds: who is silent for longer is soon taken for dead, and a copy of its kit may take its place
+_HEARD = 1.0  # seconds: after a longer silence, a copy of the kit may take this process's place
 
 
 class _Instance:
-    """Marks the requests of this process, and hears from the gate when another one uses the same key."""
+    """Marks the requests of this process, and learns from the gateway when another process uses the same key."""
 
     def __init__(self, copied: Callable[[], object]) -> None:
-        # Not a secret that protects data: it only tells two processes apart.
+        # Not a secret: it only distinguishes two processes.
         self._name, self._copied, self.spoke = uuid.uuid4().hex, copied, 0.0
 
     def intercept(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
@@ -48,7 +48,7 @@ class _Instance:
 
 
 class NodeClient:
-    """A node's end. `copied` is called when another process tries to use the same key, as a copy of the kit would."""
+    """A node's end of the transport. `copied` is called when another process tries to use the same key."""
 
     def __init__(
         self, address: str, ca: bytes, key: ec.EllipticCurvePrivateKey, patience: float = 600.0,
@@ -70,9 +70,9 @@ class NodeClient:
         self._keep: Callable[[int], object] = lambda number: None
 
     def open(self, before: int = 0, keep: Callable[[int], object] = lambda number: None) -> int:
-        """Report for duty. Returns the node's number; `before` is the one that it had in an earlier life, if any.
+        """Register with the SuperLink. Returns the node number; `before` is the number of the last session, if any.
 
-        `keep` is told the number, and any that a SuperLink which is started anew gives in its place.
+        `keep` is called with the number, and again with the new number if a restarted SuperLink assigns one.
         """
         self._keep = keep
         self._return(before)
@@ -81,7 +81,7 @@ class NodeClient:
 
     def _activate(self, before: int) -> None:
         if before:
-            # Flower takes a node that died for one that is online, until its heartbeat is missed.
+            # Flower considers a node that died online until it misses a heartbeat.
             with contextlib.suppress(httpx.HTTPError):
                 self._client.DeactivateNode(fleet_pb2.DeactivateNodeRequest(node_id=before))
         request = fleet_pb2.ActivateNodeRequest(public_key=self._key, heartbeat_interval=_HEARTBEAT)
@@ -89,7 +89,7 @@ class NodeClient:
         self._keep(int(self._node.node_id))
 
     def _return(self, before: int = 0) -> None:
-        """Report for duty. Refused are also, for a while, the keys of a node that died, and of one just admitted."""
+        """Register. A key that was just admitted, or whose node died, is refused for a while, so this is retried."""
         began = time.monotonic()
         while True:
             try:
@@ -100,11 +100,11 @@ class NodeClient:
                 time.sleep(0.5)
 
     def poll(self, cap: int) -> Parcel | None:
-        """The next message, if there is one."""
+        """Return the next message, if there is one."""
         try:
             return self._polled(cap)
         except RefusedError:
-            # A SuperLink that was started anew has forgotten this node, and knows its key again.
+            # A restarted SuperLink has lost this node, and will accept its key again.
             self._return()
             return None
 
@@ -129,7 +129,7 @@ class NodeClient:
         return Parcel(payload, message_from_proto(proto))
 
     def reply(self, parcel: Parcel, payload: bytes) -> None:
-        """Answer a message."""
+        """Send the answer to a message."""
         proto, tree, objects = packed(Message(record(payload), reply_to=parcel.message))
         request = fleet_pb2.PushMessagesRequest(
             node=self._node, messages_list=[proto], message_object_trees=[tree], clientapp_runtime_list=[0.0]
@@ -138,14 +138,14 @@ class NodeClient:
         push(self._client, self._call, self._node, proto.metadata.run_id, objects, answer)
 
     def close(self) -> None:
-        """Sign off."""
+        """Unregister."""
         if self._node is not None:
             with contextlib.suppress(httpx.HTTPError):
                 self._client.DeactivateNode(fleet_pb2.DeactivateNodeRequest(node_id=self._node.node_id))
         self.drop()
 
     def drop(self) -> None:
-        """Close the connection without a word, as a process that dies would."""
+        """Close the connection without unregistering, like a process that dies."""
         self._stop.set()
         self._client.close()
         self._pulse.close()

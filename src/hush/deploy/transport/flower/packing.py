@@ -26,14 +26,14 @@ _PART = 4 << 20
 
 
 def record(payload: bytes) -> RecordDict:
-    """Bytes as the content of a message."""
-    # Each record is a request of its own: as few as the gate lets pass.
+    """Wrap bytes as the content of a message."""
+    # Each record is a separate request: as few as the gateway's size limit permits.
     parts = range(0, max(1, len(payload)), _PART)
     return RecordDict({str(at): ConfigRecord({"part": payload[at : at + _PART]}) for at in parts})
 
 
 def packed(message: Message) -> tuple[Any, message_pb2.ObjectTree, Mapping[str, Any]]:
-    """A message as Flower sends it: an envelope, the tree of its objects, and the objects."""
+    """Return a message as Flower sends it: an envelope, the tree of its objects, and the objects."""
     with no_object_id_recompute():
         message.metadata.__dict__["_message_id"] = message.object_id
         objects, tree = get_all_nested_objects(message), get_object_tree(message)
@@ -41,7 +41,7 @@ def packed(message: Message) -> tuple[Any, message_pb2.ObjectTree, Mapping[str, 
 
 
 def arrival(proto: Any, tree: message_pb2.ObjectTree, cap: int) -> Arrival:
-    """A message on its way in, of at most so many bytes."""
+    """Return an incoming message of at most this many bytes."""
 
     def unpack(contents: dict[str, bytes]) -> bytes:
         content = inflate_object_from_contents(tree.object_id, contents).content

@@ -1,4 +1,4 @@
-"""The SuperLink as a process of its own, behind the gate."""
+"""The SuperLink as a separate process, behind the gateway."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _IN_MEMORY = ":flwr-in-memory:"
 def superlink(
     host: str, port: int, certificate: Mapping[str, Path], secret: str, listed: Listed, instances: Instances
 ) -> None:
-    """Run a SuperLink until the process is stopped. `certificate` has the files of `ca`, `certificate` and `key`.
+    """Run a SuperLink until the process is stopped. `certificate` has the paths `ca`, `certificate` and `key`.
 
-    Nodes are let in as soon as `listed` names them; `instances` learns which process speaks for each.
+    Nodes are accepted as soon as `listed` contains them; `instances` records which process uses each key.
 
-    It keeps nothing: members have their ledgers, the coordinator its run directory, and both ask again.
+    Nothing is stored on disk: members have their ledgers, the coordinator its run directory, and both repeat lost
+    messages.
     """
     import uvicorn
     from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
@@ -41,8 +42,8 @@ def superlink(
         isolation="process", runtime_dependency_install=False,
     )  # fmt: skip
     app = Gateway(create_app(config, SuperLinkLifespan), secret, REQUEST_CAP, listed, instances, _genuine)
-    # Requests end up in circles of references. With all that was imported set aside, those are found soon, and what
-    # members send does not pile up.
+    # Requests end up in reference cycles. With all imported objects frozen, the collector finds the cycles quickly and
+    # messages from members do not accumulate.
     gc.collect()
     gc.freeze()
     gc.set_threshold(700, 5, 2)
@@ -51,7 +52,7 @@ def superlink(
 
 
 def _genuine(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a node's request is signed with the key that it names, as Flower checks it."""
+    """Whether a node's request is signed with the key that it names, by Flower's own check."""
     public, stamp, signature = (
         headers.get(name.encode(), b"")
         for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, TIMESTAMP_HEADER, FLEET_HTTP_SIGNATURE_HEADER)
