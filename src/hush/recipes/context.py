@@ -78,7 +78,7 @@ class RoundView:
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights that sum to one, the noise energies they are based on (if any), and clients with less noise than planned."""
+    """Weights that sum to one, the noise energies behind them (if any), and clients with less noise than planned."""
 
     weights: Tensor
     noise: Tensor | None = None

@@ -59,7 +59,7 @@ def check_rows(fact: RosterEntry, most: float) -> None:
 
 
 def fitting(config: Config, facts: Sequence[RosterEntry]) -> tuple[list[RosterEntry], dict[str, str]]:
-    """Return the members that can take part together, and why the others cannot: too few rows, or mismatched factors."""
+    """Return the members that can take part together, and why others cannot: too few rows, or mismatched factors."""
     factors = [fact for fact in facts if fact.factor is not None]
     kept, out = list(facts), dict[str, str]()
     if 0 < len(factors) < len(facts):

@@ -50,7 +50,7 @@ def joined(heard: Sequence[EnrolmentAnswer]) -> Tensor:
 
 
 def _longest(config: Config, far: RosterEntry, number: int, samples: int, width: int) -> float:
-    """The norm of an honest mean, exceeded with probability at most 10^-13, if these are the values behind `samples`."""
+    """The norm that an honest mean exceeds with probability at most 10^-13, if these values are behind `samples`."""
     noise = deviation(width, _spread(config, far, number), samples)
     return bound(width) * far.samples / samples + noise * (math.sqrt(width) + _DEVIATIONS)
 

@@ -61,7 +61,7 @@ class RefusalError(HushError):
 
 @contextmanager
 def refusing(code: RefusalCode) -> Iterator[None]:
-    """Convert errors within to a refusal with this code; disk errors, and errors that have a code, are not converted."""
+    """Convert errors within to a refusal with this code, except disk errors and errors that have a code."""
     try:
         yield
     except (OSError, RefusalError, BudgetSpentError, BrokenLedgerError):

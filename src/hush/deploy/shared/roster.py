@@ -47,7 +47,7 @@ class RosterEntry:
         return tuple(Cost(what, "gaussian", float(noise), 1) for what, (noise, _) in self.noised.items())
 
     def extremes(self, least: int) -> tuple[RosterEntry, ...]:
-        """The entry at the ends of the 1 - 10^-9 confidence intervals of its noisy numbers: less budget, fewer or more rows."""
+        """The entry at the ends of the 1 - 10^-9 confidence intervals of its noisy numbers."""
         far = math.ceil(_DEVIATIONS * float(self.noised.get(COUNT, (0, 0))[1]))
         budget = self.epsilon - _DEVIATIONS * float(self.noised.get(BUDGET, (0, 0))[1])
         rows = (max(least, self.samples - far), self.samples + far)

@@ -44,7 +44,7 @@ def update_limits(
     orders: Sequence[tuple[int, ...]],
     size: int,
 ) -> UpdateLimits:
-    """Return the limits of these members, from their schedules and from those for the extremes of noisy declarations."""
+    """Return the limits of these members, from their schedules and those for the extremes of noisy declarations."""
     disclosed = [fact.costs() for fact in facts]
     possible = [[schedule] for schedule in planned]
     for client, fact in enumerate(facts):
@@ -109,6 +109,6 @@ def _side_limits(stage: Stage, fact: RosterEntry, shape: ReleaseShape) -> dict[s
 
 
 def _crowded(plan: PrivacyPlan, batches: int = 1) -> float:
-    """The maximum number of rows in this many batches, except with probability 10^-13, relative to the expected number."""
+    """The most rows in this many batches, over the expected number; exceeded with probability at most 10^-13."""
     expected = batches * plan.batch
     return min(batches * plan.samples, expected + 8 * math.sqrt(expected) + 24) / expected
