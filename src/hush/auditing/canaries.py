@@ -1,8 +1,8 @@
 """Canaries: rows inserted by an adversary, and the contribution of each to a sum of clipped gradients.
 
-A canary is loud (its gradient is longer than the clip, so that it adds the most a row may) and unlike the other rows
-and canaries, so that its part of an update can be told from theirs. Inputs are those of the trained part of the model,
-behind its fixed features.
+The gradient of a canary is longer than the clipping norm, so that it contributes as much as a row can, and it is nearly
+orthogonal to those of other rows and canaries, so that its contribution to an update can be separated. Inputs are those
+of the trained part of the model, behind its fixed features.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ _MOST_NUMBERS = 1 << 22
 
 @dataclass(frozen=True)
 class Canaries:
-    """Canary rows, and the rows that replace them where they are not included.
+    """Canary rows, and the rows that replace them if they are not included.
 
-    Under `add-remove` that is a row of NaN, which adds nothing to a sum, as if it were not there. Under `replace-one`
-    it is a row whose gradient points the other way.
+    Under `add-remove` the replacement is a row of NaN, which adds nothing to a sum, as if it were absent. Under
+    `replace-one`
+    it is a row whose gradient points in the opposite direction.
     """
 
     x: Tensor
@@ -41,7 +42,7 @@ class Canaries:
 
 @dataclass(frozen=True)
 class Effects:
-    """In units of the clip: what each canary adds beyond what stands in its place, and the mean of both over all."""
+    """The change by each canary compared with its replacement, and the mean over all, in clipping norms."""
 
     gaps: Tensor
     middle: Tensor
@@ -83,9 +84,11 @@ def added(model: Model, start: Tensor, x: Tensor, y: Tensor, clip: float) -> Ten
 
 
 def rivals(model: Model, start: Tensor, x: Tensor, y: Tensor, canary: Canaries, bound: float, count: int) -> Tensor:
-    """Models to choose from, count x p: the last fits the one canary best, the others the rows of `x` by half a bound.
+    """Return models to choose from, count x p: the last fits the canary best, the others fit the rows of `x` by half a
+    bound.
 
-    Sums of losses, each cut to the bound, are as far apart as a canary that moves them by a whole bound can turn.
+    The sums of losses, each clipped to the bound, differ by as much as a canary that changes them by the bound can
+    reverse.
     """
     away = functional.normalize(_gradients(model, start, canary.x, canary.y), dim=1)[0]
     worse = torch.stack([_gradients(model, start, *part).mean(0) for part in _parts(start, x, y)]).mean(0)
@@ -116,7 +119,7 @@ def rivals(model: Model, start: Tensor, x: Tensor, y: Tensor, canary: Canaries, 
 
 
 def _directions(others: Tensor, size: int, count: int, seed: int) -> Tensor:
-    """Unit vectors: orthogonal to each other as far as there is room; a single one to the other rows, too."""
+    """Return unit vectors, orthogonal to each other if dimensions allow; a single one also to the other rows."""
     drawn = torch.from_numpy(rng(seed, "canaries").normal(size=(count, size)))
     if count == 1:
         if len(others) < min(size, 1024):
@@ -127,13 +130,13 @@ def _directions(others: Tensor, size: int, count: int, seed: int) -> Tensor:
 
 
 def _unlikely(model: Model, x: Tensor, turn: Tensor) -> Tensor:
-    """The class that the model expects least; the next one for each turn through the input space."""
+    """The class with the lowest predicted probability, and the next one for each pass through the input space."""
     ranks = _logits(model, x).argsort(dim=1)
     return ranks.gather(1, (turn % ranks.shape[1])[:, None])[:, 0]
 
 
 def _opposed(model: Model, x: Tensor, y: Tensor, clip: float) -> Canaries:
-    """Each row against the farther of: its negative, and itself under the label that the model expects most."""
+    """The opposite row: the negative, or the row itself under the most probable label, whichever is farther."""
     start = model.start.to(x.device)
     likely = _logits(model, x).argmax(dim=1)
     present = _clipped(model, start, x, y, clip)
@@ -150,7 +153,7 @@ def _logits(model: Model, x: Tensor) -> Tensor:
 
 
 def _clipped(model: Model, start: Tensor, x: Tensor, y: Tensor, clip: float) -> Tensor:
-    """Clipped gradients over the clip, zero where not finite."""
+    """Clipped gradients relative to the clipping norm, zero where not finite."""
     gradients = _gradients(model, start, x, y)
     gradients = torch.where(gradients.isfinite().all(1, keepdim=True), gradients, 0.0)
     norms: Tensor = gradients.norm(dim=1, keepdim=True)

@@ -1,12 +1,14 @@
-"""Run an empirical audit: a client answers as in the run, with canaries, and epsilon is bounded from below.
+"""Run an empirical audit: one client's part of a run is repeated with canaries, which gives a lower bound on epsilon.
 
-The adversary is the server: it sees everything that the client releases (what it tells at enrolment, its updates, and
-what goes with them), and knows the plan and all rows but the planted ones. It sends the same model every round, which
-the promise allows it to, so that all rounds and repetitions of an audit are one call of the training that a run uses.
-Each repetition draws fresh batches and noise.
+The adversary is the server: it sees everything that the client releases (enrolment, updates, and side releases), and
+knows the plan and all rows except the canaries. It sends the same model in every round, which the threat model allows,
+so
+that all rounds and repetitions of an audit are one call of the training code that a run uses. Each repetition draws new
+batches and noise.
 
-`two-datasets` composes all releases of a run into one score. `one-run` looks at the updates, and beside them at a few
-thousand repetitions of what else is released, of as many rounds as there is time for; the confidence is shared.
+`two-datasets` combines all releases of a run into one score. `one-run` examines the updates, and separately some
+thousand
+repetitions of the side releases, of as many rounds as time permits; the confidence is divided between the two.
 """
 
 from __future__ import annotations
@@ -39,14 +41,14 @@ from hush.types import HushError, Relation, unknown
 Kind = Literal["one-run", "two-datasets"]
 Array = NDArray[np.float64]
 
-# In steps of a small model, of which a core does some ten thousand a second.
+# In steps of a small model; a core computes about ten thousand per second.
 _WORK = 120_000
 _MOST_RUNS, _FEWEST_RUNS = 10_000, 1_000
 _MOST_CANARIES = 1024
 _MOST_NUMBERS = 1 << 25
 _MOST_JOBS = 512
 _MOST_COLUMNS = 128
-# What is released beside an update is computed run by run: about as long as so many steps.
+# Side releases are computed run by run, each taking about as long as this number of steps.
 _ASIDE = 30
 
 
@@ -64,24 +66,25 @@ class AuditResult:
     """The result of an audit. The claim is refuted at this confidence if the lower bound exceeds it.
 
     Attributes:
-        client: Whose training was audited.
-        kind: `one-run` (many canaries, each in or out by a coin) or `two-datasets` (one canary in or out, many runs).
-        relation: How neighbouring datasets differ.
-        epsilon_claimed: What the accountant says.
-        delta: Of the claim.
-        epsilon_lower: The lower bound, which assumes nothing.
-        epsilon_if_gaussian: A closer estimate from below that assumes normal scores; not a proof. It is infinite where
-            scores have no spread at all.
-        confidence: Of the lower bound.
-        canaries: Planted rows.
-        runs: Trainings: on each dataset for `two-datasets`, in all for `one-run`.
-        rounds: In a training.
-        steps: Noisy steps in a training.
-        noise: Where noise came from.
-        seconds: It took.
-        releases: What the claim covers, and how much of it was looked at.
-        not_looked_at: What the client releases and the audit did not look at: what no claim covers, and releases of
-            which `releases` says so.
+        client: The client whose training was audited.
+        kind: `one-run` (many canaries, each included with probability 1/2) or `two-datasets` (one canary, many runs).
+        relation: The neighbouring relation.
+        epsilon_claimed: The epsilon computed by the accountant.
+        delta: The delta of the claim.
+        epsilon_lower: The lower bound, which needs no assumptions.
+        epsilon_if_gaussian: An estimate that assumes normal scores; not a bound. It is infinite if scores have no
+    variance.
+        confidence: The confidence of the lower bound.
+        canaries: The number of canaries.
+        runs: The number of training runs: on each dataset for `two-datasets`, in total for `one-run`.
+        rounds: Rounds per training run.
+        steps: Noisy steps per training run.
+        noise: The source of the noise.
+        seconds: The duration of the audit.
+        releases: What the claim covers, and how many of these releases were audited.
+        not_looked_at: What the client releases that was not audited: releases that no claim covers, and releases listed
+    as
+            such in `releases`.
     """
 
     client: int
@@ -121,14 +124,14 @@ def audit(
     """Audit the training that a config describes, for one client.
 
     Args:
-        config: As a run takes it.
+        config: The config of a run.
         root: The directory with the public dataset files.
         client: The client to audit; default: the one with the largest budget.
-        kind: `one-run`, `two-datasets`, or `auto`: the second where the model is small enough to repeat it.
-        canaries: Planted rows of `one-run`.
-        runs: Trainings (on each dataset, for `two-datasets`); by default as many as fit into about a minute.
+        kind: `one-run`, `two-datasets`, or `auto`: the latter if the model is small enough to repeat the training.
+        canaries: The number of canaries of `one-run`.
+        runs: Training runs (on each dataset, for `two-datasets`); default: as many as fit into about a minute.
         confidence: Confidence level, such as 0.95 or 0.999.
-        seed: Of the canaries, of who is included and, unless the config says `secure`, of batches and noise.
+        seed: Seed of the canaries, of their inclusion and, unless the config says `secure`, of batches and noise.
     """
     found = target(prepare(config, root=root), client)
     return examine(found, kind=kind, canaries=canaries, runs=runs, confidence=confidence, seed=seed)
@@ -198,14 +201,14 @@ def examine(
 
 
 def _attacked(target: Target, seen: Target) -> tuple[Attacked, ...]:
-    """All updates are looked at, and of what is released beside them what `seen` has."""
+    """Count the audited releases: all updates, and the side releases in `seen`."""
     all_of, some = ([side_release.what for _, side_release in asides_of(one)] for one in (target, seen))
     beside = [Attacked(what, all_of.count(what), some.count(what)) for what in dict.fromkeys(all_of)]
     return (Attacked(UPDATE, len(target.rounds), len(target.rounds)), *beside)
 
 
 def _two_datasets(target: Target, runs: int, seed: int) -> tuple[Array, Array]:
-    """Scores of the runs without and with a canary in the place of the last row, and raw releases if they are few."""
+    """Scores of the runs without and with a canary in place of the last row, and raw releases if there are few."""
     plan, (x, y) = target.plan, (target.x, target.y)
     canary = plant(target.model, x[:-1], clip=plan.clip, relation=plan.relation, count=1, seed=seed)
     both_x = torch.cat([x[:-1], canary.instead_x, x[:-1], canary.x])
@@ -232,7 +235,8 @@ def _two_datasets(target: Target, runs: int, seed: int) -> tuple[Array, Array]:
         raise HushError(
             "audit: no released update is finite; a row whose gradient is not finite must contribute nothing"
         )
-    # The rest of the rows adds about the same in every run: it is learnt from the runs that choose the test.
+    # The contribution of the other rows is about the same in every run: it is estimated from the runs that choose the
+    # test.
     known = [_means(one[statistics.choosing(runs)]) for one in along]
     rest = 0.5 * (known[0] + known[1]) if plan.relation == "replace-one" else known[0]
     scores = [_likelihoods(target, one - rest).sum(1) for one in along]
@@ -245,7 +249,7 @@ def _two_datasets(target: Target, runs: int, seed: int) -> tuple[Array, Array]:
 
 
 def _likelihoods(target: Target, along: Array) -> Array:
-    """How much likelier each round's update is with the canary: runs x rounds."""
+    """The log likelihood ratio of each round's update, with against without the canary: runs x rounds."""
     plans = [stage.plan for stage in target.rounds]
     found = np.empty_like(along)
     for plan in set(plans):
@@ -257,7 +261,7 @@ def _likelihoods(target: Target, along: Array) -> Array:
 
 
 def _beside(target: Target, runs: int, seed: int) -> tuple[Array, Array]:
-    """The same without updates: scores of what is released beside them, and the numbers themselves."""
+    """The same for side releases alone: scores, and the released numbers."""
     plan = target.plan
     canary = plant(target.model, target.x[:-1], clip=plan.clip, relation=plan.relation, count=1, seed=seed)
     side_releases, told = SideReleases(target, canary), []
@@ -278,7 +282,7 @@ def _sources(
     seed: int,
     heard: list[list[Number]],
 ) -> Iterator[list[Source]]:
-    """For each run the sources of its rounds, after what is released beside the updates was drawn from them."""
+    """For each run the noise sources of its rounds, after the side releases were drawn from them."""
     for run in runs:
         numbers: list[Number] = []
         if side_releases is not None and target.enrolment is not None:
@@ -292,7 +296,7 @@ def _sources(
 
 
 def _one_run(target: Target, canaries: int, runs: int, seed: int) -> tuple[Array, NDArray[np.bool_]]:
-    """Scores of canaries in the place of the last rows, and which of them were included, run after run."""
+    """Scores of canaries in place of the last rows, and which of them were included, run after run."""
     plan, start = target.plan, target.starts[0]
     others = plan.samples - canaries
     x, y = target.x[:others], target.y[:others]
@@ -301,7 +305,7 @@ def _one_run(target: Target, canaries: int, runs: int, seed: int) -> tuple[Array
     plans = [stage.plan for stage in target.rounds]
     expected = math.fsum(own.steps * own.rate for own in plans)
     rest = expected * (added(target.model, start, x, y, plan.clip) + effect.middle)
-    # The best linear estimate of who is in, given that each is with probability one half.
+    # The best linear estimate of inclusion, given that each canary is included with probability 1/2.
     spread = math.fsum(own.noise_multiplier**2 * own.steps for own in plans) / (0.5 * expected) ** 2
     gram = (effect.gaps @ effect.gaps.T).double()
     factor = torch.linalg.cholesky(gram + spread * torch.eye(canaries, dtype=gram.dtype, device=gram.device))
@@ -326,7 +330,7 @@ def _one_run(target: Target, canaries: int, runs: int, seed: int) -> tuple[Array
 def _releases(
     target: Target, x: Tensor, y: Tensor, first_rows: Sequence[int], sources: Iterator[list[Source]]
 ) -> Iterator[Tensor]:
-    """The updates of every run, as sums of steps in units of the clip: runs x rounds x p, some runs at a time."""
+    """The updates of every run, as sums of steps in clipping norms: runs x rounds x p, in chunks of runs."""
     size, rounds = target.model.layout.size, target.rounds
     largest = max(stage.plan.batch for stage in rounds)
     a_job = 4 * size + 2 * largest * math.prod(x.shape[1:])
@@ -350,7 +354,7 @@ def _releases(
 
 
 def _source(target: Target, run: int, round_number: int, seed: int) -> Source:
-    """Fresh batches and noise for each round of each run: an audit that draws them twice shows nothing."""
+    """A new noise source for each round of each run; drawing twice from one would invalidate the audit."""
     if target.secure:
         return noise.Secure()
     return noise.Seeded(derive(seed, "audit", run), target.client, round_number + 1)
@@ -363,6 +367,6 @@ def _means(values: Array) -> Array:
 
 
 def _if_gaussian(absent: Array, present: Array, delta: float, confidence: float) -> float:
-    """From the plain sums, which are nearer to normal than likelihoods are."""
+    """Computed from plain sums, which are closer to normal than likelihoods."""
     a, b = (one[:, 1] if one.ndim == 2 else one for one in (absent, present))
     return statistics.if_gaussian(a[np.isfinite(a)], b[np.isfinite(b)], delta, confidence)

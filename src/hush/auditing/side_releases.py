@@ -1,7 +1,8 @@
-"""The side releases of an audited client, produced by the functions that a run uses.
+"""The side releases of an audited client, computed by the functions that a run uses.
 
-Under add-remove, a row that is removed is really not there: it is not counted, not drawn, and has no loss. (Among the
-rows of training one that is not a number stands for it, which adds nothing.)
+Under add-remove, a removed row is really absent: it is not counted, not sampled, and has no loss. (In training, a row
+of
+NaN represents it, which contributes nothing.)
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ _MOST_COORDINATES = 64
 
 @dataclass(frozen=True)
 class Number:
-    """A number that the adversary reads off a release.
+    """A number that the adversary computes from a release.
 
     Attributes:
-        value: What it is.
-        move: By how much a canary moves its mean, as far as is known beforehand; 0 where it is not.
-        noise: The deviation that the plan declares for it.
-        rate: The probability that the canary is looked at.
-        choice: Whether it is one of two outcomes, of which the adversary learns the odds.
+        value: Its value.
+        move: By how much a canary changes its mean, if known in advance; otherwise 0.
+        noise: The standard deviation that the plan declares for it.
+        rate: The probability that the canary is sampled.
+        choice: Whether it is one of two outcomes, whose odds the adversary estimates.
     """
 
     value: float
@@ -52,7 +53,7 @@ class Number:
 
 
 class _Without:
-    """A source that never draws the last row."""
+    """A source that never samples the last row."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -75,7 +76,7 @@ class _Without:
 
 
 class SideReleases:
-    """The questions of an adversary that planted one canary in the place of the last row, or did not."""
+    """The side releases of a client with, or without, one canary in place of the last row."""
 
     def __init__(self, target: Target, canary: Canaries) -> None:
         self._target, self._shape = target, target.shape
@@ -94,8 +95,8 @@ class SideReleases:
             self._models = rivals(target.model, target.starts[0], *others, canary, clip, number)
 
     def enrolment(self, stage: Stage, world: int, source: Source) -> list[Number]:
-        """What is read off an answer at enrolment: the count, and the mean along the canary and as it is."""
-        # By what is asked, not by the noise that is applied: an audit must see a count that has none.
+        """What is computed from an enrolment answer: the count, and the mean, projected onto the canary and raw."""
+        # By what is asked for, not by the noise that is applied: an audit must detect a count without noise.
         counted = any(side_release.what == COUNT for side_release in stage.spec.side_releases)
         removed = self._removing and world == 0 and counted
         samples = self._target.plan.samples - int(removed)
@@ -105,14 +106,14 @@ class SideReleases:
             found.append(Number(told.count, float(self._removing), stage.noise_of(COUNT)))
         if told.mean is not None:
             spread = stage.noise_of(CENTRE)
-            # The sum of the rows in units of their bound, whichever number it was divided by.
+            # The sum of the rows relative to their bound, whatever number it was divided by.
             mean = told.mean.cpu().double() * (spread / told.deviation)
             found.append(Number(float(mean @ self._along), self._move, spread))
             found += [Number(float(each)) for each in mean] if len(mean) <= _MOST_COORDINATES else []
         return found
 
     def round(self, stage: Stage, world: int, source: Source) -> list[Number]:
-        """What is read off the answer of a round beside the update, in the order in which a client draws."""
+        """What is computed from the side releases of a round, in the order in which a client draws them."""
         found, removed = [], self._removing and world == 0
         if CHOICE in (release.what for release in stage.spec.side_releases):
             rows = slice(None, -1) if removed else slice(None)
@@ -125,14 +126,14 @@ class SideReleases:
     def _answer(self, release: SideRelease, stage: Stage, world: int, source: Source) -> Tensor:
         given, removed = self._rows(stage, world), self._removing and world == 0
         if removed and release.sampled:
-            # Rows are drawn among as many as the plan has: a row that is not there is never drawn.
+            # Rows are sampled among as many as the plan has: an absent row is never sampled.
             return noised_sum(release, stage, given, _Without(source))
         if removed:
             given = replace(given, x=given.x[:-1], y=given.y[:-1])
         return noised_sum(release, stage, given, source)
 
     def _numbers(self, release: SideRelease, stage: Stage, answer: Tensor) -> list[Number]:
-        """What is read off a noised sum, in units of its bound: how far it goes along the canary, and as it is."""
+        """What is computed from a noisy sum relative to its bound: its projection onto the canary's effect, and raw."""
         along, move = self._effect(release, stage)
         scaled, noise = answer / release.bound(self._shape), stage.noise_of(release.what)
         rate = stage.plan.rate if release.sampled else 1.0
@@ -140,7 +141,7 @@ class SideReleases:
         return found + ([Number(float(each)) for each in scaled] if 1 < len(scaled) <= _MOST_COORDINATES else [])
 
     def _effect(self, release: SideRelease, stage: Stage) -> tuple[Tensor, float]:
-        """The direction in which the canary moves a sum, and how far, in units of its bound."""
+        """The direction in which the canary changes a sum, and by how much, relative to its bound."""
         if release.what not in self._effects:
             given = self._rows(stage, 1)
             gap = exact_sum(release, replace(given, x=given.x[-1:], y=given.y[-1:]))
@@ -185,15 +186,15 @@ class SideReleases:
 
 
 def asides_of(target: Target) -> list[tuple[Stage, SideRelease]]:
-    """Everything that is released beside updates, with its stage, each time it is."""
+    """All side releases of the run, each with its stage and as often as it occurs."""
     stages = (() if target.enrolment is None else (target.enrolment,)) + target.rounds
     return [(stage, side_release) for stage in stages for side_release in stage.spec.side_releases]
 
 
 def scored(worlds: Sequence[Sequence[Sequence[Number]]], relation: str) -> list[tuple[Array, Array]]:
-    """For the runs of each of two datasets: how much likelier the second one is, and the numbers themselves.
+    """The log likelihood ratios for the runs on each of two datasets, and the raw numbers.
 
-    What the adversary does not know beforehand it learns from the runs that choose the test.
+    What the adversary does not know in advance is estimated from the runs that choose the test.
     """
     values = [np.array([[number.value for number in run] for run in world]) for world in worlds]
     kinds = worlds[0][0]

@@ -1,22 +1,24 @@
 """Statistics of a privacy audit: lower bounds on epsilon from scores.
 
-An audit plays the adversary. It trains with and without rows of its own making, scores what was released, and asks how
-well the scores tell the two apart. Differential privacy caps that; whoever does better has refuted the claim.
+An audit acts as the adversary. It trains with and without its own canary rows, scores what was released, and measures
+how
+well the scores distinguish the two. Differential privacy limits this; an adversary that exceeds the limit refutes the
+claim.
 
 Guarantees:
     `two_datasets` and `one_run` assume nothing about the mechanism or the scores: if it is (epsilon, delta)-private,
     the bound exceeds epsilon with probability at most 1 - confidence, whatever the scores.
-    `two_datasets`: a third of the runs (`choosing`) chooses the test, the others judge it, with Clopper and Pearson's
-    exact bounds on both error rates.
-    `one_run`: theorem 5.2 of Steinke, Nasr and Jagielski (2023, arXiv:2305.08846), its delta term included. Several
-    numbers of guesses are tried, and the confidence is shared between them.
-    `if_gaussian` assumes normal scores of equal spread, and approximates: for a second look, never for a headline.
+    `two_datasets`: a third of the runs (`choosing`) selects the test, the others evaluate it, with Clopper-Pearson
+    bounds on both error rates.
+    `one_run`: theorem 5.2 of Steinke, Nasr and Jagielski (2023, arXiv:2305.08846), including its delta term. Several
+    numbers of guesses are tried, and the confidence is divided between them.
+    `if_gaussian` assumes normal scores of equal variance, and is an approximation: additional information, not a bound.
 
 Edge cases:
-    Scores that say nothing give 0. With n judging rows no bound can exceed about log(n): see `highest`.
-    A score that is not a number counts as lower than every number: not to be finite is visible, too. `if_gaussian`
-    wants finite scores; with fewer than two of a kind it says 0.
-    Equal scores are ordered by their place, not by what they hide.
+    Uninformative scores give 0. With n evaluating rows no bound can exceed about log(n): see `highest`.
+    A NaN score counts as lower than every number, because being NaN is observable, too. `if_gaussian` requires finite
+    scores; with fewer than two of a kind it returns 0.
+    Equal scores are ordered by position, which carries no information about inclusion.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ _RIDGE = 1e-7
 
 @dataclass(frozen=True)
 class _Test:
-    """Guess "it came from the likelier dataset" when `scores @ weights` is above the threshold."""
+    """Guess "from the more likely dataset" if `scores @ weights` is above the threshold."""
 
     weights: Array
     threshold: float
@@ -54,11 +56,11 @@ def two_datasets(absent: Array, present: Array, delta: float, confidence: float)
     """Return a lower bound on epsilon from repeated runs on two neighbouring datasets.
 
     Args:
-        absent: Scores of the runs on the first dataset, a row each. Column 0 is the adversary's best guess at a score;
-            further columns, if any, are raw observations, of which a linear discriminant is tried as well.
+        absent: Scores of the runs on the first dataset, a row each. Column 0 is the adversary's best score; further
+            columns, if any, are raw observations, of which a linear discriminant is tried as well.
         present: The same for the second dataset.
-        delta: Of the claim.
-        confidence: Such as 0.95.
+        delta: The delta of the claim.
+        confidence: Confidence level, such as 0.95.
     """
     check(delta, confidence)
     worlds = [_table(absent), _table(present)]
@@ -73,7 +75,7 @@ def two_datasets(absent: Array, present: Array, delta: float, confidence: float)
 
 
 def choosing(runs: int) -> NDArray[np.bool_]:
-    """Which of the runs choose the test. Whatever an adversary learns from runs, it must learn from these alone."""
+    """Which runs select the test. Everything that an adversary estimates from runs must come from these alone."""
     chosen: NDArray[np.bool_] = np.arange(runs) % 3 == 0
     return chosen
 
@@ -82,10 +84,10 @@ def one_run(scores: Array, included: NDArray[np.bool_], delta: float, confidence
     """Return a lower bound on epsilon from canaries that were each included with probability 1/2.
 
     Args:
-        scores: One for each canary: higher where it seems included.
-        included: The tosses.
-        delta: Of the claim.
-        confidence: Such as 0.95.
+        scores: One per canary; higher means more likely included.
+        included: Which canaries were included.
+        delta: The delta of the claim.
+        confidence: Confidence level, such as 0.95.
     """
     check(delta, confidence)
     ranked = np.asarray(included)[np.argsort(np.nan_to_num(scores, nan=-_HUGE), kind="stable")]
@@ -112,7 +114,7 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
 
 
 def if_gaussian(absent: Array, present: Array, delta: float, confidence: float) -> float:
-    """The epsilon of the Gaussian mechanism whose separation these scores show, if normal scores are assumed."""
+    """Return the epsilon of the Gaussian mechanism with the separation of these scores, assuming normal scores."""
     from scipy.special import ndtri
 
     check(delta, confidence)
@@ -130,19 +132,19 @@ def if_gaussian(absent: Array, present: Array, delta: float, confidence: float) 
 
 
 def highest(runs: int, confidence: float) -> float:
-    """The highest bound that so many judging runs on each dataset can give: what a total failure of privacy shows."""
+    """Return the largest bound that this many evaluating runs on each dataset can give: the one without any privacy."""
     every = np.array(runs)
     return float(_ratio(every, runs, np.array(0), runs, 0.0, confidence))
 
 
 def log_likelihood(x: Array, rate: float, steps: int, noise: float, relation: Relation = "add-remove") -> Array:
-    """How much likelier the sum of `steps` noisy steps is with a canary of norm 1 than without: the best score.
+    """Return the log likelihood ratio of the sum of `steps` noisy steps, with against without a canary of norm 1.
 
     Args:
-        x: The sum's part along the canary, in units of the clip.
-        rate: Probability that a step takes the canary.
+        x: The sum projected onto the canary, in units of the clipping norm.
+        rate: Probability that a step samples the canary.
         steps: Steps in the sum.
-        noise: Standard deviation of a step's noise, in units of the clip.
+        noise: Standard deviation of a step's noise, in units of the clipping norm.
         relation: Under `replace-one` the canary adds -1 where it is replaced.
     """
     from scipy.special import logsumexp
@@ -183,7 +185,7 @@ def _refuted(canaries: int, guesses: int, correct: int, delta: float, failure: f
 
 
 def _tests(worlds: list[Array], delta: float, confidence: float) -> Iterator[tuple[_Test, float]]:
-    """Thresholds on each score, from either side and for either dataset, with the bound each would give."""
+    """Thresholds on each score, from either side and for either dataset, with the bound that each would give."""
     for weights in _directions(worlds):
         for likelier in (0, 1):
             high, low = (np.sort(worlds[world] @ weights) for world in (likelier, 1 - likelier))
@@ -191,7 +193,7 @@ def _tests(worlds: list[Array], delta: float, confidence: float) -> Iterator[tup
             edges = low[len(low) - 1 - false]
             above = np.searchsorted(high, edges, side="right")
             true = len(high) - above
-            # Half way to the next score, so that a wide gap is cut in its middle.
+            # The midpoint to the next score, so that a wide gap is split in its middle.
             cuts = np.where(true > 0, 0.5 * (edges + high[np.minimum(above, len(high) - 1)]), edges)
             bounds = _ratio(true, len(high), false, len(low), delta, confidence)
             best = int(np.argmax(bounds))
@@ -199,7 +201,7 @@ def _tests(worlds: list[Array], delta: float, confidence: float) -> Iterator[tup
 
 
 def _directions(worlds: list[Array]) -> Iterator[Array]:
-    """The given score and the linear discriminant of all columns, each both ways up."""
+    """The given score and the linear discriminant of all columns, each with both signs."""
     columns = worlds[0].shape[1]
     given = np.zeros(columns)
     given[0] = 1.0
@@ -210,7 +212,7 @@ def _directions(worlds: list[Array]) -> Iterator[Array]:
         scale = np.sqrt(inner.var(0) + gap**2)
         scale[scale == 0.0] = 1.0
         covariance = (inner / scale).T @ (inner / scale) / len(inner)
-        # The ridge lets a direction without any noise through, instead of dividing by zero.
+        # The ridge admits a direction without noise, instead of dividing by zero.
         found.append(np.linalg.solve(covariance + _RIDGE * np.eye(columns), gap / scale) / scale)
     for weights in found:
         yield weights
@@ -220,7 +222,7 @@ def _directions(worlds: list[Array]) -> Iterator[Array]:
 def _ratio(
     true: NDArray[np.int_], trues: int, false: NDArray[np.int_], falses: int, delta: float, confidence: float
 ) -> Array:
-    """The epsilon that two exact one-sided bounds on the rates leave, 0 where none."""
+    """The epsilon implied by two exact one-sided bounds on the rates, 0 if none."""
     from scipy.special import betaincinv
 
     failure = 0.5 * (1.0 - confidence)

@@ -24,23 +24,23 @@ class Target:
     """One client's training, as the run would do it.
 
     Attributes:
-        client: Its number.
-        model: What it trains.
+        client: The client number.
+        model: The model that it trains.
         x: Its training rows, behind the model's fixed features.
         y: Their labels.
-        plan: Its plan.
-        lr: Its learning rate.
-        delta: Of its policy.
-        claimed: The epsilon of the client's whole schedule, as the accountant says; the plan is that of most rounds.
+        plan: The plan of most of its rounds.
+        lr: The learning rate.
+        delta: The delta of its policy.
+        claimed: The epsilon of the client's whole schedule, by the accountant.
         secure: Whether noise comes from the operating system.
-        physical_batch: As the run's.
+        physical_batch: As in the run.
         starts: The models that the server sends, in turn.
-        recipe: What decides on the releases beside the update.
-        config: The run's.
+        recipe: The recipe, which determines the side releases.
+        config: The config of the run.
         shape: What the widths of side releases depend on.
-        rounds: What each of its rounds of training asks, in the order of the recipe's stages.
-        enrolment: What it is asked before the first round, if anything.
-        not_covered: What it releases and no epsilon covers, in words: there is no claim to refute.
+        rounds: What each of its training rounds asks for, in the order of the recipe's stages.
+        enrolment: What enrolment asks for, if anything.
+        not_covered: What it releases that no epsilon covers: there is no claim to refute.
     """
 
     client: int
@@ -69,7 +69,7 @@ class Target:
 
 def target(federation: Federation, client: int | None = None) -> Target:
     """Return the audit target of one client; default: the client with the largest budget."""
-    # Where counts are noised, training is planned from what is told: here the true numbers.
+    # With noisy counts, training is planned from the disclosed number; the audit uses the true one.
     federation = federation.counted([member.samples for member in federation.members])
     policies = federation.policies
     if client is None:
@@ -120,8 +120,9 @@ def worst_case(
 ) -> Target:
     """Return a worst case: a linear model with two classes, and rows that share no inputs.
 
-    With full batches its one noisy step a round is exactly the Gaussian mechanism, so an audit that is worth something
-    must come near the claim.
+    With full batches its one noisy step per round is exactly the Gaussian mechanism, so a powerful audit must come
+    close to
+    the claim.
     """
     rows = np.eye(2 * samples, 2 * samples + 1, dtype=np.float32)
     module = nn.Linear(2 * samples + 1, 2, bias=False)

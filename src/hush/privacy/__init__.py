@@ -1,1 +1,1 @@
-"""Differential privacy: policies, plans, accounting, noise, and the ledger."""
+"""Differential privacy: policies, plans, schedules, accounting, noise, and the ledger."""

@@ -1,21 +1,22 @@
-"""Forecast, before a run, of the noise and rounds that a budget allows.
+"""A forecast, before a run, of the noise and rounds that a budget allows.
 
-A privacy officer asks: how much noise does this budget need, how is it spent over the rounds, how many rounds would it
-afford at a given noise, and what would a larger batch or more local epochs cost? Every answer comes from a
-`PrivacyPlan` and the accountant that will be used in the run, so that a forecast is what the run will do.
+It answers the questions of a privacy officer: how much noise does this budget need, how is it spent over the rounds,
+how
+many rounds does it cover at a given noise, and what would a larger batch or more local epochs cost? All answers are
+computed with the `PrivacyPlan` and the accountant of the run, so the run will match the forecast.
 
 Guarantees:
-    No figure depends on data: only on the client's policy and on the public numbers of its plan.
-    The noise of every choice keeps the budget over all the rounds asked for.
-    `spent` never falls, and ends within the budget unless the noise was given. `affordable_rounds` is the largest
+    No figure depends on data, only on the client's policy and on the public numbers of its plan.
+    The noise of every choice satisfies the budget over all requested rounds.
+    `spent` is non-decreasing, and ends within the budget unless the noise was given. `affordable_rounds` is the largest
     number of whole rounds within the budget at the noise of `chosen`.
 
 Edge cases:
-    A batch larger than the data is cut to the data, one below a row raised to one row; choices that become equal by
-    that are listed once.
-    Beyond `MARKS` rounds, epsilon is given at evenly spaced rounds, the last among them.
+    A batch larger than the data is reduced to the data, one below a row increased to one row; choices that become equal
+    are listed once.
+    Beyond `MARKS` rounds, epsilon is given at evenly spaced rounds, including the last.
     `affordable_rounds` stops at `accounting.MOST_STEPS` steps.
-    What the accountant refuses (see `hush.privacy.accounting.api`) is refused here in the same words.
+    What the accountant refuses (see `hush.privacy.accounting.api`) is refused here with the same message.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ class Choice:
     """One choice of batch size and epochs that spends the whole budget.
 
     Attributes:
-        batch: Expected rows in a step.
-        epochs: Passes over the data in a round.
+        batch: Expected batch size.
+        epochs: Passes over the data per round.
         steps: Noisy steps per round.
-        sample_rate: Probability with which a row enters a step.
-        noise_multiplier: The least that keeps the budget.
+        sample_rate: Probability with which a row enters a batch.
+        noise_multiplier: The least noise multiplier that satisfies the budget.
         gradient_noise: Standard deviation of the noise on each coordinate of a step's mean gradient.
         update_noise: Variance of the noise on each coordinate of a round's update, for a learning rate of 1.
     """
@@ -58,19 +59,19 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """The forecast for one client. `asdict` of it is JSON.
+    """The forecast for one client. `dataclasses.asdict` of it is JSON.
 
     Attributes:
-        policy: The budget, its delta, and what neighbours are.
-        accountant: What computed every epsilon here.
-        samples: Training rows.
-        clip: Bound on the norm of a row's gradient.
-        rounds: Rounds planned.
-        chosen: The batch and epochs asked for, with the noise that they need or that was given.
+        policy: The budget, its delta, and the neighbouring relation.
+        accountant: The accountant that computed every epsilon here.
+        samples: Number of training rows.
+        clip: Clipping norm.
+        rounds: Planned number of rounds.
+        chosen: The requested batch size and epochs, with the noise that they need or that was given.
         marks: Rounds at which `spent` is given.
         spent: Epsilon after each of `marks`.
-        affordable_rounds: Rounds that the budget affords at the noise of `chosen`.
-        choices: Other batches and epochs for the same budget and rounds.
+        affordable_rounds: Number of rounds that the budget covers at the noise of `chosen`.
+        choices: Other batch sizes and epochs for the same budget and rounds.
     """
 
     policy: Policy
@@ -102,14 +103,14 @@ def forecast(
     Args:
         epsilon: The client's budget.
         delta: Its delta.
-        samples: Its training rows.
-        batch: Expected rows in a step.
+        samples: Its number of training rows.
+        batch: Expected batch size.
         rounds: Rounds in which it takes part.
-        epochs: Local epochs a round.
-        relation: How neighbouring datasets differ.
+        epochs: Local epochs per round.
+        relation: The neighbouring relation.
         accountant: `pld` or `rdp`.
-        clip: Bound on the norm of a row's gradient.
-        noise_multiplier: To ask what this noise costs, in place of the least that keeps the budget.
+        clip: Clipping norm.
+        noise_multiplier: Report the cost of this noise, instead of using the least noise that satisfies the budget.
     """
     _check(samples=samples, batch=batch, rounds=rounds, epochs=epochs)
     if not 0.0 < clip < math.inf:
@@ -133,7 +134,7 @@ def forecast(
 
 
 def epsilon_after_rounds(plan: PrivacyPlan, delta: float, rounds: Sequence[int]) -> list[float]:
-    """The epsilon of a plan after each of these numbers of rounds."""
+    """Return the epsilon of a plan after each of these numbers of rounds."""
     steps = [plan.steps * count for count in rounds]
     return api.epsilon_after(plan.rate, plan.noise_multiplier, steps, delta, plan.relation, plan.accountant)
 

@@ -26,12 +26,12 @@ class Limits:
     """The limits for one round.
 
     Attributes:
-        max_rate: The largest sampling rate.
-        max_steps: The most noisy steps per round.
-        max_rounds: The most rounds a plan may have.
-        min_noise: The least noise multiplier.
-        min_clip: The smallest clip.
-        max_clip: The largest clip.
+        max_rate: The maximum sampling rate.
+        max_steps: The maximum number of noisy steps per round.
+        max_rounds: The maximum number of rounds of a plan.
+        min_noise: The minimum noise multiplier.
+        min_clip: The minimum clipping norm.
+        max_clip: The maximum clipping norm.
     """
 
     max_rate: float = 1.0

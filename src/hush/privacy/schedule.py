@@ -1,19 +1,21 @@
-"""A privacy schedule: all that a client does and releases in a run, stage by stage, and the noise that keeps a policy.
+"""A privacy schedule: everything that a client computes and releases in a run, by stage, with calibrated noise.
 
-Rounds in which a recipe asks the same belong to one stage: a full-batch round, warm-start rounds, rounds with a noisy
-choice, the ordinary rounds. What a client releases beside its update (a `SideRelease`) is a cost like any other. All
-costs of a schedule are calibrated together: one number scales every noise.
+Rounds in which a recipe asks for the same belong to one stage: a full-batch round, warm-start rounds, rounds with a
+noisy
+choice, ordinary rounds. What a client releases in addition to its update (a `SideRelease`) is a cost like any other.
+All
+costs of a schedule are calibrated together: one factor scales every noise.
 
 Guarantees:
     - `round_costs` of a stage are exactly what one of its rounds releases; the ledger is charged with these and no
       others.
-    - `calibrated` returns the least scale at which all rounds of all stages together keep the policy.
-    - Noise of a side release is in units of what one row can change in it, as a plan's is in units of the clip.
+    - `calibrated` returns the least scale at which all rounds of all stages together satisfy the policy.
+    - The noise of a side release is relative to its bound, as the noise of a plan is relative to the clipping norm.
 
 Edge cases:
     - Enrolment is round 0: a stage without training.
-    - A client that is never invited has stages of no rounds, whose noise is that of a single round each.
-    - `first` keeps as many of the client's rounds, in their order, as a policy affords: none, if not even one.
+    - A client that is never invited has stages with no rounds, whose noise is that of a single round each.
+    - `first` keeps as many of the client's rounds, in order, as a policy allows; None if not even one.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ class RoundSpec:
     """What a round asks of a client.
 
     Attributes:
-        train: Whether there is an update at all.
-        full_batch: One step on all rows, in place of the client's own batches and steps.
-        still: All gradients are taken at the model that was sent.
-        choose: Whether the client says which of the models fits it best.
-        side_releases: What it releases besides.
+        train: Whether clients train and send an update.
+        full_batch: One step on all rows, instead of the client's own batches and steps.
+        still: Compute all gradients at the model that was sent.
+        choose: Whether clients choose the model that fits best.
+        side_releases: What clients release in addition to the update.
     """
 
     train: bool = True
@@ -51,11 +53,11 @@ class RoundSpec:
 
     @cached_property
     def sent(self) -> tuple[SideRelease, ...]:
-        """The side releases whose sums are sent."""
+        """The side releases whose sums are sent to the server."""
         return tuple(release for release in self.side_releases if release.sent)
 
     def __or__(self, other: RoundSpec) -> RoundSpec:
-        """What two choices of a recipe ask together."""
+        """The union of what two options ask for."""
         return RoundSpec(
             self.train and other.train,
             self.full_batch or other.full_batch,
@@ -67,9 +69,9 @@ class RoundSpec:
 
 @dataclass(frozen=True)
 class StageTable:
-    """What each round of a recipe asks: the different specs, and which of them each round has.
+    """What each round of a recipe asks for: the distinct specs, and the index of the spec of each round.
 
-    `of[0]` is enrolment, which is no stage (-1) where nothing is released in it.
+    `of[0]` is enrolment; -1 if nothing is released in it.
     """
 
     specs: tuple[RoundSpec, ...]
@@ -77,22 +79,23 @@ class StageTable:
 
     @classmethod
     def from_rounds(cls, specs: Sequence[RoundSpec]) -> StageTable:
-        """The table of what is asked in enrolment (first) and in each round after it."""
+        """Return the table of what is asked for at enrolment (first) and in each round after it."""
         needed = [spec for spec in specs if spec.train or spec.side_releases]
         known = tuple(dict.fromkeys(needed))
         return cls(known, tuple(known.index(spec) if spec.train or spec.side_releases else -1 for spec in specs))
 
     def at(self, number: int) -> RoundSpec:
-        """What a round asks."""
+        """What a round asks for."""
         return self.specs[self.of[number]]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The rounds of one client in which it is asked the same: how it trains, what else it releases, how often.
+    """The rounds of one client that ask for the same: how it trains, what else it releases, how often.
 
-    `spare` is how many more of them its noise leaves budget for: a client that dies between a charge and its answer is
-    charged again for the same round.
+    `spare` is the number of additional rounds that its noise leaves budget for, since a client that crashes between a
+    charge
+    and its answer is charged again for the same round.
     """
 
     spec: RoundSpec
@@ -103,17 +106,17 @@ class Stage:
 
     @cached_property
     def round_costs(self) -> tuple[Cost, ...]:
-        """What one of its rounds releases: what the ledger is charged with before each of them."""
+        """What one of its rounds releases, and what the ledger is charged with before each of them."""
         return self.costs(1)
 
     def costs(self, rounds: int) -> tuple[Cost, ...]:
-        """What that many of its rounds release."""
+        """What this many of its rounds release."""
         trained = (self.plan.cost(rounds),) if self.spec.train else ()
         side_releases = zip(self.spec.side_releases, self.ratios, strict=True)
         return (*trained, *(self._aside(side_release, ratio, rounds) for side_release, ratio in side_releases))
 
     def noise_of(self, what: str) -> float:
-        """The noise multiplier of a side release, or 0 if there is none by that name."""
+        """The noise multiplier of a side release, or 0 if there is none of that name."""
         named = dict(zip((side_release.what for side_release in self.spec.side_releases), self.ratios, strict=True))
         return named.get(what, 0.0) * self.plan.noise_multiplier
 
@@ -126,7 +129,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Output:
-    """What is done to a trained model before it is sent: cut to a norm, and noise of this deviation added."""
+    """What is done to a trained model before it is sent: clipping to a norm, and noise with this standard deviation."""
 
     bound: float
     deviation: float
@@ -134,36 +137,36 @@ class Output:
 
 @dataclass(frozen=True)
 class PrivacySchedule:
-    """The stages of one client, in the order of the recipe's, whether or not it has rounds in each."""
+    """The stages of one client, in the order of the recipe's stages, including those without rounds for it."""
 
     stages: tuple[Stage, ...]
 
     @property
     def plan(self) -> PrivacyPlan:
-        """How the client trains in most of its rounds."""
+        """The plan of most of the client's rounds."""
         return max(self.stages, key=lambda stage: (stage.spec.train, stage.rounds)).plan
 
     @property
     def rounds(self) -> int:
-        """Rounds of training in all."""
+        """The number of training rounds."""
         return sum(stage.rounds for stage in self.stages if stage.spec.train)
 
     @property
     def steps(self) -> int:
-        """Noisy steps in all."""
+        """The number of noisy steps."""
         return sum(stage.rounds * stage.plan.steps for stage in self.stages if stage.spec.train)
 
     def costs(self) -> tuple[Cost, ...]:
-        """What all of it releases."""
+        """Everything that the schedule releases."""
         return tuple(cost for stage in self.stages if stage.rounds for cost in stage.costs(stage.rounds))
 
     def reserved(self) -> tuple[Cost, ...]:
-        """The same with the spare rounds of every stage: what its noise is calibrated to."""
+        """The same including the spare rounds of every stage, which the noise is calibrated to."""
         return tuple(cost for s in self.stages if s.rounds for cost in s.costs(s.rounds + s.spare))
 
 
 def drafted(specs: Sequence[RoundSpec], counts: Sequence[int], plan: PrivacyPlan, spare: int = 0) -> PrivacySchedule:
-    """A schedule with the plan's noise, before calibration: `counts` says in how many rounds each thing is asked."""
+    """Return a schedule with the plan's noise, before calibration; `counts` has the number of rounds of each stage."""
     return PrivacySchedule(
         tuple(
             Stage(
@@ -179,14 +182,14 @@ def drafted(specs: Sequence[RoundSpec], counts: Sequence[int], plan: PrivacyPlan
 
 
 def with_noise(schedule: PrivacySchedule, noise_multiplier: float) -> PrivacySchedule:
-    """The schedule with this noise multiplier in training, and the side releases in proportion."""
+    """Return the schedule with this noise multiplier in training, and side releases in proportion."""
     return PrivacySchedule(
         tuple(replace(stage, plan=replace(stage.plan, noise_multiplier=noise_multiplier)) for stage in schedule.stages)
     )
 
 
 def calibrated(schedule: PrivacySchedule, policy: Policy) -> PrivacySchedule:
-    """The schedule with the least noise that keeps the policy over all its rounds, and the spare ones."""
+    """Return the schedule with the least noise that satisfies the policy over all its rounds, including spare ones."""
     unit = with_noise(schedule, 1.0)
     costs = unit.reserved() or tuple(cost for stage in unit.stages for cost in stage.round_costs)
     scale = api.noise_scale(costs, policy.epsilon, policy.delta, policy.relation, _accountant(schedule))
@@ -194,13 +197,13 @@ def calibrated(schedule: PrivacySchedule, policy: Policy) -> PrivacySchedule:
 
 
 def epsilon(schedule: PrivacySchedule, policy: Policy, *, spare: bool = False) -> float:
-    """What all of the schedule costs; with `spare`, what is reserved for it."""
+    """The epsilon of the whole schedule; with `spare`, including the spare rounds."""
     costs = schedule.reserved() if spare else schedule.costs()
     return api.epsilon_of(costs, policy.delta, policy.relation, _accountant(schedule)) if costs else 0.0
 
 
 def first(schedule: PrivacySchedule, order: Sequence[int], policy: Policy) -> PrivacySchedule:
-    """As many of the rounds, whose stages in turn are `order`, as the policy affords at the schedule's noise."""
+    """Return the first rounds, whose stages are `order`, that the policy allows at the schedule's noise."""
 
     def cut(rounds: int) -> PrivacySchedule:
         counts = [order[:rounds].count(number) for number in range(len(schedule.stages))]

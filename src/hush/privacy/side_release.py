@@ -1,9 +1,11 @@
-"""A side release: what a client releases beside its update, as a noised sum over rows of bounded vectors.
+"""A side release: what a client releases in addition to its update, as a noisy sum over rows of bounded vectors.
 
-An option that needs a number from clients declares a `SideRelease`: how many numbers one row gives (`row`), and the
-norm that a row's vector has at most (`bound`). Rows are evaluated one by one, cut to the bound, summed and noised by
-`hush.engines.side_releases`, with the noise that the client's plan has for it; an option can neither leave out the clip
-nor the noise. The ledger is charged for it (`hush.privacy.schedule`), and the server gets the noised sums.
+An option that needs numbers from clients declares a `SideRelease`: the vector of one row (`row`), and the maximum norm
+of
+a row's vector (`bound`). Rows are evaluated one by one, clipped to the bound, summed and noised by
+`hush.engines.side_releases`, with the noise of the client's plan; an option can omit neither the clipping nor the
+noise.
+The ledger is charged for it (`hush.privacy.schedule`), and the server receives the noisy sums.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ class ReleaseShape:
 
     Attributes:
         inputs: The shape of one row, behind the model's fixed features.
-        classes: How many labels there are.
-        parameters: Of the model.
-        models: How many models the client has, in a round in which it chooses one; else 1.
-        loss_clip: What losses are cut to, as configured.
+        classes: The number of labels.
+        parameters: The number of parameters of the model.
+        models: The number of models that the client receives, in a round in which it chooses one; else 1.
+        loss_clip: The bound on losses, as configured.
     """
 
     inputs: tuple[int, ...]
@@ -42,10 +44,10 @@ class ReleaseShape:
 
 @dataclass(frozen=True)
 class RowModel:
-    """The model that a row is looked at with.
+    """The model that `SideRelease.row` can evaluate.
 
     Attributes:
-        vector: Its parameters, flat.
+        vector: The parameters as a flat vector.
         logits: The outputs for one row at a flat parameter vector: `logits(vector, x)`.
         shape: Public numbers of the run.
     """
@@ -57,13 +59,14 @@ class RowModel:
 
 @dataclass(frozen=True)
 class SideRelease(ABC):
-    """A noised sum that clients release beside the update.
+    """A noisy sum that clients release in addition to the update.
 
     Attributes:
-        what: Its name, in the words of the guarantee.
-        share: What it costs each time, over what an ordinary round of training costs. It sets its noise; the accountant
-            then counts what that noise really costs.
-        sampled: Whether it looks at one batch of the plan's sampler, in place of all rows.
+        what: Its name, as listed in the privacy guarantee.
+        share: The cost of each release relative to an ordinary round of training. It determines the noise; the
+    accountant
+            then computes what that noise costs.
+        sampled: Whether the sum is over one batch of the plan's sampler, instead of all rows.
     """
 
     what: str
@@ -72,32 +75,32 @@ class SideRelease(ABC):
 
     @abstractmethod
     def row(self, x: Tensor, y: Tensor, model: RowModel) -> Tensor:
-        """One row's vector, from its input and its label alone. Evaluated under `torch.vmap`: rows cannot mix."""
+        """One row's vector, from its input and its label alone. Evaluated under `torch.vmap`, so rows cannot mix."""
 
     def width(self, shape: ReleaseShape) -> int:
-        """How many numbers it has."""
+        """The number of entries of the vector."""
         return 1
 
     def bound(self, shape: ReleaseShape) -> float:
-        """The norm to which a row's vector is cut: what one row contributes at most."""
+        """The norm to which a row's vector is clipped: the sensitivity of the sum."""
         return 1.0
 
     @property
     def sent(self) -> bool:
-        """Whether the sums are sent, in place of something that the client makes of them."""
+        """Whether the sums are sent, rather than something that the client computes from them."""
         return True
 
     def ratio(self, plan: PrivacyPlan) -> float:
-        """Its noise multiplier over that of training, by the rule that costs add up as squares of rate over noise."""
+        """The noise multiplier relative to that of training: costs add up as squares of sampling rate over noise."""
         seen = plan.rate if self.sampled else 1.0
         return seen / (plan.rate * math.sqrt(plan.steps * self.share))
 
     def longest(self, shape: ReleaseShape, rows: float, noise_multiplier: float) -> float:
-        """A norm that an honest answer stays below but for one time in 10^13: bounded rows and a noise quantile."""
+        """The norm that an honest answer exceeds with probability at most 10^-13: bounded rows and a noise quantile."""
         return self.bound(shape) * (rows + noise_multiplier * (math.sqrt(self.width(shape)) + _DEVIATIONS))
 
     def fault(self, answer: Tensor | None, shape: ReleaseShape, longest: float = math.inf) -> str | None:
-        """What is wrong with an answer, or None."""
+        """Return what is wrong with an answer, or None."""
         if answer is None:
             return f"it has no {self.what}"
         if answer.dtype != torch.float64 or tuple(answer.shape) != (self.width(shape),):

@@ -1,4 +1,4 @@
-"""The source of a client's batches and noise, as an interface: a plan draws from it, and only `noise.py` makes one."""
+"""The source of a client's batches and noise, as an interface that plans draw from; `noise.py` implements it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 class DeviceRng(Protocol):
-    """A stream of standard normal numbers on a GPU, and one of fair bits."""
+    """A stream of standard normal numbers on a GPU, and one of random bits."""
 
     def fill(self, target: Tensor) -> None:
         """Write the next normal numbers into the target."""
         ...
 
     def words(self, target: Tensor) -> None:
-        """Write fair bits into the target, 64 in each of its int64 numbers."""
+        """Write random bits into the target, 64 in each of its int64 numbers."""
         ...
 
 
@@ -24,24 +24,24 @@ class Source(Protocol):
     """A stream of independent uniform and standard normal numbers."""
 
     def uniform(self, size: int) -> Tensor:
-        """Float64 numbers in [0, 1)."""
+        """Return float64 numbers uniform in [0, 1)."""
         ...
 
     def chosen(self, size: int, rate: float) -> Tensor:
-        """Which of the numbers below `size` are chosen, each independently with probability `rate`."""
+        """Return which of the numbers below `size` are chosen, each independently with probability `rate`."""
         ...
 
     def normal(self, size: int, dtype: torch.dtype) -> Tensor:
-        """Standard normal numbers."""
+        """Return standard normal numbers."""
         ...
 
     def device_rng(self, device: torch.device) -> DeviceRng | None:
-        """What draws on a GPU in place of this source; none if only the host may draw.
+        """Return the generator that draws on a GPU instead of this source; None if all draws must be made on the host.
 
-        Its numbers are not those of `normal` and `chosen`, but they depend on the same things.
+        Its numbers differ from those of `normal` and `chosen`, but depend on the same seed and labels.
         """
         ...
 
     def discrete(self, size: int, sigma: int) -> Tensor:
-        """Whole numbers of the discrete Gaussian of scale sigma, exactly."""
+        """Return integers from the discrete Gaussian distribution of scale sigma, sampled exactly."""
         ...

@@ -1,4 +1,4 @@
-"""What DP-SCAFFOLD claims toward a third party, who sees only the models, beside what the server learns of one user.
+"""DP-SCAFFOLD's claim against a third party, who sees only the models, and what the server learns about one user.
 
 Noble, Bellet and Dieuleveut (2022, arXiv:2111.09278) give every user the same noise, sigma_g times the sensitivity
 2 C / (s R) of a mean over s R of its R rows, drawn without replacement. Their bound for T rounds: a Gaussian of noise
@@ -7,17 +7,17 @@ subsampling by theorem 9 of Wang, Balle and Kasiviswanathan (2019, arXiv:1808.00
 row. The names are the paper's (`ell` is its l).
 
 Guarantees:
-    `claimed_epsilon` and `claimed_rounds` follow the paper to the round. They are as sound as `ASSUMPTION`, which every
-    `Claim` carries: show them only beside it.
-    `server_epsilon` assumes none of that: it bounds what the server learns of one user's row from that user's updates,
-    by the paper's own loose bound, so that the two views compare. `tight_server_epsilon` bounds the same by
-    `hush.privacy.accounting.api`, and is the one to promise.
+    `claimed_epsilon` and `claimed_rounds` follow the paper to the round. They depend on `ASSUMPTION`, which every
+    `Claim` carries: always display it with them.
+    `server_epsilon` does not need the assumption: it bounds what the server learns about one user's row from that
+    user's updates, by the paper's own loose bound, so that the two can be compared. `tight_server_epsilon` bounds the
+    same by `hush.privacy.accounting.api`, and is the one to report as the guarantee.
 
 Edge cases:
     Delta is 1 / (M R) unless given.
-    Orders are the integers from 2 to 100. The paper also searches between them on a line between two whole
-    orders; there its bound is monotone, so that nothing lower is to be found.
-    The bound of a subsampled step does not vanish as noise grows, so that more noise does not always buy more rounds.
+    Orders are the integers from 2 to 100. The paper also interpolates between two integer orders; its bound is
+    monotone there, so nothing lower can be found.
+    The bound of a subsampled step does not vanish as noise grows, so more noise does not always allow more rounds.
     At a rate of 1 nothing is sampled, and the bound is that of the plain Gaussian.
 """
 
@@ -50,16 +50,16 @@ _ORDERS = np.arange(2.0, _MOST_ORDER + 1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """The two views of one run.
+    """Both epsilons of one run.
 
     Attributes:
-        epsilon: Claimed toward a third party.
+        epsilon: Claimed against a third party.
         delta: For every epsilon here.
         rounds: All rounds.
         seen: Rounds in which the server saw the user of the next two figures.
-        server_epsilon: Toward the server, by the same bound.
-        tight_server_epsilon: Toward the server, by a better bound.
-        assumption: What `epsilon` rests on.
+        server_epsilon: Against the server, by the same bound.
+        tight_server_epsilon: Against the server, by a tighter bound.
+        assumption: The assumption behind `epsilon`.
     """
 
     epsilon: float
@@ -82,7 +82,7 @@ def claim(
     delta: float | None = None,
     seen: int | None = None,
 ) -> Claim:
-    """Both views; `seen` is the mean number of rounds of a user unless given."""
+    """Return both; `seen` is the mean number of rounds of a user unless given."""
     seen = max(1, round(ell * T)) if seen is None else seen
     return Claim(
         epsilon=claimed_epsilon(sigma_g, s, ell, K, T, M, R, delta),
@@ -97,12 +97,12 @@ def claim(
 def claimed_epsilon(
     sigma_g: float, s: float, ell: float, K: int, T: int, M: int, R: int, delta: float | None = None
 ) -> float:
-    """The epsilon that the paper claims toward a third party after T rounds; see `ASSUMPTION`.
+    """Return the epsilon that the paper claims against a third party after T rounds; see `ASSUMPTION`.
 
     Args:
-        sigma_g: Noise of a local step over its sensitivity.
-        s: Share of a user's rows in a local step.
-        ell: Share of the users in a round.
+        sigma_g: Noise of a local step relative to its sensitivity.
+        s: Fraction of a user's rows in a local step.
+        ell: Fraction of the users in a round.
         K: Local steps per round.
         T: Rounds.
         M: Users.
@@ -116,17 +116,17 @@ def claimed_epsilon(
 def claimed_rounds(
     epsilon: float, sigma_g: float, s: float, ell: float, K: int, M: int, R: int, delta: float | None = None
 ) -> int:
-    """The most rounds whose `claimed_epsilon` is at most `epsilon`; 0 if not even one."""
+    """Return the largest number of rounds whose `claimed_epsilon` is at most `epsilon`; 0 if not even one."""
     _check(epsilon=epsilon, sigma_g=sigma_g, s=s, ell=ell, K=K, M=M)
     delta, one = _delta(M, R, delta), _round(sigma_g, s, ell, K, M)
     rounds = math.floor(float(np.max((epsilon + math.log(delta) / (_ORDERS - 1.0)) / one)))
-    # The division may have rounded either way across an integer.
+    # The division may have been rounded either way across an integer.
     near = (count for count in (rounds + 1, rounds, rounds - 1) if count > 0)
     return next((count for count in near if _least(count * one, delta) <= epsilon), 0)
 
 
 def server_epsilon(sigma_g: float, s: float, K: int, seen: int, M: int, R: int, delta: float | None = None) -> float:
-    """What the server learns of one row of a user seen in that many rounds, by the paper's bound."""
+    """Return what the server learns about one row of a user seen in this many rounds, by the paper's bound."""
     _check(sigma_g=sigma_g, s=s, K=K, seen=seen)
     return _least(seen * K * _subsampled(_gaussian(sigma_g), s), _delta(M, R, delta))
 
@@ -134,17 +134,17 @@ def server_epsilon(sigma_g: float, s: float, K: int, seen: int, M: int, R: int, 
 def tight_server_epsilon(
     sigma_g: float, s: float, K: int, seen: int, M: int, R: int, delta: float | None = None
 ) -> float:
-    """The same by the sharper bound for Gaussian noise that `hush.privacy.accounting.api` uses."""
+    """Return the same by the tighter bound for Gaussian noise that `hush.privacy.accounting.api` uses."""
     _check(sigma_g=sigma_g, s=s, K=K, seen=seen)
     delta = _delta(M, R, delta)
-    # Sigma_g counts in the sensitivity of replace-one, which is twice the clip; a cost counts in the clip.
+    # sigma_g is relative to the replace-one sensitivity, twice the clipping norm; a cost is relative to the norm.
     steps = Cost("model update", "fixed-gaussian", 2.0 * sigma_g, seen * K, samples=R, batch=max(1, round(s * R)))
     return api.epsilon(steps.event(), delta, "replace-one", "rdp")
 
 
 @lru_cache(maxsize=1024)
 def _round(sigma_g: float, s: float, ell: float, K: int, M: int) -> Array:
-    """Renyi divergences of one round toward a third party, as claimed."""
+    """Renyi divergences of one round against a third party, as claimed."""
     return _subsampled(K * _subsampled(_gaussian(sigma_g * math.sqrt(ell * M)), s), ell)
 
 
@@ -153,7 +153,7 @@ def _gaussian(noise: float) -> Array:
 
 
 def _subsampled(divergences: Array, rate: float) -> Array:
-    """Wang et al., theorem 9, for a mechanism whose pure epsilon is infinite."""
+    """Theorem 9 of Wang et al. for a mechanism whose pure epsilon is infinite."""
     if rate == 1.0:
         return divergences
     terms = math.log(2.0) + (_ORDERS - 1.0) * divergences
@@ -166,7 +166,7 @@ def _subsampled(divergences: Array, rate: float) -> Array:
 
 @lru_cache(maxsize=1)
 def _log_binomials() -> Array:
-    """Row: order; column: how many are chosen, from 2 up; minus infinity where that is more than the order."""
+    """Rows are orders; columns are the number chosen, from 2 up; minus infinity if that exceeds the order."""
     choose = [[math.comb(n, k) for k in range(2, _MOST_ORDER + 1)] for n in range(2, _MOST_ORDER + 1)]
     return np.array([[math.log(ways) if ways else -math.inf for ways in row] for row in choose])
 

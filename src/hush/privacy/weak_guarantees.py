@@ -1,13 +1,13 @@
-"""Weak guarantees, which hold and yet mean little: what to warn about.
+"""Weak guarantees: warnings about parameters under which a guarantee holds but means little.
 
 The limits:
     - `LARGE_DELTA`, 1 %: delta is the probability with which there may be no guarantee at all.
     - delta of 1/n or more, for n rows: publishing one row chosen at random satisfies that delta with epsilon 0.
     - `LARGE_EPSILON`, 20: one row may make an outcome e^20, half a billion times, more likely, so that even someone who
-      held its presence for one in a million is all but sure of it. Deployments that publish their budgets stay below.
+      considered its presence a one-in-a-million chance becomes almost certain of it. Published deployments stay below.
 
 Guarantees:
-    - A warning depends on the policy and the number of rows that it is given, and on nothing else.
+    - A warning depends on the policy and the number of rows alone.
 
 Edge cases:
     - An infinite epsilon is no guarantee, which is reported elsewhere: no warning.
@@ -23,7 +23,7 @@ LARGE_DELTA = 1e-2
 
 
 def warnings_of(epsilon: float, delta: float, rows: int | None = None) -> tuple[str, ...]:
-    """What to warn one client of; `rows` is how many it has, where that is known."""
+    """Return the warnings for one client; `rows` is its number of rows, if known."""
     if math.isinf(epsilon):
         return ()
     found = []
@@ -48,7 +48,7 @@ def warnings_of(epsilon: float, delta: float, rows: int | None = None) -> tuple[
 
 
 def gathered(warned: Iterable[tuple[int | str, Sequence[str]]]) -> tuple[str, ...]:
-    """The warnings of many clients, by name or number, each text once, with the clients that it concerns."""
+    """Group the warnings of many clients by text, with the names or numbers of the clients concerned."""
     clients: dict[str, list[int | str]] = {}
     for client, texts in warned:
         for text in texts:

@@ -43,19 +43,19 @@ if TYPE_CHECKING:
 LEAST_NOISE = 0.05
 MOST_STEPS = 10**6
 _MOST_NOISE = 1e6
-# The share of epsilon that calibration leaves unspent, so that an accountant on another grid agrees.
+# The fraction of epsilon that calibration leaves unspent, so that an accountant with another grid agrees.
 _MARGIN = 3e-4
 _LAST_DIGITS = 5e-7  # the same, for the closed form of the plain Gaussian
 
 
 def epsilon(event: Event, delta: float, relation: Relation = "add-remove", accountant: Accountant = "pld") -> float:
-    """An upper bound on the epsilon of an event.
+    """Return an upper bound on the epsilon of an event.
 
     Args:
         event: Gaussian, Poisson-sampled Gaussian, Gaussian on batches of a fixed size, no-op or non-private, and
             compositions of these.
         delta: In (0, 1).
-        relation: How neighbouring datasets differ.
+        relation: The neighbouring relation.
         accountant: `pld` or `rdp`.
     """
     _check(delta=delta, relation=relation, accountant=accountant)
@@ -70,7 +70,7 @@ def epsilon_after(
     relation: Relation = "add-remove",
     accountant: Accountant = "pld",
 ) -> list[float]:
-    """The epsilon after each of these numbers of steps (0 is allowed), sharing the work between them."""
+    """Return the epsilon after each of these numbers of steps (0 is allowed), sharing the computation."""
     _check(delta=delta, sample_rate=sample_rate, z=z, relation=relation, accountant=accountant)
     if any(count < 0 for count in steps):
         raise HushError(f"steps: found {min(steps)}; accepted: 0 or more")
@@ -86,7 +86,7 @@ def noise_multiplier(
     relation: Relation = "add-remove",
     accountant: Accountant = "pld",
 ) -> float:
-    """The least noise (in units of the clip) with which these steps keep within epsilon at delta."""
+    """Return the least noise multiplier with which these steps satisfy epsilon at delta."""
     _check(epsilon=epsilon, delta=delta, sample_rate=sample_rate, steps=steps, relation=relation, accountant=accountant)
     return _calibrated(float(epsilon), float(delta), float(sample_rate), int(steps), relation, accountant)
 
@@ -94,7 +94,7 @@ def noise_multiplier(
 def epsilon_of(
     costs: Iterable[Cost], delta: float, relation: Relation = "add-remove", accountant: Accountant = "pld"
 ) -> float:
-    """An upper bound on the epsilon of all these costs together."""
+    """Return an upper bound on the epsilon of all these costs together."""
     _check(delta=delta, relation=relation, accountant=accountant)
     return _spent(events.parts_of_costs(costs), delta, relation, accountant)
 
@@ -106,10 +106,11 @@ def noise_scale(
     relation: Relation = "add-remove",
     accountant: Accountant = "pld",
 ) -> float:
-    """The least number by which the noise of all these costs must be multiplied to keep within epsilon at delta.
+    """Return the least factor by which the noise of all these costs must be multiplied to satisfy epsilon at delta.
 
-    The costs may be of different kinds: stages of training with different batches, noisy choices, noisy counts. The
-    ratios of their noises are kept.
+    The costs can be of different kinds: stages of training with different batches, noisy choices, noisy counts. The
+    ratios of
+    their noise multipliers do not change.
     """
     _check(epsilon=epsilon, delta=delta, relation=relation, accountant=accountant)
     return _scaled(events.parts_of_costs(costs), float(epsilon), float(delta), relation, accountant)
@@ -120,7 +121,7 @@ def noise_multipliers(
     relation: Relation = "add-remove",
     accountant: Accountant = "pld",
 ) -> list[float]:
-    """`noise_multiplier` for each (epsilon, delta, sample_rate, steps); equal clients cost once."""
+    """Return `noise_multiplier` for each (epsilon, delta, sample_rate, steps); equal entries are computed once."""
     return [noise_multiplier(*client, relation, accountant) for client in clients]
 
 
@@ -132,7 +133,7 @@ def affordable_steps(
     relation: Relation = "add-remove",
     accountant: Accountant = "pld",
 ) -> int:
-    """How many steps with noise `z` a budget affords: 0 if not even one, `MOST_STEPS` if more than that."""
+    """Return how many steps with noise `z` a budget allows: 0 if not even one, `MOST_STEPS` if more than that."""
     _check(epsilon=epsilon, delta=delta, sample_rate=sample_rate, z=z, relation=relation, accountant=accountant)
     share = 1.0 / gaussian.noise_for(epsilon, delta)
     guess = share**2 / gaussian.loss_variance(sample_rate, max(z, LEAST_NOISE), _direction(relation))
@@ -169,7 +170,8 @@ def _calibrated(
     if accountant == "pld" and steps == 1 and relation == "add-remove":
         noise = gaussian.noise_for(gaussian.unsampled(epsilon * (1.0 - _MARGIN), rate), delta / rate)
     else:
-        # By the central limit theorem of Bu, Dong, Long and Su (2020), which is close unless steps are few and loud.
+        # The central limit theorem of Bu, Dong, Long and Su (2020) is accurate unless there are few steps with little
+        # noise.
         share = 1.0 / (gaussian.noise_for(epsilon, delta) * twice * rate * math.sqrt(steps))
         guess = 1.0 / math.sqrt(math.log1p(share**2))
         cost = quick if accountant == "pld" else promised
@@ -182,7 +184,7 @@ def _calibrated(
             )
         noise = found
     noise = max(noise, LEAST_NOISE)
-    # The search looked one way only; what is promised holds both ways.
+    # The search evaluated one direction only; the guarantee must hold in both.
     while promised(noise) > epsilon:
         noise *= 1.001
     return noise
@@ -200,7 +202,7 @@ def _scaled(
     def cost(scale: float) -> float:
         return _spent(tuple(events.louder(part, scale) for part in parts), delta, relation, accountant)
 
-    # As if every part were Gaussian and gentle: their squared shares add up.
+    # Treats every part as Gaussian with large noise: the squared rate-to-noise ratios add up.
     twice = 2.0 if relation == "replace-one" else 1.0
     shares = sum(part.steps * (events.rate_of(part) * twice / part.noise) ** 2 for part in parts)
     guess = math.sqrt(shares) * gaussian.noise_for(epsilon, delta)

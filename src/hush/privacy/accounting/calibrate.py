@@ -44,12 +44,12 @@ def least_noise(
             if last[0] not in (0.0, noise):
                 slope = max(0.3, math.log(last[1] / spent) / math.log(noise / last[0]))
             last = (noise, spent)
-            # Aim between the two ends of what is accepted, so that a near miss is a hit.
+            # Aim between the two accepted bounds, so that a near miss is accepted.
             step = (spent / (target * (1.0 - 0.5 * _TOLERANCE))) ** (1.0 / slope)
         else:
             step = 2.0 if spent > target else 0.5
         noise = min(max(noise * min(max(step, 0.25), 4.0), floor), ceiling)
-        # A cost that bends sharply can mislead the secant: after a few tries, halve.
+        # A strongly curved cost can mislead the secant method: bisect after a few attempts.
         if not too_little < noise < enough or (tries > 6 and 0.0 < too_little < enough < math.inf):
             noise = math.sqrt(too_little * enough)
     return None
@@ -70,11 +70,11 @@ def most_steps(cost: Callable[[int], float], target: float, guess: float, *, mos
 
 
 def _between(low: tuple[int, float], high: tuple[int, float], target: float) -> int:
-    """Where a power law through two costs meets the target, or a step outward where one is not known."""
+    """Return where a power law through two costs meets the target, or an outward step if one of them is not known."""
     if low[1] == 0.0:
         return max(low[0], high[0] // 4)
     if high[1] == math.inf:
         return round(low[0] * max(2.0, min(16.0, (target / low[1]) ** 2)))
     share = math.log(target / low[1]) / math.log(high[1] / low[1])
-    # Kept off the ends: a law that bends would otherwise creep along one side.
+    # Kept away from the ends, because a curved cost would otherwise converge slowly from one side.
     return round(low[0] * math.pow(high[0] / low[0], min(max(share, 0.02), 0.98)))

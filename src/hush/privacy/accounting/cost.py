@@ -1,13 +1,13 @@
-"""What one release costs, as a record that can be stored: the client's own words for a dp_accounting event.
+"""The cost of one release, as a record that can be stored and that corresponds to a dp_accounting event.
 
 Guarantees:
-    - A cost says what happened, not how much it was: epsilon is computed from costs, never stored in their place.
+    - A cost describes a mechanism, not an epsilon: epsilon is computed from costs and never stored instead of them.
     - `from_json` accepts the kinds below with exactly their fields and nothing else, so that a stored or received text
-      can name no other code.
+      cannot name any other code.
 
 Edge cases:
-    - Costs of zero steps are free; noise of zero costs infinity.
-    - `fixed-gaussian` (batches of a fixed size, drawn without replacement) is defined under replace-one alone.
+    - Costs of zero steps are free; zero noise has infinite cost.
+    - `fixed-gaussian` (batches of a fixed size, drawn without replacement) is defined under replace-one only.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Cost:
             raise HushError(f"cost: a batch of {self.batch} from {self.samples} rows is impossible")
 
     def event(self) -> DpEvent:
-        """The same for dp_accounting."""
+        """Return the dp_accounting event of a cost."""
         import dp_accounting as dp
 
         if self.steps == 0:
@@ -74,19 +74,19 @@ class Cost:
 
 
 def composed(costs: Iterable[Cost]) -> DpEvent:
-    """The event of all of them, one after the other."""
+    """Return the dp_accounting event of a composition of costs."""
     import dp_accounting as dp
 
     return dp.ComposedDpEvent([cost.event() for cost in costs])
 
 
 def to_json(costs: Iterable[Cost]) -> str:
-    """Canonical JSON: equal costs give equal bytes."""
+    """Return canonical JSON: equal costs give equal bytes."""
     return json.dumps([asdict(cost) for cost in costs], sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def from_json(text: str) -> tuple[Cost, ...]:
-    """Read what `to_json` wrote, and nothing else."""
+    """Parse the output of `to_json`; any other text is an error."""
     try:
         raw = json.loads(text)
     except ValueError as error:

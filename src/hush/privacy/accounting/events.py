@@ -44,9 +44,9 @@ _DATED_ORDERS = (*(1 + tenth / 10 for tenth in range(1, 100)), *range(12, 65))
 
 @dataclass(frozen=True)
 class Fixed:
-    """A run of equal steps on batches of a fixed size: rows drawn from, rows drawn, noise multiplier, how many.
+    """A run of equal steps on batches of a fixed size: population size, batch size, noise multiplier, number of steps.
 
-    Not a tuple like `Part`: the two must never compare equal, and so never share a cached epsilon.
+    Not a tuple like `Part`, because the two must never compare equal and share a cached epsilon.
     """
 
     samples: int
@@ -56,7 +56,7 @@ class Fixed:
 
 
 def parts_of(event: Event) -> list[Part | Fixed]:
-    """The steps of an event."""
+    """Return the steps of an event."""
     import dp_accounting as dp
 
     if isinstance(event, dp.NoOpDpEvent):
@@ -83,7 +83,7 @@ def parts_of(event: Event) -> list[Part | Fixed]:
 
 
 def parts_of_costs(costs: Iterable[Cost]) -> tuple[Part | Fixed, ...]:
-    """The steps of what a client's ledger holds, equal ones together."""
+    """Return the steps of the costs in a client's ledger, with equal ones merged."""
     steps: dict[tuple[float, float] | tuple[int, int, float], int] = {}
     for cost in costs:
         fixed = cost.kind == "fixed-gaussian"
@@ -99,19 +99,19 @@ def _part(key: tuple[float, ...], steps: int) -> Part | Fixed:
 
 
 def louder(part: Part | Fixed, scale: float) -> Part | Fixed:
-    """The same steps with that many times the noise."""
+    """Return the same steps with the noise multiplied by a factor."""
     if isinstance(part, Fixed):
         return replace(part, noise=part.noise * scale)
     return part._replace(noise=part.noise * scale)
 
 
 def rate_of(part: Part | Fixed) -> float:
-    """The share of the rows that a step sees."""
+    """Return the sampling rate of a step."""
     return part.batch / part.samples if isinstance(part, Fixed) else part.rate
 
 
 def without_fixed(parts: Sequence[Part | Fixed]) -> tuple[Part, ...]:
-    """These steps, or a `HushError` where batches of a fixed size are among them."""
+    """Return these steps, or raise a `HushError` if batches of a fixed size are among them."""
     kept = tuple(part for part in parts if isinstance(part, Part))
     if len(kept) < len(parts):
         raise _refusal(kept)
@@ -119,9 +119,9 @@ def without_fixed(parts: Sequence[Part | Fixed]) -> tuple[Part, ...]:
 
 
 def renyi_epsilon(parts: Sequence[Part | Fixed], delta: float, relation: Relation, *, dated: bool = False) -> float:
-    """The epsilon of these steps by dp_accounting's Renyi accountant.
+    """Return the epsilon of these steps by dp_accounting's Renyi accountant.
 
-    With `dated`, as Robust-HDP computed it: orders up to 64, and the plain conversion to epsilon (Mironov 2017).
+    With `dated`, as in Robust-HDP: orders up to 64, and the conversion to epsilon of Mironov (2017).
     """
     from dp_accounting.rdp import RdpAccountant, compute_epsilon
 
@@ -152,7 +152,7 @@ def renyi_epsilon(parts: Sequence[Part | Fixed], delta: float, relation: Relatio
 
 
 def reference_epsilon(event: Event, delta: float, relation: Relation = "add-remove") -> float:
-    """The bound of `accounting.epsilon` by dp_accounting's own PLD on the same grid: a slow second opinion."""
+    """Return the bound of `accounting.epsilon` by dp_accounting's own PLD on the same grid: slow, for verification."""
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.privacy_accountant import NeighboringRelation
 
@@ -173,7 +173,7 @@ def reference_epsilon(event: Event, delta: float, relation: Relation = "add-remo
 
 @lru_cache(maxsize=256)
 def _fixed_step(samples: int, batch: int, noise: float) -> Array:
-    """Renyi divergences, at dp_accounting's orders, of one step with noise in units of what a replaced row moves."""
+    """The Renyi divergences, at dp_accounting's orders, of one step; noise is relative to the change by one row."""
     import dp_accounting as dp
     from dp_accounting.rdp import RdpAccountant
 
@@ -210,7 +210,7 @@ def _step_event(rate: float, noise: float) -> Event:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """dp_accounting warns of every order it leaves out: expected, and of no use to a reader."""
+    """Suppress dp_accounting's expected warnings about omitted orders."""
     logger = logging.getLogger("absl")
     disabled = logger.disabled
     logger.disabled = True

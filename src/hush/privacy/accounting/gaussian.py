@@ -29,7 +29,7 @@ Direction = Literal["remove", "add", "replace"]
 
 
 def log_delta(noise: float, epsilon: float) -> float:
-    """The logarithm of the delta of the plain mechanism."""
+    """Return the logarithm of the delta of the plain mechanism."""
     from scipy.special import log_ndtr
 
     first = float(log_ndtr(0.5 / noise - epsilon * noise))
@@ -38,7 +38,7 @@ def log_delta(noise: float, epsilon: float) -> float:
 
 
 def epsilon_of(noise: float, delta: float) -> float:
-    """The epsilon of the plain mechanism at `delta`."""
+    """Return the epsilon of the plain mechanism at `delta`."""
     if delta >= 1.0 or log_delta(noise, 0.0) <= math.log(delta):
         return 0.0
     low, high = 0.0, 1.0
@@ -51,7 +51,7 @@ def epsilon_of(noise: float, delta: float) -> float:
 
 
 def noise_for(epsilon: float, delta: float) -> float:
-    """The least noise with which the plain mechanism is (epsilon, delta)-private, for delta < 1."""
+    """Return the least noise with which the plain mechanism is (epsilon, delta)-private, for delta < 1."""
     low, high = 1e-3, 1.0
     while log_delta(high, epsilon) > math.log(delta):
         low, high = high, 2.0 * high
@@ -62,17 +62,17 @@ def noise_for(epsilon: float, delta: float) -> float:
 
 
 def unsampled(epsilon: float, rate: float) -> float:
-    """The epsilon of a plain step that sampling at `rate` turns into `epsilon`: sampled delta is `rate` times plain."""
+    """Return the epsilon of a plain step that sampling at `rate` turns into `epsilon`: it scales delta by `rate`."""
     return epsilon - math.log(rate) if epsilon > 50.0 else math.log1p(math.expm1(epsilon) / rate)
 
 
 def sampled(epsilon: float, rate: float) -> float:
-    """The inverse of `unsampled`."""
+    """Return the inverse of `unsampled`."""
     return epsilon + math.log(rate) if epsilon > 100.0 - math.log(rate) else math.log1p(rate * math.expm1(epsilon))
 
 
 def divergences(eps: Array, rate: float, noise: float, direction: Direction) -> Array:
-    """The least delta of one step at each of `eps`, which may be negative."""
+    """Return the least delta of one step at each of `eps`, which may be negative."""
     if direction == "remove":
         return _removal(eps, rate, noise)
     return _addition(eps, rate, noise) if direction == "add" else _replacement(eps, rate, noise)
@@ -91,7 +91,7 @@ def _removal(eps: Array, rate: float, noise: float) -> Array:
 
 
 def _addition(eps: Array, rate: float, noise: float) -> Array:
-    # Not as the complement of a removal: its upper tail would be a difference of numbers near 1.
+    # Not computed as the complement of a removal, whose upper tail would be a difference of numbers near 1.
     from scipy.special import log_ndtr, ndtr
 
     ratio = np.expm1(-eps) / rate
@@ -110,7 +110,7 @@ def _replacement(eps: Array, rate: float, noise: float) -> Array:
     with np.errstate(divide="ignore"):
         log_stay = np.log(1.0 - rate)
         log_sinh = half + np.log(-np.expm1(-2.0 * half)) - math.log(2.0)
-    # The released sum at which the loss is eps: sinh and asinh solve the quadratic equation in exp(sum / noise^2).
+    # The released sum with loss eps: sinh and asinh solve the quadratic equation in exp(sum / noise^2).
     alpha = log_sinh + 0.5 / noise**2 + log_stay - math.log(rate)
     x = noise**2 * np.sign(eps) * (half + np.logaddexp(alpha, 0.5 * np.logaddexp(0.0, 2.0 * alpha)))
     upper = (1.0 - rate) * ndtr(-x / noise) + rate * ndtr((1.0 - x) / noise)
@@ -120,7 +120,7 @@ def _replacement(eps: Array, rate: float, noise: float) -> Array:
 
 
 def loss(x: Array, rate: float, noise: float, direction: Direction) -> Array:
-    """The privacy loss where the released sum is `x`."""
+    """Return the privacy loss at a released sum `x`."""
     if direction == "add":
         return -loss(x, rate, noise, "remove")
     if direction == "replace":
@@ -142,7 +142,7 @@ def support(rate: float, noise: float, direction: Direction, tail: float) -> tup
 
 
 def loss_variance(rate: float, noise: float, direction: Direction) -> float:
-    """The variance of the loss of one step, by quadrature."""
+    """Return the variance of the loss of one step, by quadrature."""
     nodes = np.linspace(-8.0, 8.0, 161)
     weights = np.exp(-0.5 * nodes**2)
     weights /= weights.sum()
@@ -151,5 +151,5 @@ def loss_variance(rate: float, noise: float, direction: Direction) -> float:
         values = loss(shift + noise * nodes, rate, noise, direction)
         mean += share * float(weights @ values)
         square += share * float(weights @ values**2)
-    # Where the loss hardly varies, only rounding is left of the difference.
+    # If the loss hardly varies, the difference consists of rounding errors.
     return max(square - mean**2, 1e-12 * square)

@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from hush.privacy.accounting.gaussian import Array, Direction
     from hush.types import Relation
 
-_FINENESS = 0.1  # interval over the deviation of a step's loss; adds about 0.1**2 / 6 to the variance
-_TAIL = 1e-5  # the share of delta that each cut tail may cost
-_MOST_CELLS = 2**16  # of one step; beyond it, and beyond 16 times as many of the sum, the grid is coarser
+_FINENESS = 0.1  # grid interval over the standard deviation of a step's loss; adds about 0.1**2 / 6 to the variance
+_TAIL = 1e-5  # the fraction of delta that each truncated tail may cost
+_MOST_CELLS = 2**16  # of one step; for more cells, or 16 times as many for the sum, the grid is coarsened
 _LARGEST_LOSS = 700.0
 _LEAST_NOISE = 0.035
 _ORDERS = np.array([0.001, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 0.75, 1.0, 1.4, 2.0])
 
 
 class Part(NamedTuple):
-    """A run of equal steps: sampling rate, noise multiplier, how many there are."""
+    """A run of equal steps: sampling rate, noise multiplier, number of steps."""
 
     rate: float
     noise: float
@@ -53,14 +53,14 @@ class Part(NamedTuple):
 
 
 def epsilon(parts: Sequence[Part], delta: float, relation: Relation, *, one_way: bool = False) -> float:
-    """An upper bound on the epsilon of all parts together at `delta`.
+    """Return an upper bound on the epsilon of all parts together at `delta`.
 
     Args:
-        parts: The steps; every rate in (0, 1], no noise negative, at least one step each.
+        parts: The steps; every rate in (0, 1], no negative noise, at least one step each.
         delta: In (0, 1).
         relation: The neighbouring relation.
-        one_way: Look at the removal of a record only. It is the worse direction wherever we looked, so a search may
-            use it; what is promised may not.
+        one_way: Evaluate the removal of a record only. It was the worse direction in all cases examined, so a search
+            may use it; a guarantee may not.
     """
     never = sum(part.steps * math.log1p(-part.rate) if part.rate < 1.0 else -math.inf for part in parts)
     if -math.expm1(never) <= delta:
@@ -81,7 +81,7 @@ def epsilon(parts: Sequence[Part], delta: float, relation: Relation, *, one_way:
 
 
 def merge(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """The same privacy loss in fewer parts: equal steps are counted together, plain Gaussians become one."""
+    """Merge equal steps into one part, and all plain Gaussians into one, which keeps the privacy loss."""
     counts: dict[tuple[float, float], int] = {}
     precision = 0.0
     for rate, noise, count in parts:
@@ -94,14 +94,14 @@ def merge(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def interval(parts: Sequence[Part], direction: Direction) -> float:
-    """The grid interval that suits these parts."""
+    """Return the grid interval for these parts."""
     variance = sum(part.steps * gaussian.loss_variance(part.rate, part.noise, direction) for part in parts)
     return _FINENESS * math.sqrt(variance / sum(part.steps for part in parts))
 
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """One step's loss on the grid: `mass[k]` at loss `(low + k) * interval`, and the rest at infinity."""
+    """The loss of one step on the grid: `mass[k]` at loss `(low + k) * interval`, and the rest at infinity."""
 
     low: int
     mass: Array
@@ -112,7 +112,7 @@ class _Step:
 
 @lru_cache(maxsize=32)
 def _step(rate: float, noise: float, direction: Direction, width: float, tail: float) -> _Step:
-    """Discretise one step so that both distributions keep their mass in every cell, cutting `tail` at either end."""
+    """Discretise one step, keeping the mass of both distributions in every cell, and truncating `tail` at both ends."""
     low, high = gaussian.support(rate, noise, direction, tail)
     first = math.floor(low / width)
     last = max(math.ceil(high / width), first + 1)
@@ -131,7 +131,7 @@ def _step(rate: float, noise: float, direction: Direction, width: float, tail: f
 
 @lru_cache(maxsize=4096)
 def _composed(parts: tuple[Part, ...], delta: float, direction: Direction) -> float:
-    """Epsilon on the grid that suits the parts, or on a finer one where epsilon itself is only a few cells."""
+    """Return epsilon on the grid for the parts, or on a finer one if epsilon is only a few cells large."""
     # Rounded to a power of two, so that a curve over the number of steps shares its single step.
     tail = _TAIL * delta / (1 << (sum(part.steps for part in parts) - 1).bit_length())
     supports = [gaussian.support(part.rate, part.noise, direction, tail) for part in parts]
@@ -146,7 +146,7 @@ def _composed(parts: tuple[Part, ...], delta: float, direction: Direction) -> fl
 
 
 def _on_grid(parts: tuple[Part, ...], delta: float, direction: Direction, width: float, tail: float) -> float:
-    """Compose the parts by one FFT and read epsilon off the result."""
+    """Compose the parts by one FFT and return epsilon."""
     from scipy.fft import irfft, next_fast_len, rfft
 
     counts = [part.steps for part in parts]
@@ -168,10 +168,10 @@ def _on_grid(parts: tuple[Part, ...], delta: float, direction: Direction, width:
 
 
 def _window(steps: list[_Step], counts: list[int], tail: float) -> tuple[int, int]:
-    """Grid indices (from the lowest possible sum) between which all but `tail` of the sum lies, on either side."""
+    """Return the grid indices (from the lowest possible sum) that hold all but `tail` of the sum on either side."""
     mean = sum(count * step.mean for step, count in zip(steps, counts, strict=True))
     variance = sum(count * step.variance for step, count in zip(steps, counts, strict=True))
-    # Near the best order of a Chernoff bound, were the sum Gaussian; rounded, so that curves share their moments.
+    # Near the optimal order of a Chernoff bound for a Gaussian sum; rounded, so that curves share their moments.
     scale = 2.0 ** round(0.5 * math.log2(-2.0 * math.log(tail) / max(variance, 1e-300)))
     up = down = np.full(len(_ORDERS), -math.log(tail))
     for step, count in zip(steps, counts, strict=True):
@@ -185,7 +185,7 @@ def _window(steps: list[_Step], counts: list[int], tail: float) -> tuple[int, in
 
 @lru_cache(maxsize=32)
 def _log_moments(step: _Step, scale: float) -> tuple[Array, Array]:
-    """The log moments of a step around its mean, up and down, infinite where they cannot be represented."""
+    """The log moments of a step around its mean, upwards and downwards; infinite if not representable."""
     with np.errstate(all="ignore"):
         powers = np.exp(scale * _ORDERS[:, None] * (np.arange(len(step.mass)) - step.mean))
         moments = np.log(powers @ step.mass), np.log((1.0 / powers) @ step.mass)
@@ -194,7 +194,7 @@ def _log_moments(step: _Step, scale: float) -> tuple[Array, Array]:
 
 
 def _power(base: NDArray[np.complex128], count: int) -> NDArray[np.complex128]:
-    """`base ** count` by repeated squaring, several times faster than the complex power."""
+    """Return `base ** count` by repeated squaring, several times faster than the complex power."""
     result = np.ones_like(base)
     while count:
         if count & 1:
@@ -206,7 +206,7 @@ def _power(base: NDArray[np.complex128], count: int) -> NDArray[np.complex128]:
 
 
 def _read(losses: Array, mass: Array, infinite: float, delta: float) -> float:
-    """The least epsilon >= 0 at which the divergence of the composed loss is at most `delta`."""
+    """Return the least epsilon >= 0 at which the divergence of the composed loss is at most `delta`."""
     infinite += float(mass[losses > _LARGEST_LOSS].sum())
     if infinite > delta:
         return math.inf

@@ -1,4 +1,4 @@
-"""A client's own account of what it has released: spend before release, never refund."""
+"""The ledger of a client: charges are made before a release and are never refunded."""
 
 from hush.privacy.ledger.errors import BrokenLedgerError, BudgetSpentError, LockedError
 from hush.privacy.ledger.ledger import Ledger

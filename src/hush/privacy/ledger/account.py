@@ -30,7 +30,7 @@ SLACK = 1e-9
 
 
 class Account:
-    """A book with a budget over it. A ledger is an account whose book is kept."""
+    """A book with a budget. A ledger is an account whose book is stored in a file."""
 
     def __init__(self, held: Book) -> None:
         self._book = held
@@ -38,16 +38,16 @@ class Account:
 
     @property
     def terms(self) -> LedgerTerms:
-        """Whose account it is, and what it keeps."""
+        """The client, its policy and its accountant."""
         return self._fresh().terms
 
     @property
     def rounds(self) -> int:
-        """Charges so far, forfeited ones included."""
+        """The number of charges so far, including forfeited ones."""
         return len(self._fresh().charges)
 
     def released(self) -> dict[tuple[str, Kind], int]:
-        """Noisy steps so far, by name and kind of what they release."""
+        """The number of noisy steps so far, by name and kind of release."""
         return dict(self._fresh().released)
 
     @property
@@ -57,38 +57,38 @@ class Account:
         return f"{now.rows}:{now.hash}"
 
     def spent(self) -> float:
-        """Epsilon of all that was ever reserved."""
+        """The epsilon of all charges."""
         return self._epsilon(self._fresh().totals)
 
     def left(self) -> float:
-        """The budget less what is spent."""
+        """The budget minus what is spent."""
         return remaining(self.spent(), self.terms.policy)
 
     def affords(self, costs: Sequence[Cost]) -> bool:
-        """Whether these costs could be reserved now."""
+        """Whether these costs can be charged now."""
         wanted = add_costs(self._fresh().totals, costs)
         return within(wanted, self._approved) or fits(self._epsilon(wanted), self._book.terms.policy)
 
     def approve(self, costs: Iterable[Cost]) -> None:
-        """Check that all these costs fit the budget, on top of all that was spent, or raise `BudgetSpentError`."""
+        """Check that all these costs fit the budget in addition to what is spent, or raise `BudgetSpentError`."""
         wanted = add_costs(self._fresh().totals, costs)
         self._check(wanted)
         self._approved = wanted
 
     def charged(self, run: str) -> tuple[Cost, ...]:
-        """What was charged for a run, in the order in which it was."""
+        """The charges of a run, in order."""
         rows = [charge.row for charge in self._fresh().charges.values() if charge.row.run == run]
         return tuple(cost for row in rows for cost in from_json(row.detail))
 
     def next_attempt(self, run: str, round_number: int) -> int:
-        """The attempt at a round that may be reserved now, or 0 if its charge is not forfeited."""
+        """The attempt at a round that may be charged now, or 0 if its charge is not forfeited."""
         last = self._fresh().newest(run, round_number)
         if last is None:
             return 1
         return last.row.attempt + 1 if last.state == BURNED else 0
 
     def _fresh(self) -> Book:
-        """The book, up to date."""
+        """The book, including rows written by other processes."""
         return self._book
 
     def _check(self, wanted: Totals) -> None:
@@ -106,22 +106,22 @@ class Account:
 
 
 def within(totals: Totals, approved: Totals) -> bool:
-    """Whether no sort of step was taken more often than approved."""
+    """Whether no kind of step occurs more often than approved."""
     return all(steps <= approved.get(key, 0) for key, steps in totals.items())
 
 
 def epsilon(totals: Totals, policy: Policy, accountant: Accountant) -> float:
-    """An upper bound on the epsilon of the totals."""
+    """Return an upper bound on the epsilon of the totals."""
     return _epsilon(tuple(totals.items()), policy, accountant)
 
 
 def fits(spent: float, policy: Policy) -> bool:
-    """Whether this much may be spent in all."""
+    """Whether these totals fit the budget."""
     return spent <= policy.epsilon + SLACK
 
 
 def remaining(spent: float, policy: Policy) -> float:
-    """What remains of the budget."""
+    """Return what remains of the budget."""
     return math.inf if policy.epsilon == math.inf else max(0.0, policy.epsilon - spent)
 
 

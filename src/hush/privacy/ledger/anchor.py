@@ -1,18 +1,18 @@
-"""The anchor, a file beside a ledger with its newest row, and the lock that tells whether a ledger is in use.
+"""The anchor: a file next to a ledger that names its newest row, and a lock that shows whether the ledger is in use.
 
-SQLite forgives a log whose end is damaged by forgetting that end. A ledger must not forget: the anchor names the newest
-row that was ever committed, and a ledger without that row is refused.
+SQLite recovers from a log with a damaged end by dropping that end. A ledger must not lose rows: the anchor names the
+newest row that was committed, and a ledger without that row is refused.
 
 Guarantees:
-    - The anchor is written after the commit that it speaks of, in place, always with the same length: it names a row
-      that is on the disk, this one or an earlier one.
+    - The anchor is written after the commit, in place, and always with the same length. It names a row that is on disk:
+      the newest one or an earlier one.
     - `alone` is true only if no other open ledger uses the file. The lock ends with its process, however that ends.
 
 Edge cases:
-    - No anchor, or an empty one, proves nothing and is accepted here: the witness (`hush.privacy.ledger.witness`) knows
-      the newest row as well, outside the folder.
-    - After a power loss the anchor may be some rows behind. That is a weaker check, not a wrong one.
-    - The lock is advisory (flock), and as good as the file system: keep ledgers on a local disk.
+    - A missing or empty anchor proves nothing and is accepted here: the witness (`hush.privacy.ledger.witness`) records
+      the newest row as well, in another folder.
+    - After a power loss the anchor may be some rows behind, which makes the check weaker but not wrong.
+    - The lock is advisory (flock) and depends on the file system: keep ledgers on a local disk.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NEWEST = "accepted: the latest copy"
 
 
 class Anchor:
-    """An open anchor file, with a lock on it until it is closed."""
+    """An open anchor file, locked until it is closed."""
 
     def __init__(self, ledger: Path, wait: float) -> None:
         self._path = files.beside(ledger, ".head")
@@ -51,24 +51,24 @@ class Anchor:
             raise
 
     def share(self) -> None:
-        """Let others in."""
+        """Downgrade to a shared lock."""
         fcntl.flock(self._file, fcntl.LOCK_SH)
         self.alone = False
 
     def read(self) -> tuple[int, str] | None:
-        """Number and hash of the newest row that is known of, if any."""
+        """Number and hash of the newest recorded row, if any."""
         return _parse(lambda: os.pread(self._file, _LENGTH + 1, 0), self._path)
 
     def write(self, seq: int, digest: str) -> None:
-        """Remember the newest row."""
+        """Record the newest row."""
         first = os.fstat(self._file).st_size == 0
         os.pwrite(self._file, b"%020d:%s\n" % (seq, digest.encode()), 0)
-        # Only a file that grows can come back from a power loss as neither old nor new.
+        # Only writes that extend a file can be half complete after a power loss.
         if first:
             os.fsync(self._file)
 
     def close(self) -> None:
-        """Close the file and drop the lock."""
+        """Close the file and release the lock."""
         os.close(self._file)
 
     def _lock(self, kind: int) -> bool:
@@ -80,13 +80,13 @@ class Anchor:
 
 
 def peek(ledger: Path) -> tuple[int, str] | None:
-    """What `Anchor.read` says, without a lock."""
+    """Return what `Anchor.read` returns, without taking a lock."""
     path = files.beside(ledger, ".head")
     return _parse(path.read_bytes, path) if path.exists() else None
 
 
 def check(known: tuple[int, str] | None, rows: Sequence[Row]) -> None:
-    """Raise `BrokenLedgerError` unless the row that the anchor names is among the rows."""
+    """Raise `BrokenLedgerError` unless the row named by the anchor is among the rows."""
     if known is None:
         return
     seq, digest = known
@@ -106,5 +106,5 @@ def _parse(read: Callable[[], bytes], path: Path) -> tuple[int, str] | None:
         found = _LINE.fullmatch(text)
         if found or not text:
             return (int(found[1]), found[2].decode()) if found else None
-        time.sleep(0.005)  # another process may be in the middle of writing it
+        time.sleep(0.005)  # another process may be writing it
     raise BrokenLedgerError(f"{path.name} is damaged; remove it only if this ledger is certainly the latest copy")

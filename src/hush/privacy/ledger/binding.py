@@ -1,17 +1,18 @@
-"""The binding between ledgers and training rows: a row belongs to the ledger that first covered it, for good.
+"""The binding between ledgers and training rows: a row permanently belongs to the ledger that covered it first.
 
 Guarantees:
-    - Rows that another ledger covers are refused, as soon as any of the ledgers has been charged.
-    - Rows that changed under a ledger that has been charged (some are gone and others are new) are refused. More rows
-      are registered: they have spent nothing, and the ledger's epsilon is an upper bound for them too. Fewer are fine.
+    - Rows covered by another ledger are refused as soon as any of the ledgers has been charged.
+    - Changed rows under a charged ledger (some are missing and others are new) are refused. Additional rows are
+      registered: nothing was spent on them, and the ledger's epsilon is an upper bound for them too. Missing rows
+      are accepted.
     - All ledgers are checked before any of them changes.
-    - Of runs that replace each other's rows before the first charge, those whose rows were replaced charge nothing.
+    - If several runs replace each other's rows before the first charge, only the run whose rows remain can charge.
 
 Edge cases:
-    - The same row at several clients is accepted where they register it together, or before any of their ledgers has
+    - The same row at several clients is accepted if they register it together, or before any of their ledgers has
       been charged; each of these ledgers then covers it for its own releases.
-    - Until its first charge a ledger's rows may be replaced: nothing was released of them.
-    - Fingerprints under the key of another machine cannot be compared. After `adopt` the rows are registered anew.
+    - Until its first charge a ledger's rows can be replaced, because nothing was released about them.
+    - Fingerprints under the key of another machine cannot be compared. After `adopt` the rows are registered again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from hush.types import HushError
 
 
 def bind(held: Sequence[Ledger], rows: Sequence[Rows], beside: Iterable[Path] = ()) -> None:
-    """Tie the rows of each client to its ledger, or raise a `HushError`; `beside` are further ledgers to respect."""
+    """Bind the rows of each client to its ledger, or raise a `HushError`; `beside` are other ledgers to check."""
     here = witness.here()
     with here.locked():
         key = here.key().rows

@@ -46,7 +46,7 @@ COVERED, ADOPTED, REPLACES = "COVERED", "ADOPTED", "REPLACES"
 _NOTES = (COVERED, ADOPTED, REPLACES)
 RESERVED, READY, SENT, BURNED = "RESERVED", "READY", "SENT", "BURNED"
 BEFORE = {READY: RESERVED, SENT: READY, BURNED: RESERVED}
-STATE_NAMES = {RESERVED: "charged", READY: "computed", SENT: "sent", BURNED: "forfeited"}  # as shown to people
+STATE_NAMES = {RESERVED: "charged", READY: "computed", SENT: "sent", BURNED: "forfeited"}  # as shown to users
 START = "0" * 64
 _MOST = 2**63 - 1
 _HEAD = re.compile(r"([1-9][0-9]{0,18}):([0-9a-f]{64})")
@@ -54,14 +54,15 @@ _TYPES = (int, int, str, str, str, int, int, str, str, str)
 
 Stamp: TypeAlias = tuple[int, str]  # the `at` and `salt` of a row
 CostKey: TypeAlias = tuple[Kind, float, float, int, int]
-Totals: TypeAlias = Mapping[CostKey, int]  # how many steps of each sort
+Totals: TypeAlias = Mapping[CostKey, int]  # the number of steps of each kind
 
 
 class Row(NamedTuple):
-    """One line of a ledger: something that happened, never to be changed.
+    """One row of a ledger: an event that never changes.
 
-    `at` is the client's clock in seconds, for people only. `salt` is drawn anew for each row of a file, so that a copy
-    which goes its own way never has the rows of the original. `detail` depends on `kind` (see above).
+    `at` is the client's clock in seconds, for information only. `salt` is random for each row of a file, so that two
+    copies
+    that are extended independently never have equal rows. `detail` depends on `kind` (see above).
     """
 
     seq: int
@@ -77,12 +78,12 @@ class Row(NamedTuple):
 
     @property
     def head(self) -> str:
-        """The row's number and hash, as receipts carry them and servers echo them."""
+        """The row's number and hash, as in receipts and in the server's records."""
         return f"{self.seq}:{self.hash}"
 
 
 class Charge(NamedTuple):
-    """One reservation: the row that made it, its number among the charges, and where it stands."""
+    """One charge: the row that made it, its number among the charges, and its state."""
 
     row: Row
     serial: int
@@ -91,7 +92,7 @@ class Charge(NamedTuple):
 
 
 class Book:
-    """The sum of a chain of rows."""
+    """The state computed from a chain of rows."""
 
     def __init__(self) -> None:
         self.terms = LedgerTerms("", Policy(0.0, 0.0), "pld")
@@ -107,13 +108,13 @@ class Book:
     def append(
         self, stamp: Stamp, kind: str, run: str = "", number: int = 0, attempt: int = 0, detail: str = ""
     ) -> Row:
-        """Make the next row and count it; it must be one that may follow."""
+        """Make the next row and apply it, if it is valid here."""
         row = make_row(self.rows + 1, *stamp, kind, run, number, attempt, detail, self.hash)
         self._count(row)
         return row
 
     def replay(self, raw: Sequence[object]) -> Row:
-        """Check the next stored row and count it, or raise `BrokenLedgerError`."""
+        """Check the next stored row and apply it, or raise `BrokenLedgerError`."""
         row = read_row(raw, self.rows, self.hash)
         try:
             self._check(row)
@@ -128,14 +129,14 @@ class Book:
         return None if seq is None else self.charges[seq]
 
     def of(self, head: str) -> Charge:
-        """The charge whose receipt carries this head."""
+        """The charge whose receipt has this head."""
         charge = self.charges.get(parse_head(head)[0])
         if charge is None or charge.row.head != head:
             raise HushError(f"client {self.terms.client}: a receipt that was not issued by this ledger")
         return charge
 
     def may_follow(self, charge: Charge, kind: str) -> None:
-        """Raise a `HushError` unless this charge may go to that state."""
+        """Raise a `HushError` unless this charge may change to that state."""
         if charge.state != BEFORE[kind]:
             named = f"round {charge.row.round}, attempt {charge.row.attempt}"
             raise HushError(
@@ -145,12 +146,12 @@ class Book:
 
     @property
     def covered_first(self) -> int:
-        """The row that registers the training rows of the first charge, or 0: later ones replace none."""
+        """The row that registers the training rows of the first charge, or 0; later ones cannot replace rows."""
         first = min(self.charges, default=self.rows + 1)
         return max((row.seq for row in self.notes if row.kind == COVERED and row.seq < first), default=0)
 
     def rounds_of(self, run: str) -> int:
-        """How many rounds of a run were charged, however often."""
+        """The number of rounds of a run that were charged at least once."""
         return sum(1 for each, _ in self._newest if each == run)
 
     def may_reserve(self, run: str, number: int, attempt: int) -> None:
@@ -168,7 +169,7 @@ class Book:
             )
 
     def check_payloads(self, kept: Mapping[int, object]) -> None:
-        """Raise `BrokenLedgerError` unless all sealed bytes are there that must be, and are what was sealed."""
+        """Raise `BrokenLedgerError` unless all required sealed bytes are present and unchanged."""
         sealed = {seq: charge for seq, charge in self.charges.items() if charge.state in (READY, SENT)}
         for seq in kept.keys() | {seq for seq, charge in sealed.items() if charge.state == READY}:
             payload = kept.get(seq)
@@ -177,7 +178,7 @@ class Book:
                 raise BrokenLedgerError(f"the bytes stored for entry {seq} differ from what was written")
 
     def check_covered(self, kept: Mapping[int, tuple[object, object]]) -> None:
-        """Raise `BrokenLedgerError` unless all fingerprints of rows are there, and are what was written."""
+        """Raise `BrokenLedgerError` unless all fingerprints of rows are present and unchanged."""
         noted = {row.seq: row for row in self.notes if row.kind == COVERED}
         for seq in kept.keys() | noted.keys():
             added, removed = kept.get(seq, (None, None))
@@ -227,14 +228,14 @@ class Book:
 def make_row(
     seq: int, at: int, salt: str, kind: str, run: str, number: int, attempt: int, detail: str, previous: str
 ) -> Row:
-    """The row after the one whose hash is `previous`."""
-    # Only the last of the three can hold a newline: no two rows give the same text.
+    """Return the row that follows the one with hash `previous`."""
+    # Only the last of the three lines can contain a newline, so no two rows give the same text.
     text = f"{seq} {at} {salt} {kind} {number} {attempt} {previous}\n{run}\n{detail}"
     return Row(seq, at, salt, kind, run, number, attempt, detail, previous, hashlib.sha256(text.encode()).hexdigest())
 
 
 def read_row(raw: Sequence[object], after: int, previous: str) -> Row:
-    """The stored row that follows row number `after`, or `BrokenLedgerError`."""
+    """Parse the stored row that follows row number `after`, or raise `BrokenLedgerError`."""
     place = f"entry {after + 1}"
     if len(raw) != len(_TYPES) or any(type(value) is not kind for value, kind in zip(raw, _TYPES, strict=True)):
         raise BrokenLedgerError(f"{place} is malformed")
@@ -252,7 +253,7 @@ def read_row(raw: Sequence[object], after: int, previous: str) -> Row:
 
 
 def parse_head(text: str) -> tuple[int, str]:
-    """Row number and hash of a head, or a `HushError`."""
+    """Parse a head into row number and hash, or raise a `HushError`."""
     found = _HEAD.fullmatch(text)
     if found is None:
         raise HushError(f"head: found {text[:100]!r}; accepted: an entry number, a colon and 64 hexadecimal digits")
@@ -260,7 +261,7 @@ def parse_head(text: str) -> tuple[int, str]:
 
 
 def add_costs(totals: Totals, costs: Iterable[Cost]) -> dict[CostKey, int]:
-    """The totals with these costs added: how many steps of each sort."""
+    """Add costs to the totals: the number of steps of each kind."""
     summed = dict(totals)
     for cost in costs:
         key = (cost.kind, cost.noise, cost.rate, cost.samples, cost.batch)
@@ -269,7 +270,7 @@ def add_costs(totals: Totals, costs: Iterable[Cost]) -> dict[CostKey, int]:
 
 
 def covered_text(key: str, added: bytes, removed: bytes) -> str:
-    """What a COVERED row says of the fingerprints that it registers."""
+    """The detail of a COVERED row that registers these fingerprints."""
     digest = hashlib.sha256(b"%d " % len(added) + added + removed).hexdigest()
     return f"{key} {digest}"
 
@@ -281,7 +282,7 @@ def covered_key(detail: str) -> str:
 
 @lru_cache(maxsize=16384)
 def costs_text(costs: tuple[Cost, ...]) -> str:
-    """Costs as a row keeps them. Cached: a client repeats the same few."""
+    """The costs as stored in a row. Cached, because a client repeats a few of them."""
     return to_json(costs)
 
 

@@ -1,12 +1,12 @@
-"""The files of a ledger on the disk: which there are, who may read them, and whether a new one may be made.
+"""The files of a ledger on disk: which exist, who may read them, and whether a new one may be created.
 
 Guarantees:
-    - A ledger is opened only if its owner alone can read it and the owner can write it (mode 0600).
-    - A new ledger never takes the place of an old one, nor of the traces of one.
+    - A ledger is opened only if it is writable by its owner and not readable by other users (mode 0600).
+    - A new ledger never replaces an old one, or the remains of one.
 
 Edge cases:
-    - A ledger that is gone while its anchor is there was lost or deleted, with all that it had counted: refused.
-    - Looking at a ledger (`check_present`) needs no right to write.
+    - A ledger whose anchor exists but whose file does not was lost or deleted, with everything it had counted: refused.
+    - Reading a ledger (`check_present`) does not require write permission.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _ENDS = ("", "-wal", "-shm", "-journal", ".head")
 
 
 def beside(ledger: Path, end: str) -> Path:
-    """The file of a ledger with that ending."""
+    """Return the file of a ledger with that suffix."""
     return ledger.with_name(ledger.name + end)
 
 
 def check_present(ledger: Path) -> None:
-    """Raise a `HushError` unless there is a file."""
+    """Raise a `HushError` unless the file exists."""
     try:
         there = ledger.exists()
     except OSError as error:
@@ -39,7 +39,7 @@ def check_present(ledger: Path) -> None:
 
 
 def check_private(ledger: Path) -> None:
-    """Raise a `HushError` unless the file is there, ours to write, and nobody else's to read."""
+    """Raise a `HushError` unless the file exists, is writable, and is private to its owner."""
     check_present(ledger)
     mode = stat.S_IMODE(ledger.stat().st_mode)
     if not mode & stat.S_IWUSR or not os.access(ledger, os.W_OK):
@@ -49,7 +49,7 @@ def check_private(ledger: Path) -> None:
 
 
 def claim(ledger: Path) -> None:
-    """Make an empty file for a new ledger, or raise a `HushError`."""
+    """Create an empty file for a new ledger, or raise a `HushError`."""
     for end in _ENDS:
         if beside(ledger, end).exists():
             raise HushError(f"{beside(ledger, end)}: already exists; accepted: a name that was never used for a ledger")
@@ -60,13 +60,13 @@ def claim(ledger: Path) -> None:
 
 
 def abandon(ledger: Path) -> None:
-    """Remove a ledger that was claimed and could not be made."""
+    """Remove a claimed ledger that could not be created."""
     for end in _ENDS:
         beside(ledger, end).unlink(missing_ok=True)
 
 
 def keep(ledger: Path) -> None:
-    """Have the name of a new file survive a power loss."""
+    """Sync the directory, so that a new file name survives a power loss."""
     directory = os.open(ledger.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

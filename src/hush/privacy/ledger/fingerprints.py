@@ -1,13 +1,13 @@
-"""Fingerprints of training rows: which rows a ledger covers, without saying what is in them.
+"""Fingerprints of training rows: they identify the rows that a ledger covers without revealing their content.
 
 Guarantees:
-    - Equal rows (features as float32, and label) have equal fingerprints, whatever their order and their client. Rows
-      that differ have different ones, but for a chance of 2^-128 a pair.
-    - Without the key a fingerprint says nothing about its row, not even to someone who guesses the row. How many there
-      are is not hidden.
+    - Equal rows (features as float32, and label) have equal fingerprints, independent of order and client. Different
+      rows have different fingerprints, except with probability 2^-128 per pair.
+    - Without the key a fingerprint reveals nothing about its row, not even to someone who guesses the row. The number
+      of rows is not hidden.
 
 Edge cases:
-    - Rows that are there several times are counted. Minus zero is zero. The shape of a row does not matter.
+    - Duplicate rows are counted. Minus zero equals zero. The shape of a row does not matter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BLOCK = 256
 
 
 def of(rows: Rows, key: bytes) -> Prints:
-    """The fingerprints of rows under a key, with how often each is there."""
+    """Return the fingerprints of rows under a key, with their multiplicities."""
     x, y = rows
     flat = x.reshape(len(y), -1)
     width = 4 * flat.shape[1]
@@ -44,10 +44,10 @@ def of(rows: Rows, key: bytes) -> Prints:
 
 
 def write(prints: Prints) -> bytes:
-    """Fingerprints as a ledger keeps them: in an order that says nothing about the rows' own."""
+    """Serialise fingerprints, sorted, so that the order of the rows is not revealed."""
     return b"".join(sorted(prints.elements()))
 
 
 def read(content: bytes) -> Prints:
-    """What `write` wrote."""
+    """Parse the output of `write`."""
     return Counter(content[at : at + _LENGTH] for at in range(0, len(content), _LENGTH))

@@ -60,7 +60,7 @@ from hush.privacy.ledger.terms import LedgerTerms
 from hush.privacy.ledger.witness import Key, Witness
 from hush.types import Accountant, HushError, Policy, Receipt
 
-Failpoint: TypeAlias = Callable[[str], None]  # called with each point of the protocol, which it may fail at
+Failpoint: TypeAlias = Callable[[str], None]  # called with the name of each point of the protocol, for fault injection
 
 _SYNCHRONOUS = "FULL"
 _WAIT = 5.0
@@ -71,7 +71,7 @@ _UNKNOWN = (
 
 
 class Coverage(NamedTuple):
-    """The rows that a ledger covers now, all that it ever covered, and whether it has been charged."""
+    """The rows that a ledger covers now, all rows that it ever covered, and whether it has been charged."""
 
     now: Prints
     ever: Prints
@@ -79,7 +79,7 @@ class Coverage(NamedTuple):
 
 
 class Ledger(Account):
-    """An open ledger. Make one with `in_memory`, `create` or `open`."""
+    """An open ledger. Create one with `in_memory`, `create` or `open`."""
 
     def __init__(
         self, db: sqlite3.Connection, held: Book, where: str, failpoint: Failpoint | None = None,
@@ -99,7 +99,7 @@ class Ledger(Account):
 
     @staticmethod
     def in_memory(client: int | str, policy: Policy, accountant: Accountant = "pld") -> Ledger:
-        """A ledger for the length of one simulation."""
+        """A ledger for one simulation, which is not stored."""
         agreed = LedgerTerms(client, policy, accountant)
         terms.check(agreed)
         db = sqlite3.connect(":memory:", isolation_level=None, cached_statements=16)
@@ -107,7 +107,7 @@ class Ledger(Account):
 
     @staticmethod
     def create(path: str | Path, client: int | str, policy: Policy, accountant: Accountant = "pld") -> Ledger:
-        """Make a new ledger file, for its owner's eyes alone."""
+        """Create a ledger file that only its owner can read."""
         path = Path(path)
         agreed = LedgerTerms(client, policy, accountant)
         terms.check(agreed)
@@ -120,7 +120,7 @@ class Ledger(Account):
                 made = _begin(db, agreed, _stamp(), key)
                 if before is not None:
                     _insert(db, made.append(_stamp(), book.REPLACES, detail=before.ledger), key)
-                # Before the commit: a ledger that exists is known, whenever the process dies.
+                # Before the commit, so that the witness knows every ledger that exists, whenever the process dies.
                 here.remember(made.name, 0, made.hash)
                 db.execute("COMMIT")
                 files.keep(path)
@@ -132,9 +132,9 @@ class Ledger(Account):
 
     @staticmethod
     def adopt(path: str | Path, *, wait: float = _WAIT) -> Ledger:
-        """Open a ledger that this machine does not know, and put on record that its owner says it is the newest copy.
+        """Open a ledger that this machine does not know, and record that its owner declares it to be the latest copy.
 
-        A ledger of which this machine knows a newer or another row is refused all the same.
+        A ledger of which this machine knows a newer or a different row is still refused.
         """
         path = Path(path)
         files.check_private(path)
@@ -166,14 +166,14 @@ class Ledger(Account):
         wait: float = _WAIT,
         failpoint: Failpoint | None = None,
     ) -> Ledger:
-        """Open a ledger file, check all of it, and forfeit the charges that a dead process left without sealed bytes.
+        """Open a ledger file, check all of it, and forfeit charges without sealed bytes that a dead process left.
 
         Args:
             path: The file.
-            policy: What the client insists on now: the stored policy or a tighter one, which then is stored.
-            accountant: The stored one.
+            policy: The client's current policy: the stored one, or a stricter one, which is then stored.
+            accountant: The stored accountant.
             wait: How many seconds to wait for another process.
-            failpoint: Called with the name of each point of the protocol as it is passed, for fault tests.
+            failpoint: Called with the name of each point of the protocol, for fault injection.
         """
         path = Path(path)
         files.check_private(path)
@@ -193,7 +193,7 @@ class Ledger(Account):
         return ledger
 
     def close(self) -> None:
-        """Close the file. What is reserved and not sealed is forfeited when it is opened again."""
+        """Close the file. Charges that are not sealed are forfeited when it is opened again."""
         self._db.close()
         if self._anchor is not None:
             self._anchor.close()
@@ -206,7 +206,7 @@ class Ledger(Account):
         self.close()
 
     def reserve(self, costs: Sequence[Cost], run: str, round_number: int, attempt: int = 1) -> Receipt:
-        """Charge all that one round releases, or raise `BudgetSpentError`."""
+        """Charge everything that one round releases, or raise `BudgetSpentError`."""
         if not costs:
             raise HushError(f"{self._where}: nothing to reserve; accepted: at least one cost")
         with self._writing("reserve"):
@@ -220,7 +220,7 @@ class Ledger(Account):
         return self._receipt(self._book.charges[row.seq])
 
     def tighten(self, policy: Policy) -> None:
-        """Keep a tighter policy from now on, for good; a looser one is a `HushError`."""
+        """Apply a stricter policy from now on, permanently; a looser one is a `HushError`."""
         if policy != self._fresh().terms.policy:
             with self._writing("tighten"):
                 terms.check_tighter(replace(self._book.terms, policy=policy), self._book.terms)
@@ -228,7 +228,7 @@ class Ledger(Account):
             self._approved = {}
 
     def seal(self, receipt: Receipt, payload: bytes) -> None:
-        """Fix the bytes that this charge releases. Only these may ever be sent for it."""
+        """Store the bytes that this charge releases. No other bytes may be sent for it."""
         digest = hashlib.sha256(payload).hexdigest()
         with self._writing("seal"):
             charge = self._book.of(receipt.head)
@@ -237,7 +237,7 @@ class Ledger(Account):
                 self._db.execute("INSERT INTO payloads VALUES (?,?)", (charge.row.seq, payload))
 
     def sent(self, receipt: Receipt) -> None:
-        """Note that the sealed bytes went out."""
+        """Record that the sealed bytes were sent."""
         with self._writing("sent"):
             charge = self._book.of(receipt.head)
             if charge.state != SENT:
@@ -247,12 +247,12 @@ class Ledger(Account):
                 self._follow(charge, SENT)
 
     def forfeit(self, receipt: Receipt) -> None:
-        """Forfeit a reservation: it stays spent, and nothing can be sealed for it any more."""
+        """Forfeit a charge: it remains spent, and nothing can be sealed for it any more."""
         with self._writing("forfeit"):
             self._follow(self._book.of(receipt.head), BURNED)
 
     def forfeit_unsealed(self, run: str, round_number: int) -> None:
-        """Forfeit a round's reservation if nothing is sealed for it: whoever made it can seal nothing any more."""
+        """Forfeit a round's charge if nothing is sealed for it, because the process that made it can no longer seal."""
         found = self._fresh().newest(run, round_number)
         if found is not None and found.state == RESERVED:
             with self._writing("forfeit"):
@@ -261,12 +261,12 @@ class Ledger(Account):
                     self._follow(now, BURNED)
 
     def pending(self) -> list[tuple[Receipt, bytes]]:
-        """What was sealed and not noted as sent, oldest first: to be sent as it is."""
+        """The sealed answers that are not recorded as sent, oldest first; to be sent unchanged."""
         charges = self._fresh().charges.values()
         return [found for each in charges if each.state == READY and (found := self._sealed(each)) is not None]
 
     def sealed(self, run: str, round_number: int) -> tuple[Receipt, bytes] | None:
-        """The sealed bytes of a round, for a server that asks again, as long as they are kept."""
+        """The sealed bytes of a round, if they are still stored, for a server that asks again."""
         charge = self._fresh().newest(run, round_number)
         return self._sealed(charge) if charge is not None and charge.state in (READY, SENT) else None
 
@@ -276,16 +276,17 @@ class Ledger(Account):
         return self._where
 
     def coverage(self) -> Coverage:
-        """Which rows this ledger covers, by their fingerprints under this machine's key."""
+        """The rows that this ledger covers, by their fingerprints under this machine's key."""
         held = self._fresh()
         with _translated(self._where):
             return _coverage(self._db, held, self._key)
 
     def cover(self, added: Prints, removed: Prints, *, charged: bool) -> None:
-        """Register rows that came and rows that are gone. Those that are gone stay this ledger's all the same.
+        """Register new rows and missing rows. Missing rows remain covered by this ledger.
 
-        `charged` is what was decided upon: a ledger that another process has charged since is a `HushError`. If another
-        one replaces the rows before the first charge, this object makes no charge any more.
+        `charged` is the state that the decision was based on: it is a `HushError` if another process has charged the
+        ledger
+        since. If another process replaces the rows before the first charge, this object makes no further charges.
         """
         if self._key is None:
             raise HushError(f"{self._where}: a ledger in memory covers no rows; accepted: a ledger file")
@@ -316,7 +317,7 @@ class Ledger(Account):
             )
 
     def _settle(self, policy: Policy | None, accountant: Accountant | None) -> None:
-        """Agree on the terms, and forfeit the charges that nobody can be training for any more."""
+        """Check the terms, and forfeit charges that no process can be working on."""
         stored, keeper = self._book.terms, self._anchor
         wanted = LedgerTerms(stored.client, policy or stored.policy, accountant or stored.accountant)
         terms.check_tighter(wanted, stored)
@@ -338,13 +339,13 @@ class Ledger(Account):
 
     @contextlib.contextmanager
     def _writing(self, step: str) -> Iterator[None]:
-        """One durable transaction, or none at all."""
+        """One durable transaction; on an error nothing is written."""
         before, committed, locks = self._book.rows, False, contextlib.ExitStack()
         try:
             self._usable()
             head = None if self._witness is None else locks.enter_context(self._witness.advancing(self._name))
             self._db.execute("BEGIN IMMEDIATE")
-            # Nobody else writes to a ledger in memory: its book is up to date, unless an interrupt has emptied it.
+            # No other process writes to a ledger in memory: its book is up to date, unless an interrupt has cleared it.
             if self._anchor is not None or not self._book.rows:
                 self._fresh()
             before = self._book.rows
@@ -379,7 +380,7 @@ class Ledger(Account):
             locks.close()
 
     def _fresh(self) -> Book:
-        """The book, with the rows that others have added."""
+        """The book, including rows written by other processes."""
         self._usable()
         policy = self._book.terms.policy
         with _translated(self._where):
@@ -423,25 +424,25 @@ class Ledger(Account):
 
 
 def stated(client: int, round_number: int, serial: int, run: str, head: str) -> Receipt:
-    """A receipt that another client's ledger is said to have made: a claim to be kept and echoed, and no proof here."""
+    """Return a receipt as another client's ledger is said to have made it: a claim that is stored, not a proof."""
     return Receipt(client, round_number, serial, run, head)
 
 
 def inspect(path: str | Path) -> tuple[list[Row], Book]:
-    """All rows of a ledger file and what they add up to, checked, and without changing anything."""
+    """Return all rows of a ledger file and the book, checked, without changing anything."""
     rows, held, _ = examine(path)
     return rows, held
 
 
 def examine(path: str | Path) -> tuple[list[Row], Book, bool]:
-    """The same, and whether this machine's witness vouches for it. One that it contradicts is refused."""
+    """The same, and whether this machine's witness confirms it. A ledger that contradicts the witness is refused."""
     with _reading(Path(path)) as (db, known):
         here = witness.here(path)
         return _load(db, known, here, here.find_key())
 
 
 def coverage(path: str | Path) -> Coverage:
-    """What `Ledger.coverage` says, without opening the ledger for use; it must be known on this machine."""
+    """Return `Ledger.coverage` without opening the ledger for use; this machine must know the ledger."""
     with _reading(Path(path)) as (db, known):
         here = witness.here(path)
         key = here.find_key()
@@ -453,12 +454,12 @@ def coverage(path: str | Path) -> Coverage:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[tuple[sqlite3.Connection, tuple[int, str] | None]]:
-    """A connection that changes nothing, and what the anchor says."""
+    """A read-only connection, and the content of the anchor."""
     files.check_present(path)
     with _translated(path):
         known = anchor.peek(path)
         log = files.beside(path, "-wal")
-        # Without a log nobody is writing, and reading need not leave lock files behind.
+        # Without a log no process is writing, and reading need not create lock files.
         mode = "mode=ro" if log.exists() and log.stat().st_size else "mode=ro&immutable=1"
         with contextlib.closing(_connect(path, mode, _WAIT)) as db:
             yield db, known
@@ -473,7 +474,7 @@ def _coverage(db: sqlite3.Connection, held: Book, key: Key | None) -> Coverage:
         if row.kind == book.COVERED and key is not None and book.covered_key(row.detail) == key.name:
             added, removed = (fingerprints.read(blob) for blob in blobs[row.seq])
             now = now + added - removed
-            # What was replaced before the first charge was never released.
+            # Rows that were replaced before the first charge were never used in a release.
             ever = now if first is None or row.seq < first else ever | now
     return Coverage(now, ever, first is not None)
 
@@ -494,7 +495,7 @@ def _make_durable(db: sqlite3.Connection) -> None:
 
 
 def _start(db: sqlite3.Connection, agreed: LedgerTerms, stamp: Stamp) -> Book:
-    """Make the tables and the first row, all at once."""
+    """Create the tables and the first row in one transaction."""
     started = _begin(db, agreed, stamp, None)
     db.execute("COMMIT")
     return started
@@ -517,13 +518,13 @@ def _insert(db: sqlite3.Connection, row: Row, key: Key | None) -> None:
 
 
 def _replayed(held: Book, raw: Sequence[Any], key: Key | None) -> bool:
-    """Check and count a stored row; whether it was made with this key."""
+    """Check and apply a stored row; return whether it was made with this key."""
     row = held.replay(raw[:-2])
     return witness.check_mac(key, row.seq, row.hash, *raw[-2:])
 
 
 def _upgrade(db: sqlite3.Connection) -> None:
-    """Give a ledger of format 1 the tables that it lacks. Its rows stay as they are."""
+    """Add the tables that a ledger of format 1 lacks. Its rows do not change."""
     ((kind,),), ((version,),) = db.execute(schema.KIND), db.execute(schema.VERSION)
     if kind == schema.OURS and version == 1:
         db.execute("BEGIN IMMEDIATE")
@@ -535,7 +536,7 @@ def _upgrade(db: sqlite3.Connection) -> None:
 def _attached(
     path: Path, wait: float, opened: contextlib.ExitStack
 ) -> tuple[sqlite3.Connection, Anchor, tuple[int, str] | None]:
-    """A ledger file's connection and anchor, which are closed with `opened`, and the head that the anchor holds."""
+    """A ledger file's connection and anchor, which are closed with `opened`, and the head in the anchor."""
     keeper = Anchor(path, wait)
     opened.callback(keeper.close)
     known = keeper.read()
@@ -545,7 +546,7 @@ def _attached(
 def _load(
     db: sqlite3.Connection, known: tuple[int, str] | None, here: Witness, key: Key | None
 ) -> tuple[list[Row], Book, bool]:
-    """Read and check everything in the file, as it is at one moment; whether the witness knows it, by head and key."""
+    """Read and check a consistent snapshot of the file, and whether the witness knows it, by head and key."""
     ((kind,),) = db.execute(schema.KIND)
     first = db.execute(schema.FIRST).fetchone() if kind == schema.OURS else None
     seen = here.head(first[0]) if first is not None and re.fullmatch("[0-9a-f]{64}", str(first[0])) else None
@@ -570,7 +571,7 @@ def _load(
 
 @contextlib.contextmanager
 def _translated(where: str | Path) -> Iterator[None]:
-    """Let out no error but a `HushError` that names the ledger."""
+    """Convert all errors to a `HushError` that names the ledger."""
     try:
         yield
     except HushError as error:

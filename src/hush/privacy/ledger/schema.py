@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from hush.privacy.ledger.errors import BrokenLedgerError
 from hush.types import HushError
 
-OURS = 0x48555348  # "HUSH": tells our files from other SQLite files
+OURS = 0x48555348  # "HUSH": distinguishes our files from other SQLite files
 _VERSION = 2
 _GROWS = "ON rows BEGIN SELECT RAISE(ABORT, 'a ledger is append-only'); END"
 _TABLES = {
@@ -39,7 +39,7 @@ INSERT_MAC = "INSERT INTO macs VALUES (?,?,?)"
 
 
 def check(kind: int, version: int, tables: Mapping[str, str]) -> None:
-    """Raise a `HushError` unless the answers to `KIND`, `VERSION` and `TABLES` are those of a ledger."""
+    """Raise a `HushError` unless the results of `KIND`, `VERSION` and `TABLES` are those of a ledger."""
     if kind == 0 and not tables:
         raise HushError("empty: a process stopped while creating it, before any charge; delete it and run again")
     if kind != OURS:

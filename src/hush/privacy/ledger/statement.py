@@ -1,12 +1,12 @@
-"""The statement: a ledger file in words and numbers, for people and for auditors. Only `adopt` changes a ledger.
+"""A statement of the content of a ledger file, for users and auditors. Only `adopt` changes a ledger.
 
 Guarantees:
-    - What is said about spending is computed from the costs of every row, after the whole ledger has been checked.
-    - `export` gives every row as it is stored, so that a third party can recompute the hashes and the epsilon.
+    - Spending is computed from the costs of every row, after the whole ledger has been checked.
+    - `export` returns every row as it is stored, so that a third party can recompute the hashes and the epsilon.
 
 Edge cases:
-    - Of a damaged ledger `describe` says that it is damaged and nothing else: its numbers prove nothing.
-    - A file that is no ledger, or one of a newer version, is a `HushError`. Infinity is None, for JSON.
+    - For a damaged ledger `describe` reports the damage and no numbers, which would prove nothing.
+    - A file that is not a ledger, or has a newer version, is a `HushError`. Infinity is None, for JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hush.types import HushError
 
 
 def describe(path: str | Path) -> dict[str, Any]:
-    """Whose ledger it is, what is spent and left, and where its charges stand."""
+    """Return the client, epsilon spent and left, and the state of the charges."""
     try:
         rows, held, vouched = ledger.examine(path)
     except BrokenLedgerError as error:
@@ -53,18 +53,18 @@ def describe(path: str | Path) -> dict[str, Any]:
 
 
 def verify(path: str | Path) -> int:
-    """Check the whole ledger and say how many rows it has, or raise a `HushError`."""
+    """Check the whole ledger and return its number of rows, or raise a `HushError`."""
     rows, _ = ledger.inspect(path)
     return len(rows)
 
 
 def adopt(path: str | Path) -> None:
-    """Have this machine's witness vouch for a ledger that was moved here; it puts that on record."""
+    """Register a ledger that was moved here with this machine's witness, and record the adoption."""
     ledger.Ledger.adopt(path).close()
 
 
 def retire(path: str | Path) -> list[str]:
-    """Give up the ledgers that were at this path or in this directory and are gone; where they were."""
+    """Release the paths of deleted ledgers, at this path or in this directory; returns the paths."""
     given_up = witness.here().retire(Path(path))
     if not given_up:
         raise HushError(f"{path}: no ledger is recorded at this path; accepted: the path of a ledger, or its directory")
@@ -72,7 +72,7 @@ def retire(path: str | Path) -> list[str]:
 
 
 def export(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Every row, oldest first, after the whole ledger has been checked."""
+    """Return every row, oldest first, after the whole ledger has been checked."""
     rows, _ = ledger.inspect(path)
     return (row._asdict() for row in rows)
 

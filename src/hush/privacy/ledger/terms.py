@@ -1,13 +1,13 @@
-"""The terms of a ledger, fixed for life: client, policy and accountant; and how a ledger stores them.
+"""The terms of a ledger, fixed for its lifetime: client, policy and accountant; and how they are stored.
 
 Guarantees:
-    - `read` and `read_policy` accept what `write` and `write_policy` wrote, and nothing else.
-    - A lifetime policy may be tightened (a lower epsilon or delta) and never loosened: what was promised about earlier
-      releases stays promised. A looser one needs a new ledger, and with it data that the old one does not cover.
+    - `read` and `read_policy` accept the output of `write` and `write_policy`, and nothing else.
+    - A lifetime policy can be tightened (a lower epsilon or delta) but never loosened, so that guarantees for earlier
+      releases stay valid. A looser policy needs a new ledger, with data that the old one does not cover.
 
 Edge cases:
-    - An infinite epsilon promises nothing. It is written as null, since JSON has no word for it.
-    - Another relation is neither tighter nor looser: refused. So is another accountant.
+    - An infinite epsilon is no guarantee. It is stored as null, because JSON cannot represent it.
+    - Another relation is neither stricter nor looser: refused. So is another accountant.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _POLICY = {"delta", "epsilon", "relation"}
 
 @dataclass(frozen=True)
 class LedgerTerms:
-    """Whose ledger it is, and what it keeps."""
+    """The client, its policy and its accountant."""
 
     client: int | str
     policy: Policy
@@ -34,7 +34,7 @@ class LedgerTerms:
 
 
 def check(terms: LedgerTerms) -> None:
-    """Raise a `HushError` for terms that no ledger can keep."""
+    """Raise a `HushError` for invalid terms."""
     client, policy = terms.client, terms.policy
     if type(client) is not int and (type(client) is not str or not client.isprintable() or not 0 < len(client) < 200):
         raise HushError(f"client: found {client!r}; accepted: a number, or a name in printable characters")
@@ -49,7 +49,7 @@ def check(terms: LedgerTerms) -> None:
 
 
 def check_tighter(new: LedgerTerms, old: LedgerTerms) -> None:
-    """Raise a `HushError` unless the new terms promise at least what the old ones did."""
+    """Raise a `HushError` unless the new terms are at least as strict as the old ones."""
     check(new)
     for name, wanted, stored in (
         ("epsilon", new.policy.epsilon, old.policy.epsilon),
@@ -66,18 +66,18 @@ def check_tighter(new: LedgerTerms, old: LedgerTerms) -> None:
 
 
 def write_policy(policy: Policy) -> str:
-    """A policy as a row keeps it."""
+    """Serialise a policy for a row."""
     return _text(_policy_words(policy))
 
 
 def write(terms: LedgerTerms) -> str:
-    """Terms as the first row keeps them."""
+    """Serialise terms for the first row."""
     words = {"accountant": terms.accountant, "client": terms.client, "format": _FORMAT}
     return _text(words | _policy_words(terms.policy))
 
 
 def read(text: str) -> LedgerTerms:
-    """Read what `write` wrote, and nothing else."""
+    """Parse the output of `write`; any other text is an error."""
     words = _object(text, _POLICY | {"accountant", "client", "format"})
     if words["format"] != _FORMAT:
         raise BrokenLedgerError("entry 1 does not contain the terms of a ledger")
@@ -85,7 +85,7 @@ def read(text: str) -> LedgerTerms:
 
 
 def read_policy(text: str) -> Policy:
-    """Read what `write_policy` wrote, and nothing else."""
+    """Parse the output of `write_policy`; any other text is an error."""
     return _terms(_object(text, _POLICY), 0, "pld").policy
 
 

@@ -53,13 +53,13 @@ _LOST = (
 
 @dataclass(frozen=True)
 class Key:
-    """The secret of a witness."""
+    """The secret key of a witness."""
 
     secret: bytes
 
     @property
     def name(self) -> str:
-        """What tells this key from others, and nothing else."""
+        """An identifier that distinguishes this key from others and reveals nothing else."""
         return self._derived("name")[:16]
 
     @property
@@ -77,7 +77,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Place:
-    """Which ledger was at a path, and whether its owner gave it up."""
+    """Which ledger is at a path, and whether its owner retired it."""
 
     path: str
     ledger: str
@@ -86,7 +86,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Advance:
-    """The head of a ledger while rows are added: what it names, and how to have it name a newer row."""
+    """The head of a ledger while rows are added: the stored head, and a function that updates it."""
 
     known: tuple[int, str]
     write: Callable[[int, str], None]
@@ -94,12 +94,12 @@ class Advance:
 
 @dataclass(frozen=True)
 class Witness:
-    """The witness in a directory, which need not exist yet."""
+    """The witness in a directory, which may not exist yet."""
 
     directory: Path
 
     def find_key(self) -> Key | None:
-        """The key, if there is one."""
+        """Return the key, if there is one."""
         path = self.directory / "key"
         with _said(path):
             try:
@@ -115,7 +115,7 @@ class Witness:
         return Key(bytes.fromhex(text))
 
     def key(self) -> Key:
-        """The key, made where there is none."""
+        """Return the key; it is created if there is none."""
         found = self.find_key()
         if found is not None:
             return found
@@ -123,7 +123,7 @@ class Witness:
         with _said(self.directory):
             self._make("")
             _write(made, f"{os.urandom(32).hex()}\n".encode())
-            # A link fails where another process was first, whose key then holds.
+            # The link fails if another process was first, in which case its key is used.
             with contextlib.suppress(FileExistsError):
                 os.link(made, path)
             made.unlink()
@@ -132,7 +132,7 @@ class Witness:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Let no other process of this witness pass here at the same time."""
+        """Hold the lock of this witness."""
         self.key()
         with _said(self.directory):
             file = os.open(self.directory / "key", os.O_RDONLY | os.O_CLOEXEC)
@@ -141,7 +141,7 @@ class Witness:
             yield
 
     def head(self, ledger: str) -> tuple[int, str] | None:
-        """Number and hash of the newest row that was seen of a ledger: number 0 if none was committed yet."""
+        """Number and hash of the newest recorded row of a ledger: number 0 if none was committed yet."""
         path = self.directory / "heads" / ledger
         with _said(path):
             try:
@@ -153,7 +153,7 @@ class Witness:
                 return _parsed(os.pread(file, 87, 0), path)
 
     def remember(self, ledger: str, seq: int, digest: str) -> None:
-        """Note the newest row of a ledger, unless a newer one is known."""
+        """Record the newest row of a ledger, unless a newer one is recorded."""
         path = self.directory / "heads" / ledger
         line = _line(seq, digest)
         with _said(path):
@@ -166,12 +166,12 @@ class Witness:
             with _closing(file):
                 fcntl.flock(file, fcntl.LOCK_EX)
                 if _parsed(os.pread(file, 87, 0), path)[0] < seq:
-                    # In place and of the same length: after a power loss it is the old line or the new one.
+                    # In place and with constant length: after a power loss the file has the old line or the new one.
                     os.pwrite(file, line, 0)
 
     @contextlib.contextmanager
     def advancing(self, ledger: str) -> Iterator[Advance]:
-        """The head of a ledger, locked while rows are added to it; `LockedError` if another process keeps it locked."""
+        """The head of a ledger, locked while rows are added; `LockedError` if another process keeps it locked."""
         path = self.directory / "heads" / ledger
         with _said(path):
             if not path.exists():
@@ -193,16 +193,16 @@ class Witness:
             yield Advance(known, write)
 
     def check(self, known: tuple[int, str] | None, rows: Sequence[Row]) -> None:
-        """Raise `BrokenLedgerError` if a ledger lacks the row that its head names, as it was before the rows were read.
+        """Raise `BrokenLedgerError` if a ledger lacks the row of its head, which must be read before the rows.
 
-        The order matters: a head that is read later may name a row that another process has added meanwhile.
+        The order matters: a head that is read later may name a row that another process has added in the meantime.
         """
         if known is not None:
             found = rows[known[0] - 1].hash if 0 < known[0] <= len(rows) else ""
             self.check_newest(known, len(rows), found)
 
     def check_newest(self, known: tuple[int, str], rows: int, found: str) -> None:
-        """The same for a ledger with so many rows, where the row that the head names has the hash `found`."""
+        """The same for a ledger with this many rows, in which the row of the head has the hash `found`."""
         seq, digest = known
         if seq > rows:
             raise BrokenLedgerError(
@@ -217,7 +217,7 @@ class Witness:
             )
 
     def place(self, path: Path) -> Place | None:
-        """What is remembered of a path."""
+        """Return what is recorded about a path."""
         file = self._place(path)
         with _said(file):
             try:
@@ -226,7 +226,7 @@ class Witness:
                 return None
 
     def check_place(self, path: Path, ledger: str = "") -> Place | None:
-        """What is remembered of a path; a `HushError` if another ledger than this one belongs there."""
+        """Return what is recorded about a path; a `HushError` if it belongs to another ledger."""
         found = self.place(path)
         if found is not None and not found.retired and found.ledger != ledger:
             head = self.head(found.ledger)
@@ -238,11 +238,11 @@ class Witness:
         return found
 
     def occupy(self, path: Path, ledger: str) -> None:
-        """Note that a ledger is at a path."""
+        """Record that a ledger is at a path."""
         self._note(Place(str(path.resolve()), ledger))
 
     def retire(self, path: Path) -> list[Place]:
-        """Give up the ledgers that were at this path or in this directory and are gone; which these are."""
+        """Retire the ledgers that were at this path or in this directory and no longer exist; returns them."""
         wanted, given_up = path.resolve(), list[Place]()
         for file in sorted((self.directory / "places").glob("[!.]*")):
             with _said(file):
@@ -269,7 +269,7 @@ class Witness:
 
 
 def here(ledger: str | Path | None = None) -> Witness:
-    """The witness of this machine and user; a `HushError` if it lies beside or below the ledger that it watches."""
+    """The witness of this machine and user; a `HushError` if it is next to or below the ledger."""
     found = _here()
     if ledger is None:
         return found
@@ -294,7 +294,7 @@ def _here() -> Witness:
 
 
 def check_mac(key: Key | None, seq: int, digest: str, made_by: str | None, mac: str | None) -> bool:
-    """Whether a row was made with this key; `BrokenLedgerError` if it says so and was not."""
+    """Whether a row was made with this key; `BrokenLedgerError` if it claims to be and was not."""
     if key is None or made_by != key.name:
         return False
     if not hmac.compare_digest(str(mac), key.mac(digest)):
@@ -303,7 +303,7 @@ def check_mac(key: Key | None, seq: int, digest: str, made_by: str | None, mac: 
 
 
 def _check_own(directory: Path) -> None:
-    """Raise a `HushError` if others own the directory or can write to it: they could put heads back."""
+    """Raise a `HushError` if other users own the directory or can write to it, and so could restore old heads."""
     found = directory.stat()
     mode = stat.S_IMODE(found.st_mode)
     if found.st_uid != os.geteuid() or mode & 0o022:
@@ -314,7 +314,7 @@ def _check_own(directory: Path) -> None:
 
 
 def _read_place(file: Path) -> Place:
-    """A place as it was written, or a `HushError`."""
+    """Parse the record of a path, or raise a `HushError`."""
     try:
         found = Place(**json.loads(file.read_bytes()))
     except (ValueError, TypeError):
@@ -351,7 +351,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file in one piece, so that it survives a power loss."""
+    """Replace a file atomically and durably."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     _write(beside, content)
     beside.replace(path)
@@ -368,7 +368,7 @@ def _closing(file: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _said(path: Path) -> Iterator[None]:
-    """Errors of the witness's files name them, and say how to have others."""
+    """Convert errors of the witness's files to errors that name them and the remedy."""
     try:
         yield
     except OSError as error:
