@@ -1,4 +1,4 @@
-"""Comparison of several runs in lockstep: recipes on the same clients, or any grid of settings, over several seeds."""
+"""Comparison of several runs in lockstep: recipes on the same clients, or a grid of settings, over several seeds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def compared(
     command: str,
     progress: Progress | None,
 ) -> dict[str, Any]:
-    """Run all variants over all seeds and gather the outcome. With `resume`, finished rounds are not run again."""
+    """Run all variants over all seeds and summarise the results. With `resume`, finished rounds are not repeated."""
     if not isinstance(seeds, int) or seeds < 1:
         raise HushError(f"--seeds: expected an integer, 1 or more, found {seeds}")
     if resume and out is None:
@@ -49,7 +49,7 @@ def compared(
     }
     if root is not None:
         write_atomically(root / COMPARISON, to_json(summary))
-        # A page is some megabytes, so only the first seed's runs get their own; `hush report` makes the others.
+        # A page has some megabytes, so only the first seed's runs get one; `hush report` creates the others.
         for name in variants:
             report.write(root / path_of(name, numbers[0]))
         report.write(root)
@@ -65,7 +65,7 @@ def executed(
     command: str,
     progress: Progress | None,
 ) -> dict[str, list[RunResult]]:
-    """The outcome of every variant for each seed, all of them run in lockstep."""
+    """Run every variant for each seed in lockstep, and return the results."""
     asked = [(name, seed) for name in variants for seed in numbers]
     configs = [variants[name].model_copy(update={"seed": seed}) for name, seed in asked]
     loaded: dict[str, Any] = {}
@@ -73,7 +73,7 @@ def executed(
     hashes: Hashes = {}
 
     def begun(name: str, one: Config) -> simulator.Execution:
-        # What is read from files is read once; clients that share rows share them in memory, too.
+        # Files are read once, and clients with the same rows share them in memory.
         key = f"{one.data.model_dump_json()} {one.seed}"
         if key not in loaded:
             loaded[key] = load(one, data)
@@ -96,7 +96,7 @@ def executed(
 
 
 def by_recipe(config: Config, recipes: Sequence[str]) -> dict[str, Config]:
-    """A variant for each recipe; the file's own slots stay with the recipe that the file names."""
+    """Return a variant for each recipe; slots in the file apply only to the recipe that the file names."""
     if not recipes:
         raise HushError(f"--recipes: expected names separated by commas; accepted: {', '.join(RECIPES)}")
     for recipe in recipes:
@@ -113,7 +113,7 @@ def by_recipe(config: Config, recipes: Sequence[str]) -> dict[str, Config]:
 
 
 def by_grid(config: Config, grid: Sequence[str]) -> dict[str, Config]:
-    """A variant for each combination of `key=value,value,...` entries."""
+    """Return a variant for each combination of `key=value,value,...` entries."""
     if not grid:
         raise HushError("--grid: expected KEY=VALUE,VALUE,..., such as local.lr=0.01,0.02; can be repeated")
     axes = [[f"{key}={value}" for value in values] for key, values in map(_axis, grid)]
@@ -133,7 +133,7 @@ def _axis(entry: str) -> tuple[str, list[str]]:
 
 
 def path_of(name: str, seed: int) -> str:
-    """The directory of a run, within that of the comparison."""
+    """Return the directory of a run within that of the comparison."""
     plain = re.sub(r"[^A-Za-z0-9.=_-]+", "_", name).strip("._") or "run"
     return f"{plain}/seed-{seed}"
 

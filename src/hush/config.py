@@ -39,7 +39,7 @@ def _delta(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A table whose dates are texts, as JSON can hold it."""
+    """A table with dates converted to texts, which JSON can represent."""
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -55,7 +55,7 @@ def _rate(value: Any) -> Any:
 
 Name = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-# Bounds on what a row adds, with room for the squares of float64 and the noise's multiples of float32.
+# Limits on one row's contribution, which keep squares in float64 and multiples of the noise in float32 finite.
 Bound = Annotated[float, Field(ge=1e-20, le=1e20, allow_inf_nan=False)]
 Budgets = Annotated[
     Any,
@@ -88,7 +88,7 @@ class DataConfig(_Strict):
     files: Files | None = None
     label: Name | None = None
     client: Name | None = None
-    # A model of pydantic has a method of the name that the key has.
+    # pydantic models have a method with the name of this key.
     table_schema: Table | None = Field(default=None, alias="schema")
     clients: Annotated[int, Field(ge=1)] = 20
     partition: Partition = "auto"
@@ -165,7 +165,7 @@ class Config(_Strict):
 
 
 def described(value: Any) -> Any:
-    """What a `[recipe]` table holds as plain values: a record is its class, `module:Class`, and its fields.
+    """Return a `[recipe]` table as plain values: a record becomes its class, `module:Class`, and its fields.
 
     An importable class with plain fields reads back as the same option.
     """

@@ -10,7 +10,7 @@ from hush.recipes import SLOTS, SUMMARIES
 
 
 def catalogue() -> dict[str, Any]:
-    """Recipes, slots, models, datasets, partitions and budgets by name."""
+    """Return recipes, slots, models, datasets, partitions and budgets by name."""
     return {
         "recipes": dict(SUMMARIES),
         "slots": {slot: list(rules) for slot, rules in SLOTS.items()},

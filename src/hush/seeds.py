@@ -12,11 +12,11 @@ import numpy as np
 
 
 def derive(seed: int, *labels: str | int) -> int:
-    """A 63-bit seed that depends on every label and on their order."""
+    """Return a 63-bit seed that depends on every label and on their order."""
     text = "\x1f".join([str(seed), *(f"{type(label).__name__}:{label}" for label in labels)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def rng(seed: int, *labels: str | int) -> np.random.Generator:
-    """A NumPy generator for the stream named by the labels."""
+    """Return a NumPy generator for the stream named by the labels."""
     return np.random.default_rng(derive(seed, *labels))

@@ -22,13 +22,13 @@ _LONGEST = 1 << 20
 
 
 class TextConsole(Console):
-    """A console that shows every text as it is: names of files, clients or recipes bring no markup and no controls."""
+    """A console that prints every text verbatim: names of files, clients or recipes cannot add control codes."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """The text, with what could move a cursor, reorder or hide other text escaped."""
+        """Return the text with characters escaped that could move a cursor, or reorder or hide other text."""
         return super().render_str(printable(text, _LONGEST), **options)
 
 

@@ -1,4 +1,4 @@
-"""Text from elsewhere, made safe to print."""
+"""Text from untrusted sources, escaped for printing."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ LONGEST = 300
 
 
 def printable(text: object, limit: int = LONGEST) -> str:
-    """The text on one line, with every character escaped that could move a cursor, reorder or hide other text.
+    """Return the text on one line, escaping every character that could move a cursor, or reorder or hide other text.
 
     Control characters, line breaks, ANSI sequences, bidirectional and zero-width marks, combining marks, surrogates and
-    unassigned characters become `\\x1b` or `\\u202e`; what is longer than `limit` characters is cut.
+    unassigned characters become `\\x1b` or `\\u202e`; text beyond `limit` characters is cut.
     """
-    # Cut before it is escaped: a text of a gigabyte costs no more than one of the limit.
+    # Cut before escaping, so that the cost does not depend on the length of the text.
     whole = str(text)
     shown = "".join(
         letter if letter.isprintable() and not unicodedata.combining(letter) else _escaped(letter)

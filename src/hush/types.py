@@ -20,9 +20,9 @@ TargetKind = Literal["classes", "multilabel", "continuous"]
 
 
 class HushError(Exception):
-    """An error the user can fix. Its message names the key or file, what was found, and what is accepted.
+    """An error that the user can fix. Its message names the key or file, what was found, and what is accepted.
 
-    `key` is the dotted config key it concerns, if any: whoever knows the file adds the line.
+    `key` is the dotted config key it concerns, if any; the code that knows the file adds the line number.
     """
 
     def __init__(self, text: str, key: str | None = None) -> None:
@@ -54,7 +54,7 @@ class InputPart:
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What a stored row unpacks into: one array, or a tuple or dict of them, which lie side by side."""
+    """What a stored row unpacks into: one array, or a tuple or dict of arrays, which are concatenated."""
 
     kind: Literal["array", "tuple", "dict"]
     parts: tuple[InputPart, ...]
@@ -89,10 +89,10 @@ class Policy:
 
 @dataclass(frozen=True)
 class Member:
-    """A client as the server knows it: public facts, fixed at enrolment, never read from messages.
+    """A client as the server knows it: public facts, fixed at enrolment, never taken from messages.
 
-    `group` is its true cluster, for the oracle of a simulation; 0 where nobody knows. `name` is empty where clients
-    have numbers alone.
+    `group` is its true cluster, for the oracle of a simulation; 0 if unknown. `name` is empty if clients have numbers
+    only.
     """
 
     client: int
@@ -105,13 +105,13 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskExtras:
-    """What a task brings beside its models.
+    """What a task carries in addition to its models.
 
     Attributes:
-        clip: The clipping norm of the round, where it changes from round to round.
-        input_mean: What inputs are centred by.
+        clip: The clipping norm of the round, if it changes between rounds.
+        input_mean: The mean subtracted from inputs.
         drift: What is added to every gradient, a row for each model of the task.
-        slots: What an option of the server's side sends to its own client half, by name.
+        slots: What an option on the server sends to its own client half, by name.
     """
 
     clip: float | None = None
@@ -122,15 +122,15 @@ class TaskExtras:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One round's message to one client.
+    """The message of one round to one client.
 
     Attributes:
-        client: Its number.
-        round: The round's.
-        models: The model to work on, or all there are where the client is asked to choose: models x p.
+        client: The client number.
+        round: The round number.
+        models: The model to train, or all models if the client is asked to choose: models x p.
         layout: How a model splits into tensors.
-        answer: The layout of the vector that is to come back.
-        extras: What the options of the recipe tell the client besides.
+        answer: The layout of the vector to return.
+        extras: What the options of the recipe send in addition.
     """
 
     client: int
@@ -143,10 +143,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Receipt:
-    """Proof that a ledger reserved the cost of one round. Only `hush.privacy.ledger` makes one.
+    """Proof that a ledger charged the cost of one round. Only `hush.privacy.ledger` creates one.
 
-    `serial` counts the client's charges. `head` names the ledger row of this one: the server keeps the newest and
-    echoes it, so that a client can tell when its ledger is an old copy.
+    `serial` counts the client's charges. `head` identifies the ledger row of this one. The server stores the newest
+    head and
+    sends it back, so that a client can detect that its ledger is an old copy.
     """
 
     client: int | str
@@ -158,11 +159,11 @@ class Receipt:
 
 @dataclass(frozen=True, kw_only=True)
 class SideAnswers:
-    """What goes with an update.
+    """What accompanies an update.
 
     Attributes:
-        choice: Which model of the task fits the client best, where it was asked.
-        releases: The noised sums of the side releases of the round, in float64, by name.
+        choice: The model of the task that fits the client best, if it was asked to choose.
+        releases: The noisy sums of the side releases of the round, in float64, by name.
     """
 
     choice: int | None = None
@@ -171,7 +172,7 @@ class SideAnswers:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """One round's sealed answer: a flat float32 vector that a ledger receipt allowed out, and what goes with it."""
+    """One round's sealed answer: a flat float32 vector released by a ledger receipt, and what accompanies it."""
 
     client: int
     round: int
@@ -185,7 +186,7 @@ class Update:
 class Decline:
     """A refusal by a client: nothing was trained, released or charged. `final`: the client leaves the run.
 
-    `fault`: what it sent was neither an update nor a refusal.
+    `fault`: the client sent neither an update nor a refusal.
     """
 
     client: int
@@ -200,7 +201,7 @@ class Release:
     """A quantity that an option of the recipe releases, and whether the accountant covers it.
 
     `event` is the kind of cost that the ledger is charged with for it: `sampled-gaussian` (a batch of the plan's
-    sampler) or `gaussian` (all rows). What is not covered has none.
+    sampler) or `gaussian` (all rows). It is empty for what is not covered.
     """
 
     what: str
@@ -213,9 +214,8 @@ class Release:
 class RoundRecord:
     """The record of one round. Keys of the mappings are client numbers; `charged` clients released an update.
 
-    `stage` says what the round asked (see `Guarantee.stages`), `placed` which model each client worked on where there
-    are several, `bytes_up` and `bytes_down` what went over the wire, `warnings` which clients count less than what they
-    declare would give them, and why.
+    `stage` is the stage of the round (see `Guarantee.stages`), `placed` the model of each client if there are several,
+    `bytes_up` and `bytes_down` the traffic, and `warnings` lists clients whose weight or update was limited, and why.
     """
 
     round: int
@@ -238,10 +238,12 @@ class RoundRecord:
 class Guarantee:
     """The guarantee card of one client.
 
-    `epsilon_spent` and `epsilon_left` are toward the server, which sees each of the client's updates;
-    `epsilon_third_party` is toward someone who sees only the models, on the grounds that `third_party` names. `stages`
-    lists the costs of one round of each stage of the run. `warnings` says where a guarantee that is kept means little.
-    `name` is the client's, empty where clients have numbers alone.
+    `epsilon_spent` and `epsilon_left` hold against the server, which sees each of the client's updates;
+    `epsilon_third_party` is claimed against someone who sees only the models, for the reasons in `third_party`.
+    `stages`
+    lists the costs of one round of each stage of the run. `warnings` reports weak parameters. `name` is the client's
+    name,
+    empty if clients have numbers only.
     """
 
     client: int
@@ -272,11 +274,12 @@ class Guarantee:
 class RunResult:
     """The result of a run, as in `result.json` and `hush run --json`. Accuracies are fractions.
 
-    `accuracy` is over the clients; its `std` is the sample standard deviation, NaN with a single client.
+    `accuracy` is over the clients; its `std` is the sample standard deviation, NaN for a single client.
 
-    `ended` says why the run stopped where it did. `trained` is whether any client released an update, `out_of_budget`
-    the first round that a client could not afford, for each that came to one. `warnings` is what its user should know
-    before trusting it. `clients` are the names of the clients in order, empty where they have numbers alone.
+    `ended` says why the run stopped early. `trained` is whether any client released an update, `out_of_budget` the
+    first
+    round that a client could not afford, for each such client. `warnings` is what to know before trusting the result.
+    `clients` are the client names in order, empty if clients have numbers only.
     """
 
     recipe: str

@@ -1,4 +1,4 @@
-"""User code that a config names as `module:name`: models, datasets, options of recipes, and members' loaders."""
+"""User code named as `module:name` in a config: models, datasets, options of recipes, and members' loaders."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def user_code(name: str) -> Any:
-    """The object that `module:name` stands for; modules are looked up in the working directory too.
+    """Import the object that `module:name` refers to; modules are also looked up in the working directory.
 
-    Raises what the import raises, and an `AttributeError` where the module has no such name.
+    Raises what the import raises, and an `AttributeError` if the module has no such name.
     """
     path, _, attribute = name.partition(":")
-    # The empty entry stands for the working directory, whichever it is by then.
+    # The empty entry stands for the current working directory.
     if "" not in sys.path:
         sys.path.insert(0, "")
     return getattr(importlib.import_module(path), attribute)

@@ -1,7 +1,7 @@
 """Baselines: the same workload with other libraries, one client after the other.
 
-Every rival draws its batches its own way: the plain loop shuffles and takes equal parts, as everybody does; Opacus has
-its own Poisson sampler. Tensors are indexed by whole batches, which is far faster than a loader that collates rows.
+Each baseline samples batches in its usual way: the plain loop shuffles and splits; Opacus has its own Poisson sampler.
+Tensors are indexed by whole batches, which is far faster than a loader that collates rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hush.seeds import rng
 
 
 def plain(work: Workload) -> Callable[[], None]:
-    """An ordinary, non-private PyTorch loop over the clients, with their control variates if they have any."""
+    """A non-private PyTorch loop over the clients, with their control variates if they have any."""
 
     def run() -> None:
         for client, first in enumerate(work.firsts):
@@ -38,7 +38,7 @@ def plain(work: Workload) -> Callable[[], None]:
 
 
 def opacus(work: Workload) -> Callable[[], None] | None:
-    """The same with Opacus's sampler, per-example hooks, clip and noise; None if Opacus is not installed."""
+    """The same with Opacus's sampler, per-example hooks, clipping and noise; None if Opacus is not installed."""
     try:
         from opacus.grad_sample import GradSampleModule
         from opacus.optimizers import DPOptimizer
@@ -69,7 +69,7 @@ def opacus(work: Workload) -> Callable[[], None] | None:
 
 
 def double_vmap(work: Workload) -> Callable[[], None]:
-    """Clients of equal batch size side by side by torch.func.vmap over clients and over examples; without noise."""
+    """Clients of equal batch size together, by torch.func.vmap over clients and over examples; without noise."""
 
     def loss(vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return functional.cross_entropy(work.model.logits(vector, x[None]), y[None])
@@ -95,7 +95,7 @@ def double_vmap(work: Workload) -> Callable[[], None]:
 
 
 def shuffled(work: Workload, client: int) -> Iterator[Tensor]:
-    """Equal parts of one shuffle after the other."""
+    """Equal parts of repeated shuffles."""
     plan, generator = work.plans[client], rng(0, "bench", "shuffle", client)
     whole = plan.samples // plan.batch
     order = torch.empty(0, dtype=torch.int64)

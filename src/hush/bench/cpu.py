@@ -17,12 +17,12 @@ W1_OPERATIONS = 16.3e6  # multiplications and additions for one sample's forward
 
 
 def measure() -> Findings:
-    """Both workloads."""
+    """Measure both workloads."""
     return _w1() | _w2()
 
 
 def ours(work: Workload) -> Callable[[], object]:
-    """One round."""
+    """Run one round."""
     return lambda: train(work.model, work.x, work.y, work.jobs())
 
 

@@ -34,12 +34,12 @@ TARGETS: Mapping[str, tuple[str, float]] = {
 
 @dataclass(frozen=True)
 class Findings:
-    """What a suite measured.
+    """The measurements of a suite.
 
     Attributes:
         figures: Numbers by key.
-        notes: How a number was come by, or why it falls short or is missing, by key.
-        profiles: Where the time goes, by key: rows of (name, part of the time).
+        notes: How a number was obtained, or why it misses its target or was not measured, by key.
+        profiles: Where the time goes, by key: rows of (name, fraction of the time).
     """
 
     figures: dict[str, float] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Findings:
         return Findings(self.figures | other.figures, _joined(self.notes, other.notes), self.profiles | other.profiles)
 
     def record(self, command: str) -> dict[str, Any]:
-        """Everything about this measurement, for JSON."""
+        """The measurements as a JSON record."""
         return {
             "command": command,
             "figures": self.figures,

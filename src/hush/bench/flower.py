@@ -15,12 +15,12 @@ _PROGRAM = "from hush.bench.flower_app import main; main()"
 
 
 def seconds(work: Workload) -> tuple[float, float] | str:
-    """Seconds of a round without Flower's start, and processor time of its clients; or why they are not known."""
+    """Return the duration of a round without Flower's start-up and its clients' CPU time, or why they are unknown."""
     missing = [name for name in ("flwr", "ray", "opacus") if importlib.util.find_spec(name) is None]
     if missing:
         return f"Not measured: {' and '.join(missing)} not installed (pip install flwr[simulation] opacus)."
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_DEDUP_LOGS": "0"}
-    # Ray makes its workers yield to everything else on the machine; ours do not.
+    # Ray lowers the priority of its workers; our processes keep the default.
     quiet["RAY_worker_niceness"] = "0"
     command = [sys.executable, "-c", _PROGRAM, str(len(work.plans)), str(work.plans[0].samples)]
     try:

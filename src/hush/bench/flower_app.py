@@ -1,8 +1,9 @@
 """The Flower app that `hush.bench.flower` starts: W1 in Flower's simulation, an Opacus loop per client, on all cores.
 
-It is imported and not run as a file, so that Ray's workers can import it too. `main` writes {"seconds", "busy"}: the
-best of two rounds after one to warm up, from the first message out to the last reply in and their mean; and the fewest
-seconds of processor time that the clients' own loops took in a round, without anything of Flower's.
+It is imported rather than run as a file, so that Ray's workers can import it too. `main` writes {"seconds", "busy"}:
+the
+better of two rounds after a warm-up round, from the first message sent to the last reply averaged; and the minimum CPU
+time of the clients' own loops in a round, excluding Flower.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def _work(clients: int, samples: int) -> Workload:
 
 
 def _train(clients: int, samples: int, client: int, arrays: Any) -> tuple[Any, float]:
-    """One client's round: its weights in, its weights and processor time out."""
+    """One client's round: returns its weights and its CPU time."""
     whole = _work(clients, samples)
     rows = slice(whole.firsts[client], whole.firsts[client] + samples)
     work = replace(whole, x=whole.x[rows], y=whole.y[rows], plans=(whole.plans[client],))
@@ -44,7 +45,7 @@ def _train(clients: int, samples: int, client: int, arrays: Any) -> tuple[Any, f
 
 
 def apps(clients: int, samples: int) -> tuple[Any, Any, list[tuple[float, float]]]:
-    """The two halves of the application, and where the rounds' seconds will be: on the clock, and of the processor."""
+    """Return the server and client apps, and the lists that will contain wall-clock and CPU time of the rounds."""
     flwr_app, client_side, server_side = (
         importlib.import_module(f"flwr.{name}") for name in ("app", "clientapp", "serverapp")
     )
@@ -80,7 +81,7 @@ def apps(clients: int, samples: int) -> tuple[Any, Any, list[tuple[float, float]
 
 
 def run(clients: int, samples: int) -> dict[str, float]:
-    """Seconds of the best round, and processor time of the best."""
+    """Return the duration of the fastest round, and its minimum CPU time."""
     server_app, client_app, taken = apps(clients, samples)
     importlib.import_module("flwr.simulation").run_simulation(
         server_app=server_app,
@@ -93,5 +94,5 @@ def run(clients: int, samples: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """What the process does."""
+    """The entry point of the process."""
     sys.stdout.write(json.dumps(run(int(sys.argv[1]), int(sys.argv[2]))) + "\n")

@@ -93,7 +93,7 @@ def _w2() -> Findings:
 
 
 def sweep(work: Workload, runs: int, patience: float) -> Findings:
-    """Runs in lockstep: their clients train in one call, then each run's server takes a step."""
+    """Runs in lockstep: their clients train in one call, then each run's server performs a step."""
     weight, how = _server()
     models = [work.model.start.to(work.x.device)] * runs
     models = _round(work, models, 0, weight)
@@ -133,7 +133,7 @@ def _round(work: Workload, models: list[Tensor], number: int, weight: Callable[[
 
 
 def alone(work: Workload, clients: int, width: int) -> float:
-    """Samples a second of one step over full batches, recorded and replayed: what the kernels can do."""
+    """Return samples per second of one step over full batches, captured and replayed: the maximum of the kernels."""
     chain = pooled_cnn_of(work.model, work.x)
     assert chain is not None
     size = clients * width
@@ -146,7 +146,7 @@ def alone(work: Workload, clients: int, width: int) -> float:
 
 
 def _server() -> tuple[Callable[[Tensor], Tensor], str]:
-    """How a server weighs its clients: by estimated noise, or alike where the recipes cannot be imported."""
+    """Return how a server weights its clients: by estimated noise, or equally if the recipes cannot be imported."""
     try:
         from hush.recipes.estimators.noise_energy import inverse, pairwise
     except ImportError:

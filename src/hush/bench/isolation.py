@@ -1,4 +1,4 @@
-"""What isolation costs a user's module: tracing once, its graph against its own code, and computing row by row."""
+"""Cost of isolating a user's module: tracing once, its graph compared with its own code, and row-by-row evaluation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Cnn(nn.Module):
 
 
 class _Transformer(nn.Module):
-    """Two encoder layers, time before batch as PyTorch's default has it."""
+    """Two encoder layers with time before batch, PyTorch's default."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ _KINDS: tuple[tuple[str, Callable[[], nn.Module], tuple[int, ...]], ...] = (
 
 
 def measure() -> Findings:
-    """For each kind of module: seconds to trace, and ratios in one run."""
+    """Measure for each kind of module the seconds to trace, and ratios in one run."""
     figures: dict[str, float] = {}
     for name, build, shape in _KINDS:
         module = build()

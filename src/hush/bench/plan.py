@@ -10,7 +10,7 @@ from hush.seeds import rng
 
 
 def measure() -> Findings:
-    """Calibration of clients of which no two are alike."""
+    """Measure the calibration of clients that all differ."""
     generator = rng(0, "bench", "plan")
     clients = [
         (

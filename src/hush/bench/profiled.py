@@ -1,4 +1,4 @@
-"""Profiled work: where its time goes, operator by operator or kernel by kernel."""
+"""Profiled work: the distribution of its time over operators or kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hush.bench.timing import wait
 
 
 def profiled(work: Callable[[], object], rows: int = 12) -> list[tuple[str, float]]:
-    """The largest shares of the time in operators (of the processor) or kernels (of the accelerator), and the rest."""
+    """Return the largest fractions of the time in operators (CPU) or kernels (GPU), and the rest."""
     on_device = torch.cuda.is_available()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_device else [])]
     work()
@@ -22,7 +22,7 @@ def profiled(work: Callable[[], object], rows: int = 12) -> list[tuple[str, floa
         wait()
     spent: dict[str, float] = {}
     for event in run.key_averages():
-        # An operator that launches a kernel claims the kernel's time as well.
+        # An operator that launches a kernel includes the kernel's time as well.
         counts = not on_device or "CPU" not in str(event.device_type)
         own = event.self_device_time_total if on_device else event.self_cpu_time_total
         if counts and own > 0:
@@ -34,6 +34,6 @@ def profiled(work: Callable[[], object], rows: int = 12) -> list[tuple[str, floa
 
 
 def named(key: str) -> str:
-    """A kernel's name without the types it was made for."""
+    """Return a kernel's name without its template types."""
     whole = key.removeprefix("void ").replace("(anonymous namespace)::", "")
     return re.split(r"[<(]", whole, maxsplit=1)[0]

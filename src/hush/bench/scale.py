@@ -18,12 +18,12 @@ from hush.types import HushError
 _FEW, _MANY = 1_000, 10_000
 _SAMPLES, _WIDTH, _CLASSES, _ROUNDS = 50, 20, 4, 3
 _LIMIT = 900
-# The simulation is the API's, which stands above this module: the process hands it down.
+# The simulation belongs to the API, a layer above this module: it is passed as a callable.
 _PROGRAM = "import sys, hush; from hush.bench.scale import child; child(int(sys.argv[1]), hush.simulate)"
 
 
 def measure() -> Findings:
-    """Ten thousand clients over one thousand."""
+    """Compare ten thousand clients with one thousand."""
     few, many = alone(_FEW), alone(_MANY)
     per_client = (many["seconds"] - few["seconds"]) / (_MANY - _FEW) / _ROUNDS
     note = (
@@ -43,7 +43,7 @@ def measure() -> Findings:
 
 
 def alone(clients: int) -> dict[str, float]:
-    """Seconds and memory of a simulation in a process of its own."""
+    """Return seconds and memory of a simulation in a separate process."""
     command = [sys.executable, "-c", _PROGRAM, str(clients)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT)
     if done.returncode:
@@ -54,12 +54,12 @@ def alone(clients: int) -> dict[str, float]:
 
 
 def child(clients: int, simulate: Callable[..., object]) -> None:
-    """What that process does."""
+    """The entry point of that process."""
     sys.stdout.write(json.dumps(simulated(clients, simulate)) + "\n")
 
 
 def simulated(clients: int, simulate: Callable[..., object]) -> dict[str, float]:
-    """A simulation of that many clients in this process, by `hush.simulate`."""
+    """Run a simulation of that many clients in this process, by `hush.simulate`."""
     from hush.data import from_arrays
 
     generator = rng(0, "bench", "scale")

@@ -1,4 +1,4 @@
-"""The server's arithmetic: noise estimation, against the textbook way and against a plain mean."""
+"""Server benchmark: noise estimation, compared with a textbook implementation and with a plain mean."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from hush.seeds import rng
 _CLIENTS = 20
 _SMALL, _LARGE, _ROWS = 28_938, 11_181_642, 200_000
 _CLOSE = 0.01
-_MOST = 1500  # iterations of the textbook's way that are followed
+_MOST = 1500  # iterations of the textbook implementation that are followed
 _EVERY = 50
 _TIMED = 5
 _LED, _WHOLE, _AHEAD = 18, 6, 6  # iterations of RPCA in the cache and of the whole, about; one column in so many leads
 
 
 def measure() -> Findings:
-    """RPCA against fixed-penalty ADMM with an SVD in float64, and both estimators against a mean of 11 M parameters."""
+    """Measure RPCA against fixed-penalty ADMM with a float64 SVD, and both estimators against a mean of 11 M values."""
     return rpca_over_naive(updates(_CLIENTS, _SMALL)) | _over_mean(updates(_CLIENTS, _LARGE))
 
 
 def rpca_over_naive(small: Tensor, most: int = _MOST) -> Findings:
-    """Seconds of the textbook's way, until its weights (which sum to one) are ours to a per cent in sum, over ours."""
+    """Return the seconds until the textbook's weights are within one percent of ours (in total), over our seconds."""
     clock, word = fair()
     rivals = {"naive": lambda: Naive(small, svd=True).run(_TIMED), "ours": lambda: noise_energy.rpca(small)}
     seconds = best(rivals, turns=5, clock=clock)
@@ -52,7 +52,7 @@ def rpca_over_naive(small: Tensor, most: int = _MOST) -> Findings:
 
 
 class Naive:
-    """Principal component pursuit as the textbook has it: alternating directions with a fixed penalty, in float64."""
+    """Textbook principal component pursuit: alternating directions with a fixed penalty, in float64."""
 
     def __init__(self, updates: Tensor, svd: bool) -> None:
         self._m = updates.double().T
@@ -61,7 +61,7 @@ class Naive:
         self._s, self._y, self._svd = torch.zeros_like(self._m), torch.zeros_like(self._m), svd
 
     def run(self, iterations: int) -> Tensor:
-        """So many iterations more; the energies of the sparse part."""
+        """Run this many further iterations; returns the energies of the sparse part."""
         m, mu = self._m, self._mu
         for _ in range(iterations):
             low = self._shrunk(m - self._s + self._y / mu)
@@ -82,7 +82,7 @@ class Naive:
 
 
 def followed(small: Tensor, ours: Tensor, most: int) -> list[tuple[int, float, float]]:
-    """Iterations of the textbook's way, and how far its weights are then from ours: the worst of them, and in sum."""
+    """Return iterations of the textbook implementation, and the distance of its weights from ours: maximum and sum."""
     naive, path = Naive(small, svd=False), []
     for done in range(_EVERY, most + 1, _EVERY):
         weights = noise_energy.inverse(naive.run(_EVERY))

@@ -23,7 +23,7 @@ _USUAL = ("cpu", "server", "plan", "scale")
 
 
 def run(suites: Sequence[str]) -> dict[str, Any]:
-    """Measure the suites named, or those that suit any machine."""
+    """Run these suites, or those that suit any machine."""
     for name in suites:
         if name not in SUITES:
             raise unknown("--suite", "suite", name, SUITES)

@@ -15,7 +15,7 @@ _SIDE = 1024
 def best(
     contestants: Mapping[str, Callable[[], object]], turns: int = 2, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, float]:
-    """Seconds of each contestant's best turn, after one turn to warm up. Turns alternate, so noise hits all alike."""
+    """Return the seconds of each function's best run after a warm-up; runs alternate, so disturbances affect all."""
     for work in contestants.values():
         work()
     seconds = dict.fromkeys(contestants, float("inf"))
@@ -29,12 +29,12 @@ def best(
 
 
 def crowded() -> bool:
-    """Whether other work takes its share of the cores, so that a long turn never has them to itself."""
+    """Return whether other processes use the cores, so that a long run never has them to itself."""
     return os.getloadavg()[1] > 1.5 * (os.cpu_count() or 1)
 
 
 def fair() -> tuple[Callable[[], float], str]:
-    """The clock for contestants on one thread, and a word: processor time where other work shares the cores."""
+    """Return the clock for single-threaded functions and its name: CPU time if other processes use the cores."""
     if crowded() and torch.get_num_threads() == 1:
         return time.process_time, " Other processes share the cores, so CPU time counts, on one thread."
     return time.perf_counter, ""
@@ -54,7 +54,7 @@ def wait() -> None:
 
 
 def peak(device: str) -> float:
-    """Multiplications and additions a second in a large float32 matrix product."""
+    """Return multiplications and additions per second of a large float32 matrix product."""
     side = _SIDE if device == "cpu" else 8 * _SIDE
     a = torch.ones(side, side, device=device)
     out = torch.empty_like(a)
@@ -66,7 +66,7 @@ def peak(device: str) -> float:
 
 
 def stream(device: str) -> float:
-    """Bytes a second read and written by a copy."""
+    """Return bytes per second read and written by a copy."""
     a = torch.ones(1 << (24 if device == "cpu" else 28), device=device)
     out = torch.empty_like(a)
     return 2 * a.numel() * a.element_size() / best({"copy": lambda: out.copy_(a)}, turns=5)["copy"]

@@ -1,4 +1,4 @@
-"""The two training workloads, made of random tensors: what they cost does not depend on what they say.
+"""The two training workloads, made of random tensors: their cost does not depend on the values.
 
 W1: 20 clients x 2,400 MNIST-shaped samples, five clients at each batch size 16, 32, 64, 128, one epoch, the CNN of
 28,938 parameters, clip 3. W2: logistic regression 40 -> 10, 20 users a round, 50 local steps of 800 of 4,000 samples,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Named:
-    """A model's configuration without the package that checks configurations, which a machine may lack."""
+    """A model's configuration without pydantic, which may not be installed."""
 
     name: str
     hidden: int = 0
@@ -37,12 +37,12 @@ class Workload:
     """A model, the rows of all clients, and how each client trains.
 
     Attributes:
-        name: What it is called.
-        model: What is trained.
+        name: Its name.
+        model: The model to train.
         x: Inputs of all clients, one client after the other.
         y: Labels.
-        plans: How each client trains.
-        lr: Length of a step.
+        plans: The plan of each client.
+        lr: The learning rate.
         drifts: Corrections by control variates, clients x p, if any.
     """
 
@@ -55,7 +55,7 @@ class Workload:
     drifts: Tensor | None = None
 
     def jobs(self, round_number: int = 1) -> list[Job]:
-        """Fresh jobs: a source can be drawn from once."""
+        """Return new jobs, because a source can be drawn from only once."""
         drifts = [None] * len(self.plans) if self.drifts is None else self.drifts.unbind()
         start = self.model.start.to(self.x.device)
         return [
@@ -70,7 +70,7 @@ class Workload:
 
     @property
     def samples(self) -> int:
-        """Examples whose gradients a round takes, on average."""
+        """The mean number of per-example gradients in a round."""
         return sum(plan.steps * plan.batch for plan in self.plans)
 
 
@@ -89,7 +89,7 @@ def w2(users: int = 20, steps: int = 50, device: str = "cpu") -> Workload:
 
 
 def plan_of(samples: int, batch: int, steps: int, clip: float) -> PrivacyPlan:
-    """A plan with that many steps: whole epochs of them, as the plan counts."""
+    """Return a plan with this many steps, in whole epochs."""
     epochs = steps // math.ceil(samples / batch)
     return PrivacyPlan(samples, batch, epochs, 1, clip, 1.0, "add-remove", "pld")
 

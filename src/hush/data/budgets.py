@@ -24,22 +24,22 @@ FILES = (".json", ".txt", ".csv")
 
 
 def distribution_names() -> list[str]:
-    """Every name that `budgets` accepts."""
+    """Return every name that `budgets` accepts."""
     return [*DISTRIBUTIONS, *(f"{PAPER}:{name}" for name in ROBUST_HDP)]
 
 
 def budgets(
     spec: float | str | Sequence[float] | Mapping[str, float], clients: int, seed: int, names: Sequence[str] = ()
 ) -> tuple[float, ...]:
-    """The epsilon of each client, from `privacy.budgets`.
+    """Return the epsilon of each client, from `privacy.budgets`.
 
     Args:
-        spec: A number for all, a list with one per client, a table with one for each name of a client, a file (.json
-            with a list; .txt or .csv with numbers on lines or between commas), or one of `distribution_names()`.
-            "robust-hdp-paper:dist6" gives the very values of the paper, for 20, 40 or 60 clients.
+        spec: A number for all clients, a list with one per client, a table with one per client name, a file (.json
+            with a list; .txt or .csv with numbers separated by lines or commas), or one of `distribution_names()`.
+            "robust-hdp-paper:dist6" gives the exact values of the paper, for 20, 40 or 60 clients.
         clients: The number of clients.
-        seed: Of the draw from a distribution.
-        names: Of the clients, by which a table has a number for each; by default their numbers.
+        seed: The seed for sampling from a distribution.
+        names: The client names that a table uses as keys; by default the client numbers.
     """
     integer("data.clients", clients, low=1)
     if isinstance(spec, Mapping):
@@ -63,14 +63,16 @@ def budgets(
 def batch_sizes(
     spec: int | str | Sequence[int] | Mapping[str, int], clients: int, seed: int, names: Sequence[str] = ()
 ) -> tuple[int, ...]:
-    """The batch size of each client, from `local.batch_size`.
+    """Return the batch size of each client, from `local.batch_size`.
 
     Args:
-        spec: A number for all, a list of choices (each used by as many clients as the others, give or take one, in
-            random order), or "robust-hdp-paper" for the paper's own, for 20, 40 or 60 clients.
+        spec: A number for all clients, a list of choices (each used by an equal number of clients, up to one, in random
+            order), a table with one per client name, or "robust-hdp-paper" for the values of the paper, for 20, 40 or
+    60
+            clients.
         clients: The number of clients.
-        seed: Of the order.
-        names: Of the clients, by which a table has a number for each; by default their numbers.
+        seed: The seed of the order.
+        names: The client names that a table uses as keys; by default the client numbers.
     """
     integer("data.clients", clients, low=1)
     if isinstance(spec, Mapping):
@@ -85,12 +87,12 @@ def batch_sizes(
     if not choices:
         raise wrong(BATCH_KEY, "found an empty list; accepted: at least one whole number")
     gen = rng(seed, "batch sizes")
-    # The choices are shuffled first, so that it is not always the first ones that get a client more.
+    # The choices are shuffled first, so that the remaining clients do not always get the first ones.
     return tuple(int(size) for size in gen.permutation(np.resize(gen.permutation(choices), clients)))
 
 
 def deltas(spec: float | Sequence[float] | Mapping[str, float], clients: int, names: Sequence[str] = ()) -> list[float]:
-    """The delta of each client, from `privacy.delta`: a number for all, a list, or a table by name."""
+    """Return the delta of each client, from `privacy.delta`: a number for all, a list, or a table by name."""
     if isinstance(spec, Mapping):
         spec = [number(DELTA_KEY, value, low=0.0, high=1.0) for value in by_name(DELTA_KEY, spec, clients, names)]
     if not isinstance(spec, list | tuple):
@@ -101,7 +103,7 @@ def deltas(spec: float | Sequence[float] | Mapping[str, float], clients: int, na
 
 
 def by_name(key: str, table: Mapping[str, object], clients: int, names: Sequence[str] = ()) -> list[object]:
-    """The values of a table in the order of the clients; a `HushError` lists unknown and missing names."""
+    """Return the values of a table in the order of the clients; a `HushError` lists unknown and missing names."""
     known = [name or str(client) for client, name in enumerate(names or [""] * clients)]
     strange, lacking = [name for name in table if name not in known], [name for name in known if name not in table]
     if strange or lacking:
@@ -139,7 +141,7 @@ def _of_paper(key: str, lists: dict[str, list[float]], clients: int) -> list[flo
 
 @cache
 def _paper() -> dict[str, Any]:
-    """Epsilons and batch sizes of the clients in Robust-HDP's experiments."""
+    """The epsilons and batch sizes of the clients in Robust-HDP's experiments."""
     text = resources.files("hush.data").joinpath("robust_hdp_clients.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)
     return found

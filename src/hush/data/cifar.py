@@ -28,7 +28,7 @@ MEAN = (0.4914, 0.4822, 0.4465)
 STD = (0.2470, 0.2435, 0.2616)
 ROWS = 10_000
 PIXELS = 3 * 32 * 32
-# A python batch is about 31 MB; anything much larger is not one.
+# A python batch has about 31 MB; anything much larger is not one.
 MAX_MEMBER = 64 << 20
 
 Bytes = npt.NDArray[np.uint8]
@@ -37,7 +37,7 @@ Decode = Callable[[bytes, str], Bytes]
 
 @dataclass(frozen=True)
 class _Layout:
-    """One published form: where its batches lie and how one becomes records."""
+    """One published layout: where its batches are, and how a batch is converted to records."""
 
     folders: tuple[str, ...]
     archive: str
@@ -46,7 +46,7 @@ class _Layout:
 
 
 def read_cifar10(root: Path, part: str) -> tuple[Bytes, Bytes]:
-    """The images (n, 3, 32, 32) and the labels (n,) of one part, as bytes."""
+    """Return the images (n, 3, 32, 32) and the labels (n,) of one part, as bytes."""
     batches = BATCHES[part]
     for layout in LAYOUTS:
         if any(find(root, layout.folders, [batch + layout.suffix]) for batch in batches):
@@ -77,7 +77,7 @@ def _from_folder(root: Path, layout: _Layout, batch: str) -> Bytes:
 
 
 def _from_archive(path: Path, layout: _Layout, batches: tuple[str, ...]) -> dict[str, Bytes]:
-    """One pass over the archive, in memory: no member is ever written to disk."""
+    """Read the archive once, in memory: its members are never written to disk."""
     wanted = {f"{layout.folders[0]}/{batch}{layout.suffix}": batch for batch in batches}
     found: dict[str, Bytes] = {}
     try:

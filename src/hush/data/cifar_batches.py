@@ -28,19 +28,19 @@ TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 class _Mark:
-    """Where a group of values begins on the stack."""
+    """The start of a group of values on the stack."""
 
 
 @dataclass(frozen=True)
 class _Name:
-    """A name that the file refers to, kept as text."""
+    """A name in the file, kept as text."""
 
     text: str
 
 
 @dataclass
 class _Bytes:
-    """The type `uint8`, the only one that a batch may hold."""
+    """The type `uint8`, the only one that a batch may contain."""
 
 
 @dataclass
@@ -51,14 +51,15 @@ class _Array:
 
 
 class _RefusedError(Exception):
-    """The file contains something that no batch needs."""
+    """The file contains something that no CIFAR-10 batch needs."""
 
 
 def read_batch(content: bytes, path: Path | str) -> tuple[npt.NDArray[np.uint8], list[int]]:
-    """The `data` array and the `labels` list of one batch file."""
+    """Return the `data` array and the `labels` list of one batch file."""
     try:
         with warnings.catch_warnings():
-            # A hostile file may hold an odd escape; it is refused below, and the user need not hear of Python's rules.
+            # A malicious file may contain an invalid escape; it is refused below, and Python's warning would not help
+            # the user.
             warnings.simplefilter("ignore", DeprecationWarning)
             batch = _interpret(content)
     except _RefusedError as reason:
@@ -117,7 +118,7 @@ def _structure(name: str, stack: list[Any]) -> None:
         _kind(stack[-1], list).extend(values)
     elif name in ("SETITEM", "SETITEMS"):
         values = _group(stack) if name == "SETITEMS" else [stack.pop(-2), stack.pop()]
-        # Only text as keys: hashing a tuple nested a million deep would overflow the stack of the process.
+        # Keys must be text: hashing a tuple nested a million levels deep would overflow the stack of the process.
         if not all(type(key) is str for key in values[::2]):
             raise _RefusedError("key other than text")
         _kind(stack[-1], dict).update(zip(values[::2], values[1::2], strict=True))

@@ -1,8 +1,9 @@
 """The data of all clients as one record, from arrays, DataFrames, torch and Hugging Face datasets, or files.
 
-`clients` accepts what people have, and keeps the names of clients. Optional packages are never imported: their objects
-are recognised by their interface. Rows are read as they are, or preprocessed by a schema (`hush.data.preprocessing`);
-no statistic is taken from them, except for the list of classes where nobody declares it, which the record then says.
+`clients` accepts common containers of data, and keeps the names of clients. Optional packages are never imported: their
+objects are recognised by their interface. Rows are used as they are, or preprocessed by a schema
+(`hush.data.preprocessing`). No statistic is computed from them, except for the list of classes if it is not declared,
+which the record then reports.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class ClientData:
     """The rows of all clients.
 
     Attributes:
-        dataset: All rows; `dataset.owner` is the client of each, where rows have one.
-        names: Of the clients, in order of their numbers; empty where the config says how many there are.
-        partition: How rows are divided among the clients, where they have none of their own.
+        dataset: All rows; `dataset.owner` is the client of each row, if rows belong to clients.
+        names: The client names, by client number; empty if the config determines the number of clients.
+        partition: How rows are divided among the clients, if they do not belong to clients.
     """
 
     dataset: Dataset
@@ -55,7 +56,7 @@ class ClientData:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The rows of each client by name, where rows have clients of their own."""
+        """The number of rows of each client by name, if rows belong to clients."""
         if self.dataset.owner is None:
             return {}
         counts = np.bincount(self.dataset.owner, minlength=len(self.names))
@@ -71,7 +72,7 @@ class ClientData:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of one source before they are joined: arrays with targets, or a table."""
+    """The rows of one source before they are joined: arrays with targets, or a table."""
 
     name: str
     x: Any = None
@@ -174,7 +175,7 @@ def clients(
 
 
 def _whole(dataset: Dataset, clients: object, partition: partitions.Spec | None) -> ClientData:
-    """Rows without clients of their own: a column of names, a number of clients and a partition, or neither."""
+    """Rows that belong to no client: with a column of names, a number of clients and a partition, or neither."""
     if clients is None and partition is None:
         if dataset.owner is None:
             return ClientData(dataset)
@@ -194,7 +195,7 @@ def _whole(dataset: Dataset, clients: object, partition: partitions.Spec | None)
 
 
 def _column(clients: object, rows: int) -> tuple[Array, tuple[str, ...]]:
-    """The number of the client of each row, and the names in order."""
+    """The client number of each row, and the names in order."""
     try:
         values = np.asarray(clients)
     except (RuntimeError, TypeError, ValueError) as error:
@@ -222,7 +223,7 @@ def _column(clients: object, rows: int) -> tuple[Array, tuple[str, ...]]:
 
 
 def _check_words(label: object, client: object, targets: object, name: object) -> None:
-    """Raise a `HushError` for names of columns that are no strings, and for an unknown kind of target."""
+    """Raise a `HushError` for column names that are not strings, and for an unknown kind of target."""
     several = label if isinstance(label, list | tuple) and label else [label]
     for key, values in (("label", several), ("client", [client]), ("name", [name])):
         if not all(value is None or isinstance(value, str) for value in values):
@@ -241,7 +242,7 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _read(data: object, *, label: str | Sequence[str] | None, name: str) -> _Rows:
-    """The rows of one client, or of all of them."""
+    """Read the rows of one client, or of all of them."""
     if isinstance(data, Dataset):
         return _Rows(name, data.x, data.y)
     if is_frame(data):
@@ -257,7 +258,7 @@ def _read(data: object, *, label: str | Sequence[str] | None, name: str) -> _Row
 
 
 def _is_torch_dataset(data: object) -> bool:
-    # Who has such a dataset has imported torch.
+    # Torch datasets are only passed by callers that have imported torch.
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(data, torch.utils.data.Dataset)
 
@@ -291,7 +292,7 @@ def _is_paths(data: object) -> bool:
 def _files(
     data: Any, read: Callable[..., _Rows], label: str | Sequence[str] | None, client: str | None
 ) -> tuple[list[_Rows], list[str] | None]:
-    """The rows of files, and the names of the clients unless a column has them: one file is all, several one each."""
+    """The rows of files, and client names unless a column has them: one file has all clients, several one each."""
     paths = _paths(data)
     parts = [_read_file(path, label) for path in paths]
     if client is not None:
@@ -308,7 +309,7 @@ def _paths(data: Any) -> list[Path]:
     if isinstance(data, list):
         return [Path(each) for each in data]
     if _is_pattern(data):
-        # Path.glob takes no absolute patterns.
+        # Path.glob does not accept absolute patterns.
         found = sorted(Path(each) for each in glob.glob(str(data), recursive=True) if Path(each).is_file())  # noqa: PTH207
         if not found:
             raise HushError(f"{data}: no file matches; accepted: a pattern such as sites/*.parquet")
@@ -342,7 +343,7 @@ def _joined(
     parts: Sequence[_Rows], name: str, schema: Schema | None, label: str | Sequence[str] | None, client: str | None,
     classes: int | Sequence[object] | None, kind: TargetKind | None,
 ) -> Dataset:  # fmt: skip
-    """All rows as one dataset. Clients must have the same columns, or inputs of the same shapes and types."""
+    """Join all rows into one dataset. Clients must have the same columns, or inputs of the same shapes and types."""
     if len({part.table is None for part in parts}) > 1:
         raise HushError("clients: some have tables, others arrays; accepted: the same everywhere")
     tables = [part.table for part in parts if part.table is not None]

@@ -30,22 +30,22 @@ class Clients:
 
     @property
     def train_counts(self) -> list[int]:
-        """Training rows of each client."""
+        """The number of training rows of each client."""
         return [len(rows) for rows in self.train]
 
     @property
     def test_counts(self) -> list[int]:
-        """Test rows of each client."""
+        """The number of test rows of each client."""
         return [len(rows) for rows in self.test]
 
     def bounds(self) -> list[tuple[int, int, int]]:
-        """For each client: first training row, first test row, end, in the arrays that `arrays` gives."""
+        """For each client: first training row, first test row, and end, as indices into the results of `arrays`."""
         ends = np.cumsum([0, *(a + b for a, b in zip(self.train_counts, self.test_counts, strict=True))]).tolist()
         return [(start, start + n, end) for (start, end), n in zip(pairwise(ends), self.train_counts, strict=True)]
 
     @cached_property
     def static(self) -> bool:
-        """Whether no client's data ever change: `phase` is then the same in every round."""
+        """Whether no client's data change between rounds; `phase` is then the same in every round."""
         return all(len(share.salt) <= 1 for share in self.shares)
 
     def phase(self, round_number: int) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ class Clients:
         return tuple(transforms.phase(share, round_number) for share in self.shares)
 
     def arrays(self, round_number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and labels of all clients in a round."""
+        """Return inputs and labels of all clients in a round."""
         data = self.dataset
         low, high = transforms.limits(data.x)
         parts = [
@@ -88,7 +88,7 @@ def divide(dataset: Dataset, config: DataConfig, seed: int) -> Clients:
 def _overlapping(
     dataset: Dataset, config: DataConfig, spec: partition.Spec, sizes: Sequence[int], seed: int
 ) -> Clients:
-    """The same where clients may have rows in common: no row is for training at one and for test at another."""
+    """The same for clients with rows in common: no row is a training row of one client and a test row of another."""
     pools = partition.holdout(np.arange(len(dataset.y)), config.test_fraction, seed, EVERYONE)
     tests = [held_out(size, config.test_fraction) for size in sizes]
     wanted = ([size - test for size, test in zip(sizes, tests, strict=True)], tests)

@@ -28,11 +28,12 @@ OWN = "own arrays"
 class Dataset:
     """Rows and labels: images are (n, channels, height, width), tables (n, features).
 
-    `owner` is the natural client of each row where there is one, `schema` what a file declares of its columns. `own`
-    says that the user gave the arrays, whatever `name` is. `inputs` is what a row unpacks into, where that is not one
-    array of real numbers. `targets` is what `y` holds: int64 classes, or float32 for the other kinds. `class_names` are
-    the values that the classes stand for, where they are not 0 to K - 1 already, and `not_covered` what reading the
-    data revealed that no accountant covers.
+    Attributes `owner`: the natural client of each row, if there is one. `schema`: the declared columns of a file.
+    `own`:
+    whether the user passed the arrays, whatever `name` is. `inputs`: what a row unpacks into, if not one array of real
+    numbers. `targets`: what `y` contains: int64 classes, or float32 for the other kinds. `class_names`: the values of
+    the
+    classes, if they are not 0 to K - 1. `not_covered`: what reading the data revealed that no accountant covers.
     """
 
     name: str
@@ -85,8 +86,8 @@ def load(
 def from_arrays(x: npt.ArrayLike, y: npt.ArrayLike, name: str = OWN, classes: int | None = None) -> Dataset:
     """Return a dataset from your own arrays: x (n, ...) of real numbers, y (n,) integers from 0; `clients` takes more.
 
-    The arrays are copied. `classes` defaults to the largest label plus one; it must be given where class 0 has no rows,
-    since labels that count from 1 look the same.
+    The arrays are copied. `classes` defaults to the largest label plus one; it must be given if class 0 has no rows,
+    because such labels cannot be distinguished from labels that count from 1.
     """
     try:
         features, labels = np.asarray(x), np.asarray(y)
@@ -128,8 +129,8 @@ def as_own(dataset: object) -> Dataset:
 
 
 def check_finite(dataset: Dataset) -> None:
-    """Refuse NaN or infinite features, and labels outside 0..classes-1."""
-    # A float64 sum is finite exactly when every float32 term is, and it needs no mask as large as the data.
+    """Raise a `HushError` for NaN or infinite features, and for labels outside 0..classes-1."""
+    # A float64 sum is finite exactly if every float32 term is, and it needs no mask as large as the data.
     with np.errstate(invalid="ignore"):
         total = dataset.x.sum(dtype=np.float64)
     if not np.isfinite(total):
@@ -143,12 +144,12 @@ def check_finite(dataset: Dataset) -> None:
 
 
 def _own(name: str) -> Dataset:
-    """What a user's function returns, under the name that the config has for it."""
+    """Return the result of a user's function, under the name that the config has for it."""
     return replace(as_own(from_function(name)), name=name, own=False)
 
 
 def from_function(name: str) -> object:
-    """What the user's function `module:function` returns; a `HushError` where it fails."""
+    """Call the user's function `module:function`; a `HushError` if it fails."""
     try:
         return user_code(name)()
     except Exception as error:

@@ -1,8 +1,9 @@
 """Distributions of the clients' epsilons used in the papers.
 
-The papers write N(m, s) without saying what s is. The draws of Robust-HDP that are public settle it: the 41 values
-near 1.0 of its Dist2 have a standard deviation of 0.12, near 0.1 and far from sqrt(0.1) = 0.32. So s is taken as the
-standard deviation, in both papers.
+The papers write N(m, s) without saying whether s is the variance. Robust-HDP's published samples indicate that it is
+the
+standard deviation: the 41 values near 1.0 of its Dist2 have a standard deviation of 0.12, close to 0.1 and far from
+sqrt(0.1) = 0.32. It is used for both papers.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Pareto:
-    """A Pareto distribution: `scale` is the least value, `shape` the exponent of the tail."""
+    """A Pareto distribution: `scale` is the minimum, `shape` the exponent of the tail."""
 
     shape: float
     scale: float
@@ -59,7 +60,7 @@ class Mixture:
     weights: tuple[float, ...] = (1.0,)
 
     def draw(self, gen: np.random.Generator) -> float:
-        """One positive value. Zero and below are drawn again from the same component: clipping would pile them up."""
+        """Return one positive sample. Non-positive samples are drawn again from the same component, not clipped."""
         component = self.components[gen.choice(len(self.components), p=self.weights)]
         while (value := component.draw(gen)) <= 0.0:
             pass

@@ -1,4 +1,4 @@
-"""Find, read and verify data files, so that nothing unverified reaches a parser when its digest is known."""
+"""Find, read and verify data files: if the digest of a file is known, it is verified before parsing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 
 from hush.types import HushError
 
-# Far above any file read here; it stops a small hostile archive from filling the memory.
+# Far above any file read here; it prevents a small malicious archive from filling the memory.
 MAX_BYTES = 1 << 30
 
 
 def data_root(root: str | os.PathLike[str] | None, name: str) -> Path:
-    """The data directory: the argument, else the environment variable HUSH_DATA."""
+    """Return the data directory: the argument, or the environment variable HUSH_DATA."""
     found = root if root is not None else os.environ.get("HUSH_DATA")
     if not found:
         raise HushError(
@@ -31,7 +31,7 @@ def data_root(root: str | os.PathLike[str] | None, name: str) -> Path:
 
 
 def find(root: Path, folders: Sequence[str], names: Sequence[str]) -> Path | None:
-    """The first existing file, looking for every name in a folder before going to the next folder."""
+    """Return the first existing file, trying every name in a folder before going to the next folder."""
     for folder in folders:
         for name in names:
             path = root / folder / name
@@ -44,13 +44,13 @@ def find(root: Path, folders: Sequence[str], names: Sequence[str]) -> Path | Non
 
 
 def missing(root: Path, folders: Sequence[str], names: Sequence[str], source: str) -> HushError:
-    """The error for a file that is in none of the folders."""
+    """Return the error for a file that is in none of the folders."""
     looked = ", ".join(str(root / folder) for folder in folders)
     return HushError(f"data file {' or '.join(names)}: not found in {looked}; download it from {source}")
 
 
 def verify(content: bytes | memoryview, expected: str, what: str | Path, source: str) -> None:
-    """Refuse content whose SHA-256 is not the published one."""
+    """Raise a `HushError` for content whose SHA-256 is not the published one."""
     found = hashlib.sha256(content).hexdigest()
     if found != expected:
         raise HushError(
@@ -59,9 +59,9 @@ def verify(content: bytes | memoryview, expected: str, what: str | Path, source:
 
 
 def read(path: Path, digests: Mapping[str, str], source: str) -> bytes:
-    """The verified bytes of a file, decompressed if it ends in `.gz`.
+    """Return the verified bytes of a file, decompressed if it ends in `.gz`.
 
-    `digests` maps file names to SHA-256. A file that is not in it is not verified: its reader checks the structure.
+    `digests` maps file names to SHA-256. A file that is not listed is not verified: its reader checks the structure.
     """
     content = read_bytes(path)
     if path.name in digests:
@@ -70,7 +70,7 @@ def read(path: Path, digests: Mapping[str, str], source: str) -> bytes:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The bytes of a file; a failure of the system becomes a `HushError`."""
+    """Return the bytes of a file; an operating system error becomes a `HushError`."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -78,7 +78,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def gunzip(content: bytes, path: Path) -> bytes:
-    """Decompress gzip content, refusing what is truncated, corrupt or absurdly large."""
+    """Decompress gzip content; truncated, corrupt or excessively large content is an error."""
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
             result = stream.read(MAX_BYTES + 1)

@@ -14,7 +14,7 @@ UNSIGNED_BYTE = 8
 
 
 def parse_idx(content: bytes, path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
-    """The array in an IDX file of unsigned bytes with the given number of dimensions."""
+    """Return the array in an IDX file of unsigned bytes with the given number of dimensions."""
     start = 4 + 4 * dimensions
     if len(content) < start or content[:4] != bytes((0, 0, UNSIGNED_BYTE, dimensions)):
         raise HushError(

@@ -34,7 +34,7 @@ class IdxImages:
     transposed: bool = False
 
     def names(self, part: str, kind: str) -> tuple[str, str, str]:
-        """The names a file may have, the published one first."""
+        """The file names it may have, the published one first."""
         stem = self.stems[part]
         return f"{stem}-{kind}-ubyte.gz", f"{stem}-{kind}-ubyte", f"{stem}-{kind.replace('-', '.')}-ubyte"
 
@@ -61,7 +61,7 @@ FASHION_MNIST = IdxImages(
     std=0.3081,
 )
 EMNIST_FOLDERS = ("emnist", "EMNIST/raw", "EMNIST", "gzip", "emnist/gzip", "")
-# The full set comes first: accuracies on the subset are not comparable with published ones.
+# The full set comes first, because accuracies on the subset are not comparable with published ones.
 EMNIST47 = (
     IdxImages(
         title="emnist-balanced",
@@ -89,12 +89,12 @@ EMNIST47 = (
 
 
 def present(spec: IdxImages, root: Path) -> bool:
-    """Whether any image file of the dataset is under the root."""
+    """Return whether any image file of the dataset is below the root."""
     return any(find(root, spec.folders, spec.names(part, "images-idx3")) for part in spec.stems)
 
 
 def read_images(spec: IdxImages, root: Path, part: str) -> tuple[Pixels, Pixels]:
-    """The upright images (n, 1, 28, 28) and the labels (n,) of one part, as bytes."""
+    """Return the upright images (n, 1, 28, 28) and the labels (n,) of one part, as bytes."""
     images_path = _locate(spec, root, spec.names(part, "images-idx3"))
     labels_path = _locate(spec, root, spec.names(part, "labels-idx1"))
     images = parse_idx(_content(spec, images_path), images_path, 3)

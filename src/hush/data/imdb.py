@@ -23,7 +23,7 @@ REVIEW = re.compile(r"(\d+)_(\d+)\.txt")
 
 
 def read_reviews(root: Path, part: str) -> tuple[list[str], list[int]]:
-    """The texts and labels (0 negative, 1 positive) of one part, from JSON lines or from the published tree."""
+    """Return the texts and labels (0 negative, 1 positive) of one part, from JSON lines or from the published tree."""
     name = f"{part}.jsonl.xz"
     path = find(root, FOLDERS, [name])
     if path is not None:

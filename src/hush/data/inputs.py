@@ -1,11 +1,11 @@
-"""Inputs of a model as they are stored: rows of float32 with a specification of what a row unpacks into.
+"""Inputs of a model as they are stored: rows of float32, with a specification of what a row unpacks into.
 
-A single array of real numbers is stored as it is. Integers, booleans, and several arrays (a tuple or a dict, such as
-tokens with a padding mask) are stored as float32 too, several of them side by side in one matrix (n, numbers of a row);
-`hush.models.inputs` unpacks a row again in front of the user's module, with the shapes and types of the specification.
+A single array of real numbers is stored unchanged. Integers, booleans, and several arrays (a tuple or a dict, such as
+tokens with a padding mask) are stored as float32 too, concatenated in one matrix (n, numbers per row);
+`hush.models.inputs` unpacks rows before the user's module, with the shapes and types of the specification.
 
 Guarantees:
-    - Unpacking gives back integers and booleans exactly: integers of 2^24 and more, which float32 does not hold, are
+    - Integers and booleans are recovered exactly: integers of 2^24 or more, which float32 cannot represent, are
       refused.
 """
 
@@ -23,10 +23,10 @@ _EXACT = 1 << 24
 
 
 def pack_inputs(inputs: object, where: str) -> tuple[npt.NDArray[np.float32], InputSpec | None]:
-    """Rows of an array, or of a tuple or dict of arrays with as many rows each; no specification for real numbers.
+    """Store an array, or a tuple or dict of arrays with equally many rows; real numbers need no specification.
 
     Raises:
-        HushError: The rows are ragged, of different numbers, without numbers, or not exact in float32.
+        HushError: The rows are ragged, differ in number, contain no numbers, or are not exact in float32.
     """
     if isinstance(inputs, Mapping):
         if not inputs or not all(isinstance(name, str) for name in inputs):
@@ -55,7 +55,7 @@ def pack_inputs(inputs: object, where: str) -> tuple[npt.NDArray[np.float32], In
 
 
 def stack_rows(rows: list[Any], where: str) -> Any:
-    """The inputs of single rows, as a torch dataset gives them, as arrays: a tuple or dict of them where rows are."""
+    """Stack the inputs of single rows, as a torch dataset returns them; rows can be arrays, tuples or dicts."""
     first = rows[0]
     try:
         if isinstance(first, Mapping):

@@ -131,7 +131,7 @@ def _clusters(name: str, options: Mapping[str, Any], clients: int, classes: int)
 
 
 def _quality(options: Mapping[str, Any], clients: int) -> list[Share]:
-    """Consecutive clients in groups of equal data quality, which may change at a round."""
+    """Return consecutive clients in groups of equal data quality, which may change at a round."""
     check_keys(KEY, "quality", options, ("groups", "density"), ("change_at", "density_after"))
     members = _members(f"{KEY}.groups", options["groups"], clients)
     schedule = [(0, _densities("density", options["density"], len(members)))]

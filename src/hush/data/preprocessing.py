@@ -51,10 +51,11 @@ _MOST_CATEGORIES = 100
 
 
 def preprocessed(table: Table, schema: Schema | None) -> Rows:
-    """The columns of a table as the inputs of a model; without a schema all of them must hold numbers, and no blanks.
+    """Return the columns of a table as the inputs of a model; without a schema all of them must be numeric, without
+    blanks.
 
     Raises:
-        HushError: A column is missing, is not in the schema, or holds what the schema does not allow.
+        HushError: A column is missing, is not in the schema, or contains what the schema does not allow.
     """
     names = list(table.columns)
     if schema is None:
@@ -70,7 +71,7 @@ def preprocessed(table: Table, schema: Schema | None) -> Rows:
 
 
 def features(x: npt.NDArray[Any], schema: Schema) -> Rows:
-    """What a model gets of encoded rows (n, columns): (n, *schema.input_shape)."""
+    """Return the model inputs (n, *schema.input_shape) of encoded rows (n, columns)."""
     changed = schema.scale != "none" or schema.encoding != "index" or any(c.missing != REFUSE for c in schema.columns)
     if not schema.columns or not changed:
         return x.astype(np.float32, copy=False)
@@ -79,7 +80,7 @@ def features(x: npt.NDArray[Any], schema: Schema) -> Rows:
 
 
 def mapped(x: Rows, y: Labels, own: Schema, run: Schema) -> tuple[Rows, Labels]:
-    """Encoded rows of a member as the inputs of a run's model: columns by name, values clipped to the run's bounds."""
+    """Map encoded rows of a member to a run's model inputs: columns by name, values clipped to the run's bounds."""
     if run.columns:
         x = np.stack(
             [_values(x[:, own.names.index(column.name)], own, column) for column in run.columns], axis=1
@@ -89,9 +90,9 @@ def mapped(x: Rows, y: Labels, own: Schema, run: Schema) -> tuple[Rows, Labels]:
 
 
 def encoded(column: Column, values: Values, where: Callable[[int], str]) -> Numbers:
-    """A column of a file as numbers, within its own bounds, with NaN for a blank that the column allows.
+    """Encode a column of a file as numbers, within its own bounds, with NaN for a blank that the column allows.
 
-    `where` names the place of a row in the file. Raises a `HushError` if a value is not of the column's kind.
+    `where` describes the position of a row in the file. Raises a `HushError` if a value is not of the column's kind.
     """
     blank = blanks(values)
     if blank.any() and column.missing == REFUSE:
@@ -118,18 +119,18 @@ def encoded(column: Column, values: Values, where: Callable[[int], str]) -> Numb
 def infer_schema(
     public: object, *, label: str | None = None, client: str | None = None, name: str = "public file"
 ) -> Schema:
-    """The schema of a table that is public: bounds, categories and blanks as they are in it.
+    """Infer the schema of a public table: bounds, categories and blanks as they are in it.
 
-    Never use private rows: the least and the largest value of a column are rows of somebody.
+    Never use private rows: the minimum and the maximum of a column are values of individual rows.
 
     Args:
         public: The path of a CSV or Parquet file, or a DataFrame.
-        label: The column with the labels; by default "label".
-        client: The column with the names of clients, which is no feature.
-        name: What to call a DataFrame in messages.
+        label: The label column; by default "label".
+        client: The column with the client names, which is not a feature.
+        name: The name of a DataFrame in messages.
 
     Returns:
-        A schema with `scale = "signed"`, `encoding = "one-hot"`, and an unknown category wherever there are categories.
+        A schema with `scale = "signed"`, `encoding = "one-hot"`, and an unknown category for each categorical column.
     """
     table = frame_table(public, name) if is_frame(public) else read_table(public)
     label = label or "label"
@@ -144,7 +145,7 @@ def infer_schema(
 
 
 def _numbers(table: Table) -> Rows:
-    """A table of numbers alone; else the error shows the schema to write, from names and types of columns alone."""
+    """Convert a numeric table; for others the error shows a schema to write, based on column names and types alone."""
     wanted: dict[str, str] = {}
     made = []
     for name, values in table.columns.items():
@@ -170,7 +171,7 @@ def _numbers(table: Table) -> Rows:
 
 
 def _as_numbers(values: Values) -> Numbers | None:
-    """The values as numbers, with NaN for blanks; none where some are not numbers."""
+    """Return the values as numbers, with NaN for blanks; None if some are not numbers."""
     if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
         return values.astype(np.float64)
     if isinstance(values, np.ndarray) and values.dtype.kind == "M":
@@ -263,7 +264,7 @@ def _date(value: Any, column: Column, _: dict[str, float]) -> float:
 
 
 def _inferred(name: str, values: Values, where: Callable[[int], str]) -> Column:
-    """The narrowest column that holds these public values."""
+    """Return the narrowest column that allows these public values."""
     blank = blanks(values)
     missing = INDICATOR if blank.any() else REFUSE
     held = [values[row] for row in np.flatnonzero(~blank).tolist()]

@@ -50,15 +50,17 @@ class Column:
     """One feature.
 
     Attributes:
-        name: As in the header of a file.
+        name: The name in the header of a file.
         kind: `number`, `integer`, `category`, `boolean` or `date`.
-        low: The least value, or None where there is no bound. Values outside of the bounds are clipped to them. Of a
-            date, in days since 1970-01-01; a TOML file has the date itself.
-        high: The largest.
-        categories: The values of a category, as they stand in a file.
-        missing: What a blank becomes: `"refuse"` is an error, `"indicator"` a zero with a column of its own that says
-            so, and any other value (a number, a category) is put in its place.
-        unknown: Whether a category that is not listed counts as one of its own; else it is an error.
+        low: The lower bound, or None. Values outside the bounds are clipped to them. For a date, days since 1970-01-01;
+    a
+            TOML file has the date itself.
+        high: The upper bound.
+        categories: The values of a category, as in the file.
+        missing: What a blank becomes: `"refuse"` is an error, `"indicator"` a zero with an additional indicator column,
+    and
+            any other value (a number, a category) replaces it.
+        unknown: Whether unlisted categories form a category of their own; otherwise they are an error.
     """
 
     name: str
@@ -95,7 +97,7 @@ class Column:
             raise HushError(f"{where}: missing {self.missing!r:.40}; accepted: {REFUSE}, {INDICATOR} or {value}")
 
     def width(self, encoding: Encoding) -> int:
-        """How many numbers of a model's input the column makes."""
+        """The number of model inputs that the column produces."""
         indicator = int(self.missing == INDICATOR)
         if self.kind != "category":
             return 1 + indicator
@@ -107,14 +109,14 @@ class Schema:
     """The rows of a file or of a run.
 
     Attributes:
-        shape: Of one row.
-        classes: How many labels there are, or None where that is not declared.
-        columns: The features, in the order in which a model gets them; none for arrays without names.
-        label: The column with the labels, where columns have names.
-        scale: Numbers and dates as they are (`none`), or moved from their bounds to [-1, 1] (`signed`) or [0, 1]
+        shape: The shape of one row.
+        classes: The number of classes, or None if it is not declared.
+        columns: The features, in the order of the model's inputs; empty for arrays without names.
+        label: The label column, if columns have names.
+        scale: Numbers and dates unchanged (`none`), or rescaled from their bounds to [-1, 1] (`signed`) or [0, 1]
             (`unit`).
-        encoding: A category as its place in the list (`index`), or as a zero or one for each of the list (`one-hot`).
-        class_names: The labels as they stand in a file, in order; none where they are 0 to classes - 1 already.
+        encoding: A category as its index in the list (`index`), or one-hot encoded (`one-hot`).
+        class_names: The labels as in the file, in order; empty if they are 0 to classes - 1.
     """
 
     shape: tuple[int, ...]
@@ -151,21 +153,21 @@ class Schema:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the columns."""
+        """The column names."""
         return tuple(column.name for column in self.columns)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Of one row as a model gets it, after preprocessing."""
+        """The shape of one row as input of the model, after preprocessing."""
         return (sum(column.width(self.encoding) for column in self.columns),) if self.columns else self.shape
 
     def record(self) -> dict[str, Any]:
-        """As JSON can hold it; `from_record` reads it."""
+        """The schema as a JSON record; `from_record` reads it."""
         return asdict(self)
 
 
 def from_record(raw: Any) -> Schema:
-    """The schema in a message, or a `HushError`."""
+    """Parse the schema in a message, or raise a `HushError`."""
     known = set(Schema.__dataclass_fields__)
     if not isinstance(raw, Mapping) or not {"shape"} <= set(raw) <= known or not isinstance(raw["shape"], Sequence):
         raise HushError(f"schema: accepted: {', '.join(sorted(known))}")
@@ -182,7 +184,7 @@ def from_record(raw: Any) -> Schema:
 
 
 def read(path: Path) -> Schema:
-    """The schema in a TOML file, whose columns are in the order of the file."""
+    """Read the schema in a TOML file, with columns in the order of the file."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -194,7 +196,7 @@ def read(path: Path) -> Schema:
 
 
 def from_table(table: Mapping[str, Any]) -> Schema:
-    """The schema in a table such as `[data.schema]`: `classes` is their number or the list of their names."""
+    """Parse the schema in a table such as `[data.schema]`: `classes` is their number or the list of their names."""
     if not isinstance(table, Mapping):
         raise HushError(f"schema: found {type(table).__name__}; accepted: a table, a Schema or the path of a TOML file")
     raw = dict(table)
@@ -213,7 +215,7 @@ def from_table(table: Mapping[str, Any]) -> Schema:
 
 
 def toml(schema: Schema) -> str:
-    """The schema as the text that `read` reads."""
+    """Serialise the schema as TOML, which `read` reads."""
     lines = [f"label = {json.dumps(schema.label)}", f'scale = "{schema.scale}"', f'encoding = "{schema.encoding}"']
     if schema.classes is not None:
         lines.append(f"classes = {json.dumps(list(schema.class_names) if schema.class_names else schema.classes)}")
@@ -233,7 +235,7 @@ def toml(schema: Schema) -> str:
 
 
 def named(names: Sequence[str], label: str) -> Schema:
-    """The schema that the header of a file gives: columns of numbers."""
+    """Return the schema of a header without declaration: numeric columns."""
     return Schema((len(names),), None, tuple(Column(name) for name in names), label)
 
 
@@ -293,7 +295,7 @@ def _column(raw: Any) -> Column:
 
 
 def _days(value: Any) -> Any:
-    """A date as days since 1970-01-01; anything else stays for the checks of a column."""
+    """Convert a date to days since 1970-01-01; anything else is left for the checks of a column."""
     if isinstance(value, str):
         try:
             value = date.fromisoformat(value)

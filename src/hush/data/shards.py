@@ -21,7 +21,7 @@ Table = npt.NDArray[np.int64]
 
 
 def shard_table(sizes: Table, counts: Sequence[int], gen: np.random.Generator, limit: int, key: str) -> Table:
-    """How many rows of each class every client gets: (clients, classes), at most `limit` positive in a line."""
+    """Return how many rows of each class every client gets: (clients, classes), at most `limit` positive per client."""
     for _ in range(ATTEMPTS):
         taken, left = _draw(sizes, counts, gen, limit)
         if all(_complete(taken, left, client, count, limit) for client, count in enumerate(counts)):
@@ -34,7 +34,7 @@ def shard_table(sizes: Table, counts: Sequence[int], gen: np.random.Generator, l
 
 
 def _draw(sizes: Table, counts: Sequence[int], gen: np.random.Generator, limit: int) -> tuple[Table, Table]:
-    """Shards in random order, the larger ones first, each to a class drawn by the rows it has left."""
+    """Assign shards in random order, larger ones first, each to a class sampled by its remaining rows."""
     left = sizes.copy()
     taken = np.zeros((len(counts), len(sizes)), np.int64)
     owner = np.repeat(np.arange(len(counts)), limit)
@@ -59,7 +59,7 @@ def _complete(taken: Table, left: Table, client: int, count: int, limit: int) ->
 
 
 def _augment(taken: Table, left: Table, client: int, need: int, limit: int) -> bool:
-    """Move rows along the shortest chain from a class with rows left to the client; False where there is no chain."""
+    """Move rows along the shortest path from a class with remaining rows to the client; False if there is no path."""
     taker: dict[int, int] = {}
     given: dict[int, int] = {}
     queue = deque([client])

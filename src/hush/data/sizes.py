@@ -22,15 +22,15 @@ Rows = npt.NDArray[np.int64]
 def counts(
     spec: str | int | Sequence[int] | Mapping[str, object], clients: int, total: int, seed: int, overlap: bool = False
 ) -> list[int]:
-    """The rows of each client, from `data.sizes`.
+    """Return the number of rows of each client, from `data.sizes`.
 
     Args:
-        spec: "equal", one number for all, a list with a number a client, {name="lognormal", sigma=...} or
-            {name="zipf", exponent=...}. The last two share out all rows, at least two a client.
+        spec: "equal", one number for all, a list with one number per client, {name="lognormal", sigma=...} or
+            {name="zipf", exponent=...}. The last two distribute all rows, at least two per client.
         clients: The number of clients.
-        total: The number of rows there are.
-        seed: Of the draw, for the last two.
-        overlap: Whether clients may have rows in common: then each of them may have as many as there are.
+        total: The number of available rows.
+        seed: The seed of the last two.
+        overlap: Whether clients may have rows in common: then each may have up to `total` rows.
     """
     integer("data.clients", clients, low=1)
     if clients > total:

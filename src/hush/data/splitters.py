@@ -1,6 +1,6 @@
-"""Splitters: the ways to divide rows among clients.
+"""Splitters: the methods of dividing rows among clients.
 
-Each returns one array of row numbers a client, without repeats; between clients rows repeat in `shared` alone.
+Each returns one array of row numbers per client, without repeats; only `shared` gives the same row to several clients.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def shared(total: int, counts: Sequence[int], gen: np.random.Generator) -> list[
 
 
 def dirichlet(labels: Rows, counts: Sequence[int], gen: np.random.Generator, classes: int, alpha: float) -> list[Rows]:
-    """Label proportions of every client drawn from Dir(alpha), as far as the rows of each class last.
+    """Return rows whose label proportions per client are drawn from Dir(alpha), as far as each class has rows.
 
-    Clients draw in random order. Where a class runs out, the rest of a client's rows come from its other classes.
+    Clients are processed in random order. When a class has no rows left, the client's other classes provide the rest.
     """
     left = np.bincount(labels, minlength=classes)
     taken = np.zeros((len(counts), len(left)), np.int64)
@@ -54,9 +54,9 @@ def shards(
 
 
 def similarity(labels: Rows, counts: Sequence[int], gen: np.random.Generator, gamma: float) -> list[Rows]:
-    """A fraction `gamma` of every client's rows at random, the rest cut from the rows sorted by label.
+    """Return a fraction `gamma` of every client's rows at random, and the rest from the rows sorted by label.
 
-    The sorted pieces go to clients in random order, so that a client's number says nothing about its labels.
+    The sorted pieces are assigned to clients in random order, so client numbers say nothing about labels.
     """
     used = gen.permutation(len(labels))[: sum(counts)]
     mixed = [round(gamma * count) for count in counts]
@@ -69,7 +69,7 @@ def similarity(labels: Rows, counts: Sequence[int], gen: np.random.Generator, ga
 
 
 def by_owner(owner: Rows | None, counts: Sequence[int], gen: np.random.Generator) -> list[Rows]:
-    """The rows that belong to each client by nature, as many of them as its count."""
+    """Return rows that belong to each client by nature, as many as its count."""
     if owner is None:
         raise wrong(
             "data.partition",
@@ -91,7 +91,7 @@ def _cut(rows: Rows, counts: Sequence[int]) -> list[Rows]:
 
 
 def _deal(labels: Rows, taken: npt.NDArray[np.int64], gen: np.random.Generator) -> list[Rows]:
-    """Rows for a table of how many rows of each class every client gets."""
+    """Return rows according to a table with the number of rows of each class for every client."""
     pieces: list[list[Rows]] = [[] for _ in taken]
     for label in range(taken.shape[1]):
         pool = gen.permutation(np.flatnonzero(labels == label))

@@ -18,11 +18,12 @@ Labels = npt.NDArray[np.int64]
 def synthetic_users(
     clients: int, samples: int, alpha: float, beta: float, seed: int
 ) -> tuple[Features, Labels, Labels]:
-    """Features, labels and owners of `clients` users with `samples` rows each (DP-SCAFFOLD, appendix D.2).
+    """Return features, labels and owners of `clients` users with `samples` rows each (DP-SCAFFOLD, appendix D.2).
 
     `alpha` is the variance of the users' mean models and `beta` (nu in the appendix) that of their mean features; at
-    (0, 0) users still differ. One label in twenty is changed to another class, independently. A user's rows depend on
-    the seed and on its own number only, so that more users leave the first ones as they are.
+    (0, 0) users still differ. One label in twenty is changed to another class, independently. A user's rows depend only
+    on
+    the seed and on its own number, so adding users does not change the existing ones.
     """
     users = [_user(user, samples, alpha, beta, seed) for user in range(clients)]
     x = np.concatenate([features for features, _ in users])
@@ -45,8 +46,8 @@ def _user(user: int, samples: int, alpha: float, beta: float, seed: int) -> tupl
 def published_users(clients: int, samples: int, alpha: float, beta: float) -> tuple[Features, Labels, Labels]:
     """Return the users of DP-SCAFFOLD's public code, from NumPy's legacy generator at seed 0: always the same rows.
 
-    It means to scale each feature of a user to [0, 1], but takes the least and the largest number of one row for it:
-    row j for feature j. Rows are then brought to norm 1. That sets how hard the task is, so it is kept.
+    The code intends to scale each feature of a user to [0, 1], but uses the minimum and maximum of one row: row j for
+    feature j. Rows are then normalised. This determines how hard the task is, so it is reproduced.
     """
     old = np.random.RandomState(0)
     centres = np.sqrt(beta) * old.randn(clients, DIMENSION) + old.randn(clients, DIMENSION)
@@ -66,7 +67,7 @@ def published_users(clients: int, samples: int, alpha: float, beta: float) -> tu
 
 
 def digits() -> tuple[Features, Labels]:
-    """The 1,797 handwritten digits of scikit-learn, (n, 1, 8, 8) in [0, 1]."""
+    """Return the 1,797 handwritten digits of scikit-learn, (n, 1, 8, 8) in [0, 1]."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

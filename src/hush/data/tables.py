@@ -51,7 +51,7 @@ class ColumnDataset(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """Where some rows of a table come from: `lines` are the lines of a text file, where it is one."""
+    """The origin of some rows of a table; `lines` are line numbers in a text file."""
 
     name: str
     rows: int
@@ -60,18 +60,18 @@ class Source:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns by name, all of them with as many values as there are rows."""
+    """Named columns of equal length."""
 
     columns: Mapping[str, Values]
     sources: tuple[Source, ...]
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """The number of rows."""
         return sum(source.rows for source in self.sources)
 
     def place(self, row: int) -> str:
-        """Where a row stands, for messages."""
+        """The position of a row, for messages."""
         for source in self.sources:
             if row < source.rows:
                 return f"{source.name}:{source.lines[row]}" if source.lines else f"{source.name}: row {row}"
@@ -95,7 +95,7 @@ class Table:
 
 
 def read_table(path: object) -> Table:
-    """The table in a CSV or Parquet file."""
+    """Read the table in a CSV or Parquet file."""
     if not isinstance(path, str | Path):
         raise HushError(f"table: found {type(path).__name__}; accepted: the path of a CSV or Parquet file, a DataFrame")
     file = Path(path)
@@ -108,7 +108,7 @@ def read_table(path: object) -> Table:
 
 
 def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The arrays in an `.npz` file, by name. Pickled objects are refused."""
+    """Read the arrays in an `.npz` file, by name. Pickled objects are refused."""
     try:
         with np.load(path, allow_pickle=False) as held:
             return {name: held[name] for name in held.files}
@@ -117,12 +117,12 @@ def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 
 def is_frame(data: object) -> bool:
-    """Whether something is a DataFrame, or a dataset with named columns."""
+    """Return whether an object is a DataFrame, or a dataset with named columns."""
     return isinstance(data, Frame | ColumnDataset) and not isinstance(data, np.ndarray | type)
 
 
 def frame_table(frame: Any, name: str) -> Table:
-    """The columns of a DataFrame or of a Hugging Face dataset."""
+    """Return the columns of a DataFrame or of a Hugging Face dataset."""
     if isinstance(frame, ColumnDataset):
         names, rows = list(frame.column_names), len(frame)
         columns = {str(column): _listed(frame[column]) for column in names}
@@ -135,7 +135,7 @@ def frame_table(frame: Any, name: str) -> Table:
 
 
 def stacked(tables: Sequence[Table]) -> Table:
-    """One table of the rows of several, whose columns are the same, in any order."""
+    """Return one table with the rows of several, whose columns must be the same, in any order."""
     first = tables[0]
     for table in tables[1:]:
         if set(table.columns) != set(first.columns):
@@ -149,7 +149,7 @@ def stacked(tables: Sequence[Table]) -> Table:
 
 
 def blanks(values: Values) -> npt.NDArray[np.bool_]:
-    """Which values are missing: None, NaN, not-a-time, or a text of spaces."""
+    """Return which values are missing: None, NaN, not-a-time, or a text of spaces."""
     if isinstance(values, np.ndarray) and values.dtype.kind != "O":
         if values.dtype.kind in "fM":
             return np.asarray(np.isnat(values) if values.dtype.kind == "M" else np.isnan(values), bool)
@@ -166,7 +166,7 @@ def _blank(value: object) -> bool:
 
 
 def _csv(path: Path) -> Table:
-    """Columns of texts."""
+    """Read columns of texts."""
     text = read_bytes(path).decode("utf-8-sig", errors="replace")
     lines = csv.reader(io.StringIO(text))
     try:
@@ -195,7 +195,7 @@ def _parquet(path: Path) -> Table:
         raise HushError(f"{path}: reading Parquet needs pyarrow; pip install pyarrow") from None
     try:
         held = parquet.read_table(path)
-        # pandas writes the numbers of its rows as a column of their own.
+        # pandas writes its index as an additional column.
         names = [name for name in held.column_names if not name.startswith("__index_level_")]
         columns = {str(name): _arrow(held.column(name)) for name in names}
     except (ArrowException, OSError) as error:
@@ -205,17 +205,17 @@ def _parquet(path: Path) -> Table:
 
 def _arrow(column: Any) -> Values:
     found = np.asarray(column.to_numpy())
-    # Nested values and nullable booleans come as objects.
+    # Nested values and nullable booleans are returned as objects.
     return column.to_pylist() if found.dtype.kind == "O" else found
 
 
 def _series(series: Any) -> Values:
-    """A column of a DataFrame: numbers, times and booleans as an array, others as a list with None for blanks."""
+    """Convert a DataFrame column: numbers, times and booleans to an array, others to a list with None for blanks."""
     found = np.asarray(series.to_numpy())
     if found.dtype.kind in "biufM" and found.ndim == 1:
         return found
     values = list(series.to_list())
-    # pandas has a marker of its own for blanks, whose comparisons have no truth value.
+    # pandas has its own marker for blanks, whose comparisons have no truth value.
     return [None if type(value).__name__ in ("NAType", "NaTType") else value for value in values]
 
 
@@ -234,7 +234,7 @@ def _checked(columns: dict[str, Values], name: str) -> dict[str, Values]:
 
 
 def _joined(name: str, tables: Sequence[Table]) -> Values:
-    """The values of one column of all tables; a `HushError` if it holds numbers in one and texts in another."""
+    """Join the values of one column of all tables; a `HushError` if it has numbers in one and texts in another."""
     held = [table.columns[name] for table in tables]
     kinds = [_kind(values) for values in held]
     for table, kind in zip(tables, kinds, strict=True):

@@ -1,7 +1,7 @@
-"""Targets of a dataset: class labels as 0 to K - 1 with the values they stand for, several labels, or real numbers.
+"""Targets of a dataset: class labels as 0 to K - 1 with their original values, multiple labels, or real numbers.
 
-The list of classes is public where it is declared (`classes=`, or in a schema). Where it is taken from the rows
-themselves it says that some row has each class, which no accountant covers; `from_rows` notes that.
+The list of classes is public if it is declared (`classes=`, or in a schema). If it is taken from the rows, it reveals
+that some row has each class, which no accountant covers; `from_rows` records that.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _SHOWN = 10
 
 @dataclass(frozen=True)
 class Targets:
-    """What is to be predicted, a value or a line of values per row.
+    """The values to predict, one value or one array of values per row.
 
     Attributes:
-        values: int64 (n,) for classes, float32 (n, k) of zeros and ones for several labels, float32 (n,) or (n, k)
+        values: int64 (n,) for classes, float32 (n, k) of zeros and ones for multiple labels, float32 (n,) or (n, k)
             for real numbers.
-        kind: Which of these.
+        kind: The kind of target.
         classes: The number of classes or of labels; 0 for real numbers.
-        class_names: What the classes are called, in order; none where they are 0 to K - 1 already.
+        class_names: The names of the classes, in order; empty if they are 0 to K - 1.
         from_rows: Whether the classes were taken from the rows.
     """
 
@@ -44,14 +44,14 @@ class Targets:
 def encode_targets(
     values: object, classes: int | Sequence[object] | None, where: Callable[[int], str], kind: TargetKind | None = None
 ) -> Targets:
-    """The targets in an array or in a column of a file.
+    """Encode the targets in an array or in a column of a file.
 
     Args:
         values: Integers, booleans or texts are classes; real numbers are continuous, unless `classes` is given;
-            lines of zeros and ones (n, k) are several labels per row.
-        classes: Their number, if they are 0 to K - 1, or the list of them.
-        where: Names the place of a row, for messages.
-        kind: To say so where the values alone do not: integers may be amounts, and 0.0 and 1.0 classes.
+            arrays of zeros and ones (n, k) are multiple labels per row.
+        classes: The number of classes, if they are 0 to K - 1, or the list of them.
+        where: Describes the position of a row, for messages.
+        kind: The kind of target, if the values are ambiguous: integers may be amounts, and 0.0 and 1.0 classes.
     """
     found = _array(values)
     if found.ndim == 2 and found.shape[1] == 1:
@@ -76,7 +76,7 @@ def encode_targets(
 
 
 def class_values(values: Values) -> list[Any] | None:
-    """The different labels in a public column, in order; none if they are real numbers."""
+    """Return the distinct labels in a public column, in order; None if they are real numbers."""
     found = _array(values)
     if found.dtype.kind == "f":
         return None
@@ -84,7 +84,7 @@ def class_values(values: Values) -> list[Any] | None:
 
 
 def _array(values: object) -> npt.NDArray[Any]:
-    """An array of integers, booleans, real numbers or texts. Texts that all are numbers, as in CSV, become numbers."""
+    """Return an array of integers, booleans, real numbers or texts. Numeric texts, as in CSV, become numbers."""
     try:
         found = np.asarray(values)
     except (RuntimeError, TypeError, ValueError) as error:
@@ -160,7 +160,7 @@ def _distinct(found: npt.NDArray[Any]) -> list[Any]:
 
 
 def _text(value: object) -> str:
-    """A class as it is written: 1, 1.0 and "1" are one class."""
+    """Format a class: 1, 1.0 and "1" are the same class."""
     if isinstance(value, np.generic):
         value = value.item()
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -20,7 +20,7 @@ Limit = float | Features
 def unit_rows(dataset: Dataset) -> Dataset:
     """Scale each row to norm 1 independently: this has no privacy cost, and one clipping norm then suits all rows.
 
-    A row of zeros, or of numbers so small that they have too few digits (subnormal ones), stays.
+    Rows of zeros or of subnormal numbers, which have too few digits, are not changed.
     """
     norms = np.linalg.norm(dataset.x.reshape(len(dataset.x), -1).astype(np.float64), axis=1)
     usable = norms >= np.finfo(np.float32).tiny
@@ -34,7 +34,7 @@ def phase(share: Share, round_number: int) -> int:
 
 
 def limits(x: Features) -> tuple[Features, Features]:
-    """The least and the greatest value of each channel (of each feature, for tables), for `apply`."""
+    """Return the minimum and maximum of each channel (of each feature, for tables), for `apply`."""
     axes = (0, 2, 3) if x.ndim == 4 else (0,)
     return x.min(axis=axes, keepdims=True), x.max(axis=axes, keepdims=True)
 
@@ -83,7 +83,7 @@ def _density(share: Share, round_number: int) -> float:
 
 
 def _salted(x: Features, density: float, gen: np.random.Generator, low: Limit, high: Limit) -> Features:
-    """Each pixel (all its channels, or one feature of a table) is set to low or high with probability `density`."""
+    """Set each pixel (all its channels, or one feature of a table) to low or high with probability `density`."""
     shape = (len(x), 1, *x.shape[2:]) if x.ndim == 4 else x.shape
     draw = gen.random(shape, np.float32)
     salted = np.where(draw < density / 2, low, np.where(draw < density, high, x))

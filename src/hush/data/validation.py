@@ -11,7 +11,7 @@ from hush.types import HushError, unknown
 
 
 def wrong(key: str, text: str, at: int | None = None) -> HushError:
-    """The error for a value of a key, or for entry `at` of its list."""
+    """Return the error for a value of a key, or for entry `at` of its list."""
     return HushError(f"{key}: {text}" if at is None else f"{key}[{at}]: {text}", key)
 
 
@@ -30,7 +30,7 @@ def named(key: str, spec: object) -> tuple[str, dict[str, Any]]:
 def check_keys(
     key: str, name: str, options: Mapping[str, Any], required: Sequence[str], optional: Sequence[str] = ()
 ) -> None:
-    """Refuse options that `name` does not have, and ask for those that it must have."""
+    """Raise a `HushError` for options that `name` does not have, and for missing required ones."""
     accepted = [*required, *optional]
     for option in options:
         if option not in accepted:
@@ -49,7 +49,7 @@ def number(
     above: bool = False,
     at: int | None = None,
 ) -> float:
-    """A finite number from `low` (excluded when `above`) to `high`."""
+    """Return a finite number from `low` (excluded if `above`) to `high`."""
     wanted = f"a number {'above' if above else 'of at least'} {low:g}"
     wanted += "" if math.isinf(high) else f" and at most {high:g}"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -77,5 +77,5 @@ def items(key: str, value: object) -> list[object]:
 
 
 def integers(key: str, value: object, *, low: int) -> list[int]:
-    """A list of integers of at least `low`."""
+    """Return a list of integers of at least `low`."""
     return [integer(key, entry, low=low, at=at) for at, entry in enumerate(items(key, value))]

@@ -1,4 +1,4 @@
-"""A cache of what several cells of a table share, computed once and kept in a file beside their runs."""
+"""A cache of what several cells of a table share, computed once and stored in a file next to their runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hush.server.run_directory import to_json, write_atomically
 
 
 def remembered(file: Path, config: Config, *also: object, compute: Callable[[], Any]) -> Any:
-    """What `compute` gives for these data, model and seed, and what else it depends on; from the file if known."""
+    """Return the result of `compute` for these data, model, seed and other inputs; from the file if it is there."""
     told = [config.data.model_dump(), config.model.model_dump(), config.seed, config.local.weight_decay, *also]
     key = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
     known: dict[str, Any] = json.loads(file.read_bytes()) if file.exists() else {}
@@ -24,5 +24,5 @@ def remembered(file: Path, config: Config, *also: object, compute: Callable[[], 
 
 
 def beside(path: Path, name: str) -> Path:
-    """A file of the table whose run lies in `path`: a run lies in its cell's folder, and that in the table's."""
+    """The file of a table, given the path of a run: runs are in the folder of their cell, below that of the table."""
     return path.parent.parent / name

@@ -1,6 +1,6 @@
 """Central models for RC-DPFL's fairness: each client against a model of its true cluster trained without privacy.
 
-The models without privacy depend on the data, the network and the seed alone, so that all cells of a table share them.
+The models without privacy depend on the data, the network and the seed alone, so all cells of a table share them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Scores = list[dict[str, float]]
 
 
 def costs(config: Config, path: Path, data: str | None) -> tuple[list[float], list[float]]:
-    """How much accuracy each client of a finished run loses by privacy, and how much training loss it gains."""
+    """Return what privacy costs each client of a finished run: lost accuracy, and added training loss."""
     from hush.engines.driver import uncentred
     from hush.engines.setup import prepare
 
@@ -46,7 +46,7 @@ def costs(config: Config, path: Path, data: str | None) -> tuple[list[float], li
 
 
 def scores(federation: Federation, vectors: Sequence[Tensor]) -> Scores:
-    """Each client's test accuracy and training loss under a model of its own."""
+    """Return each client's test accuracy and training loss under its own model."""
     import torch
     from torch.nn import functional
 
@@ -62,7 +62,7 @@ def scores(federation: Federation, vectors: Sequence[Tensor]) -> Scores:
 
 
 def without_privacy(federation: Federation) -> Scores:
-    """The same under the model of its true cluster, after some epochs of Adam on the rows of all its clients."""
+    """Return the same under the model of its true cluster, after some epochs of Adam on the rows of all its clients."""
     import torch
     from torch.nn import functional
 

@@ -31,13 +31,13 @@ class Order:
     """One claim.
 
     Attributes:
-        text: As it was written.
-        one: The algorithm, column or cell that is said to be above or below.
-        other: What it is compared with; none where it is compared with all that stand in the same place.
-        sign: 1 where more is claimed, -1 where less is.
-        margin: By how much more (or less) at least.
-        place: The column or the row in which both stand, or `each`; none where cells have their whole names.
-        measure: Which of the measures.
+        text: The claim as written.
+        one: The algorithm, column or cell that is claimed to be above or below.
+        other: What it is compared with; None for all others in the same place.
+        sign: 1 for a claim of more, -1 for less.
+        margin: The minimum difference.
+        place: The column or row of both, or `each`; None if cells are given by their full names.
+        measure: The measure that is compared.
     """
 
     text: str
@@ -60,7 +60,7 @@ def parsed(text: str) -> Order:
 
 
 def checked(orders: Sequence[str], cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each order with whether it holds and by how much; none for both where a cell was not run."""
+    """Return each claim with whether it holds and by how much; None for both if a cell was not run."""
     found = []
     for order in map(parsed, orders):
         values = {
@@ -74,7 +74,7 @@ def checked(orders: Sequence[str], cells: Sequence[Mapping[str, Any]]) -> list[d
 
 
 def surplus(order: Order, values: Values) -> float | None:
-    """By how much the order holds (below zero: is missed), over its margin, where it is tightest."""
+    """Return by how much the claim holds (negative: fails), beyond its margin, in the tightest comparison."""
     places = dict.fromkeys(column for _, column in values) if order.place == EACH else [order.place]
     gaps: list[float] = []
     for place in places:

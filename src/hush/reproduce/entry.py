@@ -1,11 +1,10 @@
-"""An entry: one table of a paper as its file gives it, a config for every cell and the published values.
+"""An entry: one table of a paper as its file defines it, with a config for every cell and the published values.
 
-A file has a `title`, the `metric`, the `printed` table, a base `config`, `columns` and `algorithms`, each with the keys
-of the config that it sets. `rates` names the table with the paper's learning rates. `extends` takes everything from
-another file first. An algorithm's `as` is its name here, `row` and `column` are where its numbers are printed, if
-elsewhere than the names say. `ours` are algorithms that the paper does not have. What an algorithm sets in faithful
-mode alone stands under its `faithful`. A `tradeoff` takes the place of columns and algorithms. `orders` are what the
-paper says about its results in words.
+A file has a `title`, the `metric`, the `printed` table, a base `config`, and `columns` and `algorithms`, each with the
+config keys that it sets. `rates` names the table with the paper's learning rates. `extends` includes another file.
+An algorithm's `as` is its name here; `row` and `column` say where its numbers are printed, if not under these names.
+`ours` are algorithms that the paper does not have. Settings for faithful mode only are under an algorithm's `faithful`.
+A `tradeoff` replaces columns and algorithms. `orders` are the claims that the paper makes about its results in words.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ class Cell:
     Attributes:
         algorithm: Its name here, such as robust-hdp.
         column: Its column here, such as dist6.
-        settings: The keys of the config that the two set.
-        printed: What the paper prints, by measure.
+        settings: The config keys that the two set.
+        printed: The published values, by measure.
         own: Whether the paper does not have this algorithm.
-        faithful: The keys that are set in faithful mode alone.
-        facts: What is known without a run, by measure.
+        faithful: The config keys that are set in faithful mode only.
+        facts: Values that are known without a run, by measure.
     """
 
     algorithm: str
@@ -55,7 +54,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """As `--cells` takes it."""
+        """The name that `--cells` accepts."""
         return f"{self.algorithm}:{self.column}"
 
 
@@ -88,7 +87,7 @@ class Entry:
         return parse(overridden(raw, changes))
 
     def chosen(self, names: Sequence[str]) -> tuple[Cell, ...]:
-        """The cells of these names; all of them if there are none. `algorithm:` and `:column` stand for several."""
+        """Return the cells of these names, or all cells. `algorithm:` and `:column` select several."""
         if not names:
             return self.cells
         found: dict[str, Cell] = {}

@@ -13,14 +13,14 @@ from typing import Any
 
 
 def names() -> list[str]:
-    """Every entry, in order."""
+    """Return the names of all entries, in order."""
     return sorted(
         _files(), key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
     )
 
 
 def read(name: str) -> dict[str, Any]:
-    """An entry's file, on top of the one that it extends."""
+    """Read an entry's file, merged into the one that it extends."""
     raw = tomllib.loads(_files()[name].read_text(encoding="utf-8"))
     if "extends" not in raw:
         return raw
@@ -32,7 +32,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def printed(table: str) -> dict[str, Any]:
-    """A table as its paper prints it; one without rows where there is none of that name."""
+    """Return a table as published; one without rows if there is none of that name."""
     found: dict[str, Any] = _printed().get(table, {"rows": []})
     return found
 

@@ -1,4 +1,4 @@
-"""Metrics of the papers, from finished runs: each a function from a run to numbers by name.
+"""Metrics of the papers, from finished runs: each is a function from a run to numbers by name.
 
 The empty name is the measure of a table that has only one.
 """
@@ -26,7 +26,7 @@ Numbers = dict[str, float]
 
 @dataclass(frozen=True)
 class Done:
-    """A finished run: its outcome, its rounds, where it lies, and where the data do."""
+    """A finished run: its result, its rounds, its directory, and the data directory."""
 
     config: Config
     result: RunResult
@@ -36,18 +36,18 @@ class Done:
 
 
 def accuracy(done: Done) -> Numbers:
-    """Mean over clients, each on its own test rows, after the last round, in percent."""
+    """Return the mean over clients, each on its own test rows, after the last round, in percent."""
     return {"": 100 * done.result.accuracy["mean"]}
 
 
 def tail_accuracy(done: Done) -> Numbers:
-    """The same, averaged over the last tenth of the rounds."""
+    """Return the same, averaged over the last tenth of the rounds."""
     last = done.rounds[-max(1, len(done.rounds) // 10) :]
     return {"": 100 * statistics.fmean(statistics.fmean(record.accuracy_per_client) for record in last)}
 
 
 def client_spread(done: Done) -> Numbers:
-    """Sample standard deviation of the clients' accuracies, and the accuracy of the one with the least data."""
+    """Return the sample standard deviation of the clients' accuracies, and the accuracy at the least data."""
     result = done.result
     least = min(result.guarantees, key=lambda card: card.samples).client
     return {
@@ -57,7 +57,7 @@ def client_spread(done: Done) -> Numbers:
 
 
 def groups(done: Done) -> Numbers:
-    """Accuracy of all clients, of those in the larger clusters, and of those in the smallest."""
+    """Return the accuracy of all clients, of those in the larger clusters, and of those in the smallest."""
     found = done.result.accuracy
     return {
         "accuracy all": 100 * found["mean"],
@@ -67,7 +67,7 @@ def groups(done: Done) -> Numbers:
 
 
 def fairness(done: Done) -> Numbers:
-    """RC-DPFL's four: how unevenly privacy costs, the worst client, and the gap between the best and the worst."""
+    """Return RC-DPFL's four: how unevenly privacy costs, the worst client, and the gap between best and worst."""
     from hush.reproduce.central import costs
 
     lost, gained = costs(done.config, done.path, done.data)
@@ -81,12 +81,12 @@ def fairness(done: Done) -> Numbers:
 
 
 def loss(done: Done) -> Numbers:
-    """The mean test loss after the last round, and after each tenth of them."""
+    """Return the mean test loss after the last round, and after each tenth of the rounds."""
     return {"": done.result.loss, **{f"round {r.round}": r.loss for r in _tenths(done.rounds)}}
 
 
 def clean_loss(done: Done) -> Numbers:
-    """The final models' loss on rows that no client trained on, as they are in the dataset: without its noise."""
+    """Return the final models' loss on clean rows of the dataset that no client trained on."""
     import numpy as np
     import torch
     from torch.nn import functional
@@ -111,17 +111,17 @@ def clean_loss(done: Done) -> Numbers:
 
 
 def accuracies(done: Done) -> Numbers:
-    """The mean accuracy after the last round in percent, and after each tenth of them: a curve."""
+    """Return the mean accuracy in percent after the last round, and after each tenth of the rounds."""
     return {"": 100 * done.result.accuracy["mean"], **course(done.rounds)}
 
 
 def course(rounds: Sequence[RoundRecord]) -> Numbers:
-    """The mean accuracy after each tenth of the rounds, in percent."""
+    """Return the mean accuracy after each tenth of the rounds, in percent."""
     return {f"round {r.round}": 100 * statistics.fmean(r.accuracy_per_client) for r in _tenths(rounds)}
 
 
 def loss_gap(done: Done) -> Numbers:
-    """DP-SCAFFOLD's figures: the logarithm of how far the training loss is above the least there is."""
+    """Return DP-SCAFFOLD's figures: the logarithm of the training loss above its minimum."""
     import torch
 
     from hush.engines.metrics import Rows, optimum, rows_of
@@ -140,7 +140,8 @@ def loss_gap(done: Done) -> Numbers:
         return float(torch.stack(losses).mean() + 0.5 * decay * vector.double().square().sum())
 
     def least() -> float:
-        # Where all have as many rows, the mean over clients is the mean over rows: one batch in place of a hundred.
+        # If all clients have equally many rows, the mean over clients is the mean over rows: one batch instead of a
+        # hundred.
         alike = len({len(each.y) for each in rows}) == 1
         parts = zip(*((r.x, r.y, r.test_x, r.test_y) for r in rows), strict=True)
         return objective(optimum(federation.model, [Rows(*map(torch.cat, parts))] if alike else rows, decay))
@@ -179,7 +180,7 @@ METRICS: Mapping[str, Callable[[Done], Numbers]] = {
 
 
 def metric(name: str) -> Callable[[Done], Numbers]:
-    """One of them by name."""
+    """Return a metric by name."""
     if name not in METRICS:
         raise unknown("metric", "metric", name, [*METRICS, FIRST])
     return METRICS[name]
@@ -189,7 +190,7 @@ FIRST = "first-round-noise"
 
 
 def first_round_noise(config: Config, data: str | None) -> Numbers:
-    """Robust-HDP's table 3: the noise variance in one parameter of the first round's aggregate, over lr squared."""
+    """Return Robust-HDP's table 3: the noise variance per parameter of the first round's aggregate, over lr squared."""
     from hush.engines.setup import prepare
 
     federation = prepare(config, root=data)
@@ -199,7 +200,7 @@ def first_round_noise(config: Config, data: str | None) -> Numbers:
 
 
 def _listens(weight: object) -> bool:
-    """Whether weights depend on the updates, so that a round must be trained to know them."""
+    """Whether weights depend on the updates, so that a round must be trained to compute them."""
     return isinstance(weight, Balanced) or (isinstance(weight, EstimatedNoise) and weight.estimator != "declared")
 
 
@@ -209,7 +210,7 @@ def _foreseen(federation: Federation) -> tuple[list[float], list[float]]:
 
 
 def _heard(federation: Federation) -> tuple[list[float], list[float]]:
-    """The weights of the first round, trained, and the noise that was planned in each update."""
+    """Return the weights of the first round, trained, and the planned noise in each update."""
     from hush.engines import simulator
 
     kept: list[RoundRecord] = []

@@ -1,4 +1,4 @@
-"""Networks of the papers that are not among the models by name; a config names them as `hush.reproduce.nets:...`."""
+"""Networks of the papers that are not built-in models; a config names them as `hush.reproduce.nets:...`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def pfa_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def _side(size: int) -> int:
-    """What two convolutions and two poolings leave of a side."""
+    """The side length after two convolutions and two poolings."""
     return (size // 2 - 1 - 4) // 2
 
 
 def _begun(module: nn.Module) -> nn.Module:
-    """The same start in every run: PyTorch's own distribution, by a stream of ours."""
+    """Initialise equally in every run: PyTorch's default distribution, from a named stream."""
     with torch.no_grad():
         for path, part in module.named_modules():
             if isinstance(part, nn.Linear | nn.Conv2d):

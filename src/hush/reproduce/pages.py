@@ -10,7 +10,7 @@ Table = tuple[list[str], list[list[str]]]
 
 
 def tables(content: Mapping[str, Any]) -> dict[str, Table]:
-    """By measure: the heads, and a line for each algorithm, each cell as ours (printed, difference)."""
+    """Return for each measure the heads, and a line per algorithm with each cell as ours (published, difference)."""
     cells = content["cells"]
     columns = list(dict.fromkeys(cell["column"] for cell in cells))
     algorithms = list(dict.fromkeys(cell["algorithm"] for cell in cells))
@@ -26,7 +26,7 @@ def tables(content: Mapping[str, Any]) -> dict[str, Table]:
 
 
 def shown(value: Mapping[str, Any] | None) -> str:
-    """One cell."""
+    """Format one cell."""
     if value is None:
         return ""
     if value.get("printed") is None:

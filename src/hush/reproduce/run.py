@@ -37,11 +37,11 @@ class Asked:
 
     @property
     def rounds(self) -> int:
-        """Rounds in all."""
+        """The number of rounds."""
         return self.seeds * sum(config.rounds for config in self.configs.values())
 
     def label(self) -> str:
-        """A directory name that is the same for the same request, so that an interrupted run is found again."""
+        """A directory name that is equal for equal requests, so that an interrupted run is found again."""
         told = [self.mode, self.seeds, [config_hash(config) for config in self.configs.values()]]
         return f"{self.entry.name.replace('/', '-')}-{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]}"
 
@@ -106,7 +106,7 @@ def reproduce(
 
 
 def _versions(results: Sequence[RunResult]) -> dict[str, str]:
-    """Those that the runs were made with, wherever they were made."""
+    """The versions that the runs were made with."""
     made = [run.versions for run in results] or [versions()]
     return {name: ", ".join(sorted({each[name] for each in made if name in each})) for name in made[0]}
 
@@ -121,7 +121,7 @@ def _done(what: Asked, results: dict[str, list[RunResult]], out: Path, data: str
 
 
 def _course(runs: Sequence[Done]) -> dict[str, float]:
-    """The mean accuracy after each tenth of the rounds, over the runs, in percent."""
+    """Return the mean accuracy after each tenth of the rounds, over the runs, in percent."""
     courses = [course(run.rounds) for run in runs]
     return {name: statistics.fmean(each[name] for each in courses) for name in courses[0]} if courses else {}
 

@@ -1,7 +1,7 @@
-"""The tradeoff of DP-SCAFFOLD's tables 1 and 4: noise, local steps and rounds, at one budget against a third party.
+"""The tradeoff of DP-SCAFFOLD's tables 1 and 4: noise, local steps and rounds, at a fixed budget against a third party.
 
-The rounds of every cell are the most that the paper's bound affords by our own accountant; the printed ones stand
-beside them.
+The number of rounds of a cell is the maximum that the paper's bound allows, computed by our accountant; the published
+number is shown with it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ ROUNDS = "rounds T"
 
 
 def cells(table: Mapping[str, Any]) -> Iterator[tuple[str, str, str, dict[str, Any], int]]:
-    """Row, column, the column in print, settings and rounds, for every noise and number of local steps.
+    """Return row, column, published column, settings and rounds for every noise and number of local steps.
 
-    A step is eta_0 over the whole passes that its K batches make, of which the paper's public code counts one at least:
-    with K = 1 and s = 0.2 a round moves a fifth as far as with K = 5. That code also clips and noises each tensor of
-    the model by itself, which on the whole gradient is a wider clip with less noise to it.
+    The learning rate is eta_0 divided by the number of whole epochs in its K batches, at least one as in the paper's
+    public
+    code: with K = 1 and s = 0.2 a round moves a fifth as far as with K = 5. That code also clips and noises each tensor
+    of
+    the model separately, which for the whole gradient means a larger clipping norm with relatively less noise.
 
     Args:
-        table: `epsilon` toward a third party, the shares `s` of rows and `l` of users, `users`, `rows` of a user,
+        table: `epsilon` against a third party, the fractions `s` of rows and `l` of users, `users`, `rows` per user,
             the lists `sigma_g`, `eta_0` (one for each sigma_g) and `K`, and the `tensors` of the model.
     """
     s, share, users, rows = table["s"], table["l"], table["users"], table["rows"]
@@ -34,7 +36,7 @@ def cells(table: Mapping[str, Any]) -> Iterator[tuple[str, str, str, dict[str, A
                 "rounds": rounds,
                 "local.steps": steps,
                 "local.lr": eta / max(1, round(s * steps)),
-                # The paper counts its noise in what one replaced row can move, which is twice the clip.
+                # The paper's noise is relative to the change by one replaced row, which is twice the clipping norm.
                 "recipe.protect": {
                     "rule": "dp-sgd", "sampler": "fixed", "draws": "shared", "spread": "equal-noise",
                     "noise": 2.0 * sigma / math.sqrt(table["tensors"]),
