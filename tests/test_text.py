@@ -15,7 +15,7 @@ pytest.importorskip("cryptography", reason="needs the deploy extra")
 
 from hush import report, terminal
 from hush.deploy.admin import keys
-from hush.deploy.admin.audit_log import Trail
+from hush.deploy.admin.audit_log import AuditLog
 from hush.deploy.coordinator.enrolment import facts_of
 from hush.deploy.coordinator.replies import opened
 from hush.deploy.shared.refusal import MEANING, REFUSAL, RefusalCode, reason_of
@@ -90,7 +90,7 @@ def test_hostile_answers_reach_terminal_and_log_as_plain_text(
     assert len(seen) == 5 * NUMBER
     assert all(harmless(each) for each in seen)
     assert set(seen) & set(MEANING.values()) <= {MEANING[RefusalCode.BUDGET]}
-    trail = Trail(tmp_path / "audit.jsonl")
+    trail = AuditLog(tmp_path / "audit.jsonl")
     for text, reason in zip(texts[:200], seen, strict=False):
         _say(text)
         _progress(record(1, refused={0: text, 1: reason}), {f"m{client}": "1" for client in range(CLIENTS)})

@@ -198,7 +198,7 @@ SLOW = ("clip quantile", "cluster choice")
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.soak if n in SLOW else ()) for n in BESIDE])
 def test_one_run_looks_at_what_goes_with_updates(name: str) -> None:
     found = examine(releasing(BESIDE[name]), kind="one-run", confidence=0.999, seed=1)
-    assert found.releases == (engine.Attacked("model update", 1, 1), engine.Attacked(name, 1, 1))
+    assert found.releases == (engine.AuditedRelease("model update", 1, 1), engine.AuditedRelease(name, 1, 1))
     assert name not in found.not_looked_at
     assert not found.refuted
 
@@ -232,7 +232,7 @@ def with_labels(ratio: float) -> Target:
 
 def test_a_release_of_ones_own_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
     found = examine(with_labels(1.0), kind="two-datasets", runs=100)
-    assert found.releases == (engine.Attacked("model update", 1, 1), engine.Attacked("label counts", 1, 1))
+    assert found.releases == (engine.AuditedRelease("model update", 1, 1), engine.AuditedRelease("label counts", 1, 1))
     assert found.not_looked_at == ("number of training samples",)
     show_audit({**asdict(found), "refuted": found.refuted})
     assert "model update (1 of 1); label counts (1 of 1)\n" in capsys.readouterr().out
@@ -248,7 +248,10 @@ def test_all_stages_of_a_course_are_audited(small: dict[str, Any]) -> None:
     assert [stage.plan.rate for stage in held.rounds].count(1.0) == 1
     found = examine(held, kind="two-datasets", runs=30, seed=1)
     assert (found.rounds, found.steps) == (4, 1 + 3 * held.plan.steps)
-    assert found.releases == (engine.Attacked("model update", 4, 4), engine.Attacked("cluster choice", 2, 2))
+    assert found.releases == (
+        engine.AuditedRelease("model update", 4, 4),
+        engine.AuditedRelease("cluster choice", 2, 2),
+    )
 
 
 def test_models_to_choose_from_are_turned_by_one_row() -> None:

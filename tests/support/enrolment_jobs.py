@@ -46,12 +46,12 @@ def enrolment(directory: str, point: str = "", nth: int = 1) -> None:
         if passed == nth:
             os._exit(FAILED)
 
-    def witnessed(heard: Sequence[enrol.EnrolmentAnswer]) -> Any:
-        for client, told in enumerate(heard):
+    def witnessed(answers: Sequence[enrol.EnrolmentAnswer]) -> Any:
+        for client, told in enumerate(answers):
             assert told.mean is not None
             _append(here / f"told-{client}", {"count": told.count.hex(), "mean": told.mean.tolist()})
         failpoint("told")
-        return centred(heard)
+        return centred(answers)
 
     centred, enrol.centred = enrol.centred, witnessed
     Ledger.open = staticmethod(partial(Ledger.open, failpoint=failpoint))  # type: ignore[method-assign]

@@ -14,7 +14,7 @@ import torch
 
 from hush.deploy.admin import keys
 from hush.deploy.transport import messages
-from hush.deploy.transport.inbox import Arrival
+from hush.deploy.transport.inbox import PartialMessage
 from hush.deploy.transport.messages import Message
 from hush.types import HushError
 from tests.support import federation_kit as kit
@@ -61,7 +61,7 @@ def main(path: Path) -> None:
     tell("classes 10^9", answer.kind, answer.says.get("code"), began)
 
     began = time.perf_counter()
-    pieces = Arrival(None, [str(at) for at in range(300)], node.policy.message_cap, lambda contents: b"")
+    pieces = PartialMessage(None, [str(at) for at in range(300)], node.policy.message_cap, lambda contents: b"")
     try:
         pieces.fetch(lambda name: SimpleNamespace(object_available=True, object_content=bytes(_PIECE)))
         tell("notes of 1 GiB", "accepted", None, began)

@@ -80,7 +80,7 @@ class Coordinator:
             return letter
         # A refusal is a code alone. Tests look up in the member's own log what it stands for.
         assert set(letter.says) == {"run", "code", "final"}
-        return replace(letter, says={**letter.says, "reason": audit_log.read(self.node.trail.path)[-1]["reason"]})
+        return replace(letter, says={**letter.says, "reason": audit_log.read(self.node.log.path)[-1]["reason"]})
 
     def enrol(self, offer: Config, *, code: str | None = None, shape: Any = SHAPE, classes: int = CLASSES) -> Message:
         schema = {"shape": list(shape), "classes": classes}
@@ -113,7 +113,7 @@ def planned(offer: Config, node: Node, samples: int = ROWS) -> float:
         RosterEntry(name=name, epsilon=one.epsilon, delta=one.delta, relation=one.relation, samples=samples)
         for name in ("a", "b")
     ]
-    return run_spec.own(offer, facts, 0, one, Schema(SHAPE, CLASSES)).schedule.plan.noise_multiplier
+    return run_spec.member_spec(offer, facts, 0, one, Schema(SHAPE, CLASSES)).schedule.plan.noise_multiplier
 
 
 def answer(federation: Federation, task: Task) -> Update:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hush.config import Config, parse
 from hush.deploy.admin import keys, localhost
-from hush.deploy.admin.folders import Place, open_kit
+from hush.deploy.admin.folders import FederationFolder, open_kit
 from hush.deploy.admin.processes import Program, stopping
 from hush.deploy.coordinator.run import Coordinator
 from hush.deploy.member import service
@@ -36,7 +36,7 @@ def config(members: int = 3, rounds: int = 3, **more: Any) -> Config:
 class Member:
     """A member in a thread. `twist` gets the task and the honest answer, and gives what is sent in its place."""
 
-    def __init__(self, place: Place, name: str, twist: Twist | None = None) -> None:
+    def __init__(self, place: FederationFolder, name: str, twist: Twist | None = None) -> None:
         self.kit = open_kit(place.path / "kits" / name)
         self.line = NodeClient(self.kit.address, self.kit.ca(), self.kit.key())
         self.going, self.quietly, self.fault, self.replies = True, False, "", 1
@@ -124,7 +124,9 @@ class Town:
         return self.place.runs / f"run{self.runs}"
 
 
-def resigned(place: Place, name: str, payload: bytes, change: Callable[[messages.Message], messages.Message]) -> bytes:
+def resigned(
+    place: FederationFolder, name: str, payload: bytes, change: Callable[[messages.Message], messages.Message]
+) -> bytes:
     """An answer changed by its own member, so that its signature is good."""
     key = open_kit(place.path / "kits" / name).key()
     letter = messages.decode(keys.opened(key.public_key(), payload), len(payload))

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from hush.auditing import statistics as statistics
 from hush.auditing.canaries import added, effects, plant
-from hush.auditing.side_releases import Number, SideReleases, asides_of, scored
+from hush.auditing.side_releases import Observation, SideReleases, scored, side_releases_of
 from hush.auditing.target import Target, target
 from hush.config import Config
 from hush.engines.setup import prepare
@@ -49,11 +49,11 @@ _MOST_NUMBERS = 1 << 25
 _MOST_JOBS = 512
 _MOST_COLUMNS = 128
 # Side releases are computed run by run, each taking about as long as this number of steps.
-_ASIDE = 30
+_SIDE_RELEASE = 30
 
 
 @dataclass(frozen=True)
-class Attacked:
+class AuditedRelease:
     """A covered release: how often it occurs in the run, and how many of these were audited."""
 
     what: str
@@ -101,7 +101,7 @@ class AuditResult:
     steps: int
     noise: str
     seconds: float
-    releases: tuple[Attacked, ...]
+    releases: tuple[AuditedRelease, ...]
     not_looked_at: tuple[str, ...]
 
     @property
@@ -154,10 +154,10 @@ def examine(
             raise HushError(f"{name}: found {value}; accepted: an integer, 1 or more")
     statistics.check(target.delta, confidence)
     began = time.perf_counter()
-    plan, beside = target.plan, asides_of(target)
+    plan, beside = target.plan, side_releases_of(target)
     largest = max(stage.plan.batch for stage in target.rounds)
     heavy = 1 + largest * target.model.layout.size // 30_000
-    repeats = _WORK // (2 * (target.steps * heavy + _ASIDE * len(beside)))
+    repeats = _WORK // (2 * (target.steps * heavy + _SIDE_RELEASE * len(beside)))
     if kind == "auto":
         kind = "two-datasets" if repeats >= _FEWEST_RUNS and canaries is None else "one-run"
     seen = target.rounds
@@ -176,10 +176,10 @@ def examine(
         absent, present = scores[~included], scores[included]
         if beside:
             telling = [stage for stage in target.rounds if stage.spec.side_releases]
-            seen = tuple(telling[: max(1, _WORK // (2 * _ASIDE * _FEWEST_RUNS))])
-            tables = _beside(replace(target, rounds=seen), _FEWEST_RUNS, seed)
+            seen = tuple(telling[: max(1, _WORK // (2 * _SIDE_RELEASE * _FEWEST_RUNS))])
+            tables = _scored_alone(replace(target, rounds=seen), _FEWEST_RUNS, seed)
             lower = max(lower, statistics.two_datasets(*tables, target.delta, shared))
-    releases = _attacked(target, replace(target, rounds=seen))
+    releases = _audited(target, replace(target, rounds=seen))
     return AuditResult(
         client=target.client,
         kind="two-datasets" if kind == "two-datasets" else "one-run",
@@ -200,11 +200,11 @@ def examine(
     )
 
 
-def _attacked(target: Target, seen: Target) -> tuple[Attacked, ...]:
+def _audited(target: Target, seen: Target) -> tuple[AuditedRelease, ...]:
     """Count the audited releases: all updates, and the side releases in `seen`."""
-    all_of, some = ([side_release.what for _, side_release in asides_of(one)] for one in (target, seen))
-    beside = [Attacked(what, all_of.count(what), some.count(what)) for what in dict.fromkeys(all_of)]
-    return (Attacked(UPDATE, len(target.rounds), len(target.rounds)), *beside)
+    all_of, some = ([side_release.what for _, side_release in side_releases_of(one)] for one in (target, seen))
+    beside = [AuditedRelease(what, all_of.count(what), some.count(what)) for what in dict.fromkeys(all_of)]
+    return (AuditedRelease(UPDATE, len(target.rounds), len(target.rounds)), *beside)
 
 
 def _two_datasets(target: Target, runs: int, seed: int) -> tuple[Array, Array]:
@@ -216,21 +216,21 @@ def _two_datasets(target: Target, runs: int, seed: int) -> tuple[Array, Array]:
     gaps = torch.cat([effects(target.model, start, canary, plan.clip).gaps for start in target.starts])
     gaps = nn.functional.normalize(gaps, dim=1)[torch.arange(len(target.rounds)) % len(gaps)]
     keep = gaps.numel() <= _MOST_COLUMNS
-    side_releases = SideReleases(target, canary) if asides_of(target) else None
+    side_releases = SideReleases(target, canary) if side_releases_of(target) else None
     along: list[Array] = []
     raw: list[Array] = []
-    told: list[list[list[Number]]] = []
+    observations: list[list[list[Observation]]] = []
     for world in (0, 1):
         numbers = range(world * runs, (world + 1) * runs)
-        heard: list[list[Number]] = []
-        sources = _sources(target, side_releases, world, numbers, seed, heard)
+        observed: list[list[Observation]] = []
+        sources = _sources(target, side_releases, world, numbers, seed, observed)
         seen = [
             ((part * gaps).sum(2).double().cpu().numpy(), part.flatten(1).double().cpu().numpy() if keep else None)
             for part in _releases(target, both_x, both_y, [world * plan.samples] * runs, sources)
         ]
         along.append(np.concatenate([one for one, _ in seen]))
         raw.append(np.concatenate([one for _, one in seen if one is not None]) if keep else np.empty((runs, 0)))
-        told.append(heard)
+        observations.append(observed)
     if not any(np.isfinite(one).any() for one in along):
         raise HushError(
             "audit: no released update is finite; a row whose gradient is not finite must contribute nothing"
@@ -241,7 +241,7 @@ def _two_datasets(target: Target, runs: int, seed: int) -> tuple[Array, Array]:
     rest = 0.5 * (known[0] + known[1]) if plan.relation == "replace-one" else known[0]
     scores = [_likelihoods(target, one - rest).sum(1) for one in along]
     if side_releases is not None:
-        beside = scored(told, plan.relation)
+        beside = scored(observations, plan.relation)
         scores = [one + more for one, (more, _) in zip(scores, beside, strict=True)]
         raw = [np.column_stack(pair) for pair in zip((values for _, values in beside), raw, strict=True)]
     tables = [np.column_stack(parts) for parts in zip(scores, [one.sum(1) for one in along], raw, strict=True)]
@@ -260,17 +260,17 @@ def _likelihoods(target: Target, along: Array) -> Array:
     return found
 
 
-def _beside(target: Target, runs: int, seed: int) -> tuple[Array, Array]:
+def _scored_alone(target: Target, runs: int, seed: int) -> tuple[Array, Array]:
     """The same for side releases alone: scores, and the released numbers."""
     plan = target.plan
     canary = plant(target.model, target.x[:-1], clip=plan.clip, relation=plan.relation, count=1, seed=seed)
-    side_releases, told = SideReleases(target, canary), []
+    side_releases, observations = SideReleases(target, canary), []
     for world in (0, 1):
-        heard: list[list[Number]] = []
-        for _ in _sources(target, side_releases, world, range(world * runs, (world + 1) * runs), seed, heard):
+        observed: list[list[Observation]] = []
+        for _ in _sources(target, side_releases, world, range(world * runs, (world + 1) * runs), seed, observed):
             pass
-        told.append(heard)
-    tables = [np.column_stack(pair) for pair in scored(told, plan.relation)]
+        observations.append(observed)
+    tables = [np.column_stack(pair) for pair in scored(observations, plan.relation)]
     return tables[0], tables[1]
 
 
@@ -280,18 +280,18 @@ def _sources(
     world: int,
     runs: Sequence[int],
     seed: int,
-    heard: list[list[Number]],
+    observed: list[list[Observation]],
 ) -> Iterator[list[Source]]:
     """For each run the noise sources of its rounds, after the side releases were drawn from them."""
     for run in runs:
-        numbers: list[Number] = []
+        numbers: list[Observation] = []
         if side_releases is not None and target.enrolment is not None:
             numbers += side_releases.enrolment(target.enrolment, world, _source(target, run, ENROLMENT - 1, seed))
         sources = [_source(target, run, number, seed) for number in range(len(target.rounds))]
         if side_releases is not None:
             for stage, source in zip(target.rounds, sources, strict=True):
                 numbers += side_releases.round(stage, world, source)
-        heard.append(numbers)
+        observed.append(numbers)
         yield sources
 
 

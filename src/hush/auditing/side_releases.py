@@ -34,7 +34,7 @@ _MOST_COORDINATES = 64
 
 
 @dataclass(frozen=True)
-class Number:
+class Observation:
     """A number that the adversary computes from a release.
 
     Attributes:
@@ -94,7 +94,7 @@ class SideReleases:
             clip, number = target.config.privacy.loss_clip, target.recipe.assign.models
             self._models = rivals(target.model, target.starts[0], *others, canary, clip, number)
 
-    def enrolment(self, stage: Stage, world: int, source: Source) -> list[Number]:
+    def enrolment(self, stage: Stage, world: int, source: Source) -> list[Observation]:
         """What is computed from an enrolment answer: the count, and the mean, projected onto the canary and raw."""
         # By what is asked for, not by the noise that is applied: an audit must detect a count without noise.
         counted = any(side_release.what == COUNT for side_release in stage.spec.side_releases)
@@ -103,22 +103,22 @@ class SideReleases:
         told = enrolment.answered(stage, samples, lambda _: self._x[world], self._target.client, source)
         found = []
         if counted:
-            found.append(Number(told.count, float(self._removing), stage.noise_of(COUNT)))
+            found.append(Observation(told.count, float(self._removing), stage.noise_of(COUNT)))
         if told.mean is not None:
             spread = stage.noise_of(CENTRE)
             # The sum of the rows relative to their bound, whatever number it was divided by.
             mean = told.mean.cpu().double() * (spread / told.deviation)
-            found.append(Number(float(mean @ self._along), self._move, spread))
-            found += [Number(float(each)) for each in mean] if len(mean) <= _MOST_COORDINATES else []
+            found.append(Observation(float(mean @ self._along), self._move, spread))
+            found += [Observation(float(each)) for each in mean] if len(mean) <= _MOST_COORDINATES else []
         return found
 
-    def round(self, stage: Stage, world: int, source: Source) -> list[Number]:
+    def round(self, stage: Stage, world: int, source: Source) -> list[Observation]:
         """What is computed from the side releases of a round, in the order in which a client draws them."""
         found, removed = [], self._removing and world == 0
         if CHOICE in (release.what for release in stage.spec.side_releases):
             rows = slice(None, -1) if removed else slice(None)
             chosen = client_round.choose(self._task(self._models), stage, self._client(world, rows, source))
-            found.append(Number(float(chosen == len(self._models) - 1), choice=True))
+            found.append(Observation(float(chosen == len(self._models) - 1), choice=True))
         for release in stage.spec.sent:
             found += self._numbers(release, stage, self._answer(release, stage, world, source))
         return found
@@ -132,13 +132,13 @@ class SideReleases:
             given = replace(given, x=given.x[:-1], y=given.y[:-1])
         return noised_sum(release, stage, given, source)
 
-    def _numbers(self, release: SideRelease, stage: Stage, answer: Tensor) -> list[Number]:
+    def _numbers(self, release: SideRelease, stage: Stage, answer: Tensor) -> list[Observation]:
         """What is computed from a noisy sum relative to its bound: its projection onto the canary's effect, and raw."""
         along, move = self._effect(release, stage)
         scaled, noise = answer / release.bound(self._shape), stage.noise_of(release.what)
         rate = stage.plan.rate if release.sampled else 1.0
-        found = [Number(float(scaled @ along), move, noise, rate)]
-        return found + ([Number(float(each)) for each in scaled] if 1 < len(scaled) <= _MOST_COORDINATES else [])
+        found = [Observation(float(scaled @ along), move, noise, rate)]
+        return found + ([Observation(float(each)) for each in scaled] if 1 < len(scaled) <= _MOST_COORDINATES else [])
 
     def _effect(self, release: SideRelease, stage: Stage) -> tuple[Tensor, float]:
         """The direction in which the canary changes a sum, and by how much, relative to its bound."""
@@ -185,13 +185,13 @@ class SideReleases:
         )
 
 
-def asides_of(target: Target) -> list[tuple[Stage, SideRelease]]:
+def side_releases_of(target: Target) -> list[tuple[Stage, SideRelease]]:
     """All side releases of the run, each with its stage and as often as it occurs."""
     stages = (() if target.enrolment is None else (target.enrolment,)) + target.rounds
     return [(stage, side_release) for stage in stages for side_release in stage.spec.side_releases]
 
 
-def scored(worlds: Sequence[Sequence[Sequence[Number]]], relation: str) -> list[tuple[Array, Array]]:
+def scored(worlds: Sequence[Sequence[Sequence[Observation]]], relation: str) -> list[tuple[Array, Array]]:
     """The log likelihood ratios for the runs on each of two datasets, and the raw numbers.
 
     What the adversary does not know in advance is estimated from the runs that choose the test.

@@ -72,10 +72,10 @@ def init(
 def admit(directory: Folder, name: str, public_key: Annotated[Path, typer.Argument(metavar="NAME.pub")]) -> None:
     """Add a member by its public key."""
     _need_flower()
-    from hush.deploy.admin.folders import Place
+    from hush.deploy.admin.folders import FederationFolder
     from hush.deploy.admin.keys import read
 
-    Place(directory).admit(name, read(public_key, "a public key"))
+    FederationFolder(directory).admit(name, read(public_key, "a public key"))
     print(f"{name} is now a member")
 
 
@@ -83,9 +83,9 @@ def admit(directory: Folder, name: str, public_key: Annotated[Path, typer.Argume
 def revoke(directory: Folder, name: str) -> None:
     """Remove a member; a running SuperLink rejects its key within a second."""
     _need_flower()
-    from hush.deploy.admin.folders import Place
+    from hush.deploy.admin.folders import FederationFolder
 
-    Place(directory).revoke(name)
+    FederationFolder(directory).revoke(name)
     print(f"{name} is no longer a member")
 
 
@@ -99,10 +99,10 @@ def renew(
 ) -> None:
     """Create a new server certificate signed by the same CA; members need no change."""
     _need_flower()
-    from hush.deploy.admin.folders import Place
+    from hush.deploy.admin.folders import FederationFolder
     from hush.deploy.admin.keys import make_server
 
-    place = Place(directory)
+    place = FederationFolder(directory)
     for old in ("server.key", "server.crt"):
         (place.server / old).unlink(missing_ok=True)
     hosts = [place.settings.host, *(host or ()), "localhost", "127.0.0.1"]
@@ -125,12 +125,12 @@ def serve(
 ) -> None:
     """Run the SuperLink with TLS and node authentication, behind the gateway."""
     _need_flower()
-    from hush.deploy.admin.folders import Place
+    from hush.deploy.admin.folders import FederationFolder
     from hush.deploy.admin.processes import follow_parent
     from hush.deploy.transport.server import serve as run_link
 
     follow_parent()
-    run_link(Place(directory), _say, listen)
+    run_link(FederationFolder(directory), _say, listen)
 
 
 @federation_app.command()
@@ -212,12 +212,12 @@ def run(
     _need_flower()
     from hush import report
     from hush.config import load
-    from hush.deploy.admin.folders import Place
+    from hush.deploy.admin.folders import FederationFolder
     from hush.deploy.coordinator.run import Coordinator
     from hush.deploy.member.datasets import public_test
     from hush.deploy.transport.flower import CoordinatorClient
 
-    place, config = Place(directory), load(file, sets or ())
+    place, config = FederationFolder(directory), load(file, sets or ())
     rows = public_test(test, place.path, config, label=label, classes=classes, root=data)
     hub = CoordinatorClient(place.settings.address, place.ca(), place.secret(), turn=place.turn)
     path = out or place.runs / file.stem
@@ -232,10 +232,10 @@ def run(
 def status(directory: Folder, as_json: AsJson = False) -> None:
     """Show members, which of them are online, and the progress of runs."""
     _need_flower()
-    from hush.deploy.admin.folders import Place
-    from hush.deploy.coordinator.status import standing
+    from hush.deploy.admin.folders import FederationFolder
+    from hush.deploy.coordinator.status import federation_status
 
-    found = standing(Place(directory))
+    found = federation_status(FederationFolder(directory))
     if as_json:
         print(json.dumps(found, indent=2))
         return

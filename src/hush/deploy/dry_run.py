@@ -25,7 +25,7 @@ from hush.deploy.admin import audit_log, keys
 from hush.deploy.admin.folders import Kit
 from hush.deploy.coordinator.agreement import Agreement, agreed
 from hush.deploy.coordinator.enrolment import facts_of
-from hush.deploy.coordinator.replies import letter_of
+from hush.deploy.coordinator.replies import task_message
 from hush.deploy.member import datasets
 from hush.deploy.member import policy as law
 from hush.deploy.member.policy_template import code_hash
@@ -89,12 +89,12 @@ def dry_run(kit: Kit, policy_path: Path, data: Path, config: Config, run_schema:
     found = DryRun(
         spent=spent, left=account.remaining(spent, life), warnings=tuple(filter(None, [law.lifetime_warning(policy)]))
     )
-    made = _made_up(own, len(held.y), schema.classes or 1)
+    made = _synthetic_rows(own, len(held.y), schema.classes or 1)
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.in_memory(kit.member, life, accountant)
         node = Node(kit.member, policy, made, ledger, Path(folder), keys.new_key())
         try:
-            seconds = _tried(node, config, schema)
+            seconds = _first_round(node, config, schema)
         except HushError as error:
             return replace(found, refused=str(error))
         finally:
@@ -114,7 +114,7 @@ def dry_run(kit: Kit, policy_path: Path, data: Path, config: Config, run_schema:
     )  # fmt: skip
 
 
-def _made_up(schema: Schema, number: int, classes: int) -> Dataset:
+def _synthetic_rows(schema: Schema, number: int, classes: int) -> Dataset:
     """Return as many random rows of that schema, within its ranges and categories."""
     drawn = rng(0, "made-up rows")
     x = drawn.normal(size=(number, *schema.shape)).astype(np.float32)
@@ -128,7 +128,7 @@ def _made_up(schema: Schema, number: int, classes: int) -> Dataset:
     return Dataset("made-up rows", x, drawn.integers(0, classes, number), classes, schema=schema)
 
 
-def _tried(node: Node, config: Config, schema: Schema) -> float:
+def _first_round(node: Node, config: Config, schema: Schema) -> float:
     """Enrol, begin, and answer the first round with this member; return how long the round took."""
     offer = agreed(
         _RUN,
@@ -148,10 +148,10 @@ def _tried(node: Node, config: Config, schema: Schema) -> float:
     says |= {"config": run.config.model_dump(), "client": 0, "roster": [asdict(each) for each in facts]}
     _asked(node, Message("begin", {**says, "centre": run.centre_name, "head": ""}))
     federation = assemble(run.config, facts, test)
-    state = start(federation.terms, federation.starts(), run.told)
+    state = start(federation.terms, federation.starts(), run.enrolment_state)
     number = next(at for at, members in enumerate(federation.terms.participants) if 0 in members)
     tasks = next(serve(federation.terms, replace(state, round=number), lambda new, record: None))
-    letter = letter_of(_RUN, next(task for task in tasks if task.client == 0))
+    letter = task_message(_RUN, next(task for task in tasks if task.client == 0))
     began = time.perf_counter()
     _asked(node, replace(letter, says={**letter.says, "head": ""}))
     return time.perf_counter() - began
@@ -170,6 +170,6 @@ def _asked(node: Node, letter: Message) -> Message:
     content = keys.opened(node.public, payload)
     answer = messages.decode(content, len(content))
     if answer.kind == REFUSAL:
-        note: Mapping[str, Any] = audit_log.read(node.trail.path)[-1]
+        note: Mapping[str, Any] = audit_log.read(node.log.path)[-1]
         raise HushError(f"{answer.says['code']}: {note['reason']}")
     return answer

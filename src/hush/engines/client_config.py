@@ -1,4 +1,4 @@
-"""The config of a run as its clients' data want it: how many clients there are, and how rows are divided."""
+"""The config of a run, completed from its clients' data: the number of clients, and how rows are divided."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _SHOWN = 8
 
 
 def with_clients(config: Config, data: ClientData) -> Config:
-    """The config with the number of clients, the partition and the sizes that follow from the data.
+    """Return the config with the number of clients, the partition and the sizes that follow from the data.
 
     Raises:
-        HushError: One of these is given and differs from the data, or the targets cannot be trained on.
+        HushError: One of these is given and differs from the data, or the model cannot be trained on the targets.
     """
     _check_trainable(config, data)
     if not data.names:
@@ -44,7 +44,7 @@ def with_clients(config: Config, data: ClientData) -> Config:
 
 
 def member_names(data: ClientData, number: int) -> tuple[str, ...]:
-    """The name of each client; empty ones where clients have numbers alone."""
+    """Return the name of each client; empty names if clients have numbers only."""
     numbered = tuple(str(client) for client in range(number))
     return data.names if data.names and data.names != numbered else ("",) * number
 

@@ -1,7 +1,7 @@
-"""The client's half of a round, whoever runs it: choose a model if asked to, train, and encode what is sent back.
+"""The client's part of a round, in a simulation or a deployment: choose a model if asked to, train, and encode the
+answer.
 
-Everything here takes its numbers from the client's own schedule; a task only brings models and what the recipe's
-choices say besides.
+All privacy parameters come from the client's own schedule; a task contributes only models and the extras of the recipe.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hush.types import Receipt, SideAnswers, Task, Update
 
 @dataclass(frozen=True, kw_only=True)
 class Client:
-    """What a client has: its rows (training rows only), recipe and settings, its own random numbers, public numbers."""
+    """The state of a client: training rows, recipe and settings, its random numbers, and public numbers of the run."""
 
     recipe: Recipe
     config: Config
@@ -42,7 +42,7 @@ class Client:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A task that its ledger allowed: how it is trained, and the numbers that go with the update."""
+    """A charged task: the training job, and the numbers that accompany the update."""
 
     task: Task
     receipt: Receipt
@@ -53,7 +53,7 @@ class Work:
 
 
 def source(config: Config, client: int, number: int, *, shared: bool) -> Source:
-    """Where a client's batches and noise of a round come from: its own stream, or one that all clients share."""
+    """Return the source of a client's batches and noise in a round: its own stream, or one shared by all clients."""
     if config.privacy.noise == "secure":
         return noise.Secure()
     made = noise.SharedSeeded if shared else noise.Seeded
@@ -61,7 +61,7 @@ def source(config: Config, client: int, number: int, *, shared: bool) -> Source:
 
 
 def work(task: Task, receipt: Receipt, stage: Stage, client: Client) -> Work:
-    """How a task is trained, y -= lr * (H + drift + pull * (y - start)); what is asked besides is answered here."""
+    """Prepare training, y -= lr * (H + drift + pull * (y - start)), and compute what is released in addition."""
     config, extras, plan = client.config, task.extras, stage.plan
     chosen = choose(task, stage, client) if stage.spec.choose else None
     start = task.models[chosen or 0].to(client.x.device)
@@ -87,12 +87,12 @@ def work(task: Task, receipt: Receipt, stage: Stage, client: Client) -> Work:
 
 
 def choose(task: Task, stage: Stage, client: Client) -> int:
-    """The model with the least loss on the client's rows, by noised sums where the stage has noise for it."""
+    """Return the model with the least loss on the client's rows, by noisy sums if the stage has noise for it."""
     return int(noised_losses(task, stage, client).argmin())
 
 
 def noised_losses(task: Task, stage: Stage, client: Client) -> Tensor:
-    """The sum of bounded losses of each model, with noise in proportion to what one row moves all of them by."""
+    """Return the sum of bounded losses of each model, with noise in proportion to the sensitivity of all together."""
     given = _evidence(task, task.models.to(client.x.device), stage.plan, client)
     return noised_sum(ClusterChoice(CHOICE, 0.0), stage, given, client.source)
 
@@ -106,7 +106,7 @@ def _evidence(task: Task, vectors: Tensor, plan: PrivacyPlan, client: Client) ->
 
 
 def sealed(done: Work, vector: Tensor) -> Update:
-    """The update to send."""
+    """Return the update to send."""
     task = done.task
     if done.output is not None:
         vector = _perturbed(done, vector, done.output)

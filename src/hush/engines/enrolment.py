@@ -1,4 +1,4 @@
-"""Enrolment, round 0: what clients tell once, noised and charged, before the first round."""
+"""Enrolment, round 0: what clients release once before the first round, noised and charged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Rows = Callable[[int], Tensor]
 
 @dataclass(frozen=True)
 class EnrolmentAnswer:
-    """What one client tells at enrolment: a noised count, and a noised mean of its rows with the noise in it."""
+    """What one client releases at enrolment: a noisy count, and a noisy mean of its rows with its noise deviation."""
 
     count: float
     mean: Tensor | None = None
@@ -36,23 +36,24 @@ class EnrolmentAnswer:
 
 
 def enrolled(federation: Federation, held: RunLedgers, rows: Rows) -> tuple[Federation, State]:
-    """The federation as it is planned from what clients tell, and what the server tells every client from then on.
+    """Return the federation planned from the enrolment answers, and the state that the server sends to every client.
 
-    `rows` gives a client's training rows, behind the model's fixed features. What a client tells is charged, drawn and
-    sealed once a run: asked again, it tells the same bytes, or the run is refused.
+    `rows` returns a client's training rows, behind the model's fixed features. An enrolment answer is charged, sampled
+    and
+    sealed once per run: repeated requests get the same bytes, or the run is refused.
     """
     terms, config = federation.terms, federation.config
     if terms.stage_table.of[ENROLMENT] < 0:
         return federation, {}
     secure = config.privacy.noise == "secure"
-    heard: list[EnrolmentAnswer | None] = []
+    answers: list[EnrolmentAnswer | None] = []
     for member in terms.members:
         stage = federation.stage(member.client, ENROLMENT)
         try:
             charged = held.charge(member.client, ENROLMENT, stage.round_costs)
         except BudgetSpentError:
-            # It will decline every round as well: what is taken for its count does not matter.
-            heard.append(None)
+            # This client will decline every round as well, so its count does not matter.
+            answers.append(None)
             continue
         if charged is None:
             raise HushError(
@@ -61,22 +62,22 @@ def enrolled(federation: Federation, held: RunLedgers, rows: Rows) -> tuple[Fede
             )
         if isinstance(charged, Receipt):
             source = noise.Secure() if secure else noise.Seeded(config.seed, member.client, ENROLMENT)
-            told = answered(stage, member.samples, rows, member.client, source)
-            held.seal(member.client, charged, partial(_packed, told))
+            answer = answered(stage, member.samples, rows, member.client, source)
+            held.seal(member.client, charged, partial(_packed, answer))
         else:
-            told = _unpacked(charged[1])
-        heard.append(told)
-    centre = centred([answer for answer in heard if answer is not None])
-    counts = [whole(1.0 if answer is None else answer.count) for answer in heard]
+            answer = _unpacked(charged[1])
+        answers.append(answer)
+    centre = centred([answer for answer in answers if answer is not None])
+    counts = [whole(1.0 if answer is None else answer.count) for answer in answers]
     planned = federation.counted(counts)
     if federation.offers:
         approve(held.ledgers, [training(schedule) for schedule in planned.schedules])
     return planned, centre
 
 
-def _packed(told: EnrolmentAnswer) -> bytes:
-    numbers = torch.tensor([told.count, told.deviation], dtype=torch.float64)
-    packed: bytes = save({"numbers": numbers} if told.mean is None else {"numbers": numbers, "mean": told.mean})
+def _packed(answer: EnrolmentAnswer) -> bytes:
+    numbers = torch.tensor([answer.count, answer.deviation], dtype=torch.float64)
+    packed: bytes = save({"numbers": numbers} if answer.mean is None else {"numbers": numbers, "mean": answer.mean})
     return packed
 
 
@@ -87,18 +88,18 @@ def _unpacked(payload: bytes) -> EnrolmentAnswer:
 
 
 def answered(stage: Stage, samples: int, rows: Rows, client: int, source: Source) -> EnrolmentAnswer:
-    """What a client answers when it is enrolled."""
+    """Compute the enrolment answer of a client."""
     count = samples + stage.noise_of(COUNT) * float(source.normal(1, torch.float64))
     spread = stage.noise_of(CENTRE)
     if not spread:
         return EnrolmentAnswer(count)
-    # A count that is told with noise is the one to divide by: the true one is nobody's business.
+    # Divide by the count that is released; if it is noisy, the true one must not be revealed.
     known, x = whole(count) if stage.noise_of(COUNT) else samples, rows(client)
     return EnrolmentAnswer(count, noised_mean(x, spread, known, source), deviation(x[:1].numel(), spread, known))
 
 
 def noised_mean(x: Tensor, spread: float, samples: int, source: Source) -> Tensor:
-    """The sum of the bounded rows with noise of this multiplier, over a number of rows that is public."""
+    """Return the noisy sum of the bounded rows, divided by a public number of rows."""
     limit = bound(x[:1].numel())
     total = bounded_sum(x, limit).cpu()
     noised = total + spread * limit * source.normal(total.numel(), torch.float64)
@@ -106,13 +107,13 @@ def noised_mean(x: Tensor, spread: float, samples: int, source: Source) -> Tenso
 
 
 def deviation(width: int, spread: float, samples: int) -> float:
-    """The noise in each number of such a mean."""
+    """The standard deviation of the noise in each number of such a mean."""
     return spread * bound(width) / samples
 
 
-def centred(heard: Sequence[EnrolmentAnswer]) -> State:
-    """The centre that the means give, each by the inverse of its noise, if there are means."""
-    means = [(told.mean, told.deviation) for told in heard if told.mean is not None]
+def centred(answers: Sequence[EnrolmentAnswer]) -> State:
+    """Return the combination of the means, each weighted by the inverse of its noise variance, if there are any."""
+    means = [(answer.mean, answer.deviation) for answer in answers if answer.mean is not None]
     if not means:
         return {}
     weights = torch.tensor([deviation**-2 for _, deviation in means], dtype=torch.float64)
@@ -120,5 +121,5 @@ def centred(heard: Sequence[EnrolmentAnswer]) -> State:
 
 
 def whole(count: float) -> int:
-    """A noised count as a number of rows."""
+    """Return a noisy count as a number of rows."""
     return max(1, round(count))

@@ -1,6 +1,6 @@
-"""Fingerprints of a run's data and model, by which a resumed run is known to be the same one.
+"""Fingerprints of a run's data and model, which a resumed run must match.
 
-A fingerprint is a SHA-256. It stands in the manifest of a simulation, which holds un-noised results besides.
+A fingerprint is a SHA-256. It is stored in the manifest of a simulation, together with results without noise.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def identity(federation: Federation, known: Hashes | None = None) -> dict[str, Any]:
-    """What was trained on which data, for the manifest.
+    """Return name and fingerprint of model and data, for the manifest.
 
-    `known` keeps the hashes of the arrays of each dataset, for runs in one process that share them.
+    `known` caches the hashes of the arrays of each dataset, for runs in one process that share them.
     """
     data, memory = federation.data, {} if known is None else known
     key = id(data.dataset)
@@ -48,13 +48,13 @@ def identity(federation: Federation, known: Hashes | None = None) -> dict[str, A
 
 
 def arrays_fingerprint(dataset: Dataset) -> dict[str, str]:
-    """Of the rows and of the labels, with their shapes and types."""
+    """The fingerprint of the rows and labels, with their shapes and types."""
     spec = () if dataset.inputs is None else (dataset.inputs,)
     return {"inputs": _digest([*_array(dataset.x), *spec]), "labels": _digest([*_array(dataset.y), dataset.classes])}
 
 
 def partition_fingerprint(clients: Clients) -> str:
-    """Of who holds which rows, for training and for test, and what is done to them on the way."""
+    """The fingerprint of the assignment of rows to clients, for training and test, and of their transforms."""
 
     def parts() -> Iterator[object]:
         yield clients.seed
@@ -65,7 +65,7 @@ def partition_fingerprint(clients: Clients) -> str:
 
 
 def model_fingerprint(model: Model) -> dict[str, str]:
-    """Of the structure, the initial weights, and the Python code of a model as far as it can be obtained."""
+    """The fingerprint of a model: structure, initial weights, and Python code as far as it is available."""
     module = model.module if model.source is None else model.source
     tensors = sorted([*module.named_parameters(), *module.named_buffers()])
     return {
@@ -76,7 +76,7 @@ def model_fingerprint(model: Model) -> dict[str, str]:
 
 
 def _structure(module: nn.Module) -> Iterator[object]:
-    """Types, settings and parameters of every part."""
+    """Types, settings and parameters of every submodule."""
     for path, part in module.named_modules():
         yield from (path, type(part).__qualname__, part.training, _without_addresses(part.extra_repr()))
         for name, value in sorted(vars(part).items()):
@@ -87,7 +87,7 @@ def _structure(module: nn.Module) -> Iterator[object]:
 
 
 def _code(module: nn.Module) -> Iterator[object]:
-    """The bytecode of every class of the user's own among the parts, and of functions that the parts hold."""
+    """The bytecode of every user-defined class among the submodules, and of functions that the submodules contain."""
     seen: set[int] = set()
     for part in module.modules():
         for base in type(part).__mro__:
@@ -103,7 +103,7 @@ def _code(module: nn.Module) -> Iterator[object]:
 
 
 def _functions(value: object, seen: set[int]) -> Iterator[object]:
-    """What a function does: its code, what it closes over, and the functions and constants of its own file it names."""
+    """The bytecode of a function, its closure, and the functions and constants of its own file that it names."""
     inner = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
     if not isinstance(inner, types.FunctionType) or id(inner) in seen:
         return
@@ -163,7 +163,7 @@ def _tensor(value: Tensor) -> tuple[object, ...]:
 
 
 def _digest(parts: Iterable[object]) -> str:
-    """SHA-256 of a sequence of values, each with its length before it, so that no two sequences read the same."""
+    """SHA-256 of a sequence of values, each with its length before it, so that the encoding is unambiguous."""
     found = hashlib.sha256()
     for part in parts:
         content = part if isinstance(part, bytes | memoryview) else _without_addresses(repr(part)).encode()

@@ -35,7 +35,7 @@ _BATCH = 64
 
 @dataclass(frozen=True)
 class Rows:
-    """One client's rows."""
+    """The rows of one client."""
 
     x: Tensor
     y: Tensor
@@ -44,14 +44,14 @@ class Rows:
 
 
 def rows_of(federation: Federation, number: int) -> list[Rows]:
-    """Each client's rows as it holds them in a round, behind the model's fixed features, in float64."""
+    """Return each client's rows in a round, behind the model's fixed features, in float64."""
     inputs, labels = (each.cpu() for each in federation.arrays(number))
     inputs = inputs.double() if inputs.is_floating_point() else inputs
     return [Rows(inputs[a:b], labels[a:b], inputs[b:c], labels[b:c]) for a, b, c in federation.data.bounds()]
 
 
 def measures(federation: Federation, models: Tensor, homes: Sequence[int], number: int) -> dict[str, Any]:
-    """Every measure that applies, by name. `models` are the released ones, `homes` the model of each client."""
+    """Return every metric that applies, by name. `models` are the released ones, `homes` the model of each client."""
     rows, decay = rows_of(federation, number), federation.config.local.weight_decay
     model, vectors = federation.model, models.double()
     found: dict[str, Any] = {
@@ -101,7 +101,7 @@ def measure_run(
 
 
 def dissimilarity(gradients: Tensor) -> dict[str, float]:
-    """How much the clients' gradients (clients x p) differ: mean of squares less square of mean, and its logarithm."""
+    """Return the variance of the gradients (clients x p): mean of squares minus square of mean; and its log."""
     each, whole = float(gradients.square().sum(1).mean()), float(gradients.mean(0).square().sum())
     return {
         "gradient_dissimilarity": each - whole,
@@ -110,7 +110,7 @@ def dissimilarity(gradients: Tensor) -> dict[str, float]:
 
 
 def fairness(federation: Federation, vectors: Tensor, homes: Sequence[int], rows: Sequence[Rows]) -> dict[str, Any]:
-    """Accuracies of the worst client, of the smallest true cluster and of the others; how unevenly privacy costs."""
+    """Return accuracies of the worst client, the smallest true cluster and the others, and the cost of privacy."""
     model, decay = federation.model, federation.config.local.weight_decay
     groups = [member.group for member in federation.members]
     accuracy = [_accuracy(model, vectors[h], r) for h, r in zip(homes, rows, strict=True)]
@@ -129,7 +129,7 @@ def fairness(federation: Federation, vectors: Tensor, homes: Sequence[int], rows
 
 
 def optimum(model: Model, rows: Sequence[Rows], decay: float) -> Tensor:
-    """Where the mean of the clients' losses is least, by L-BFGS: for convex models."""
+    """Return the minimiser of the mean of the clients' losses by L-BFGS, for convex models."""
     vector = model.start.double().clone().requires_grad_(True)
     solver = torch.optim.LBFGS(
         [vector],
@@ -152,7 +152,7 @@ def optimum(model: Model, rows: Sequence[Rows], decay: float) -> Tensor:
 
 
 def _central(model: Model, rows: Sequence[Rows], decay: float) -> Tensor:
-    """The best model for some clients together: the optimum where there is one, else some epochs of Adam."""
+    """Return the best model for some clients together: the optimum if the model is convex, else some epochs of Adam."""
     if model.name == _CONVEX:
         return optimum(model, rows, max(decay, 1e-4))
     x, y = torch.cat([each.x for each in rows]).float(), torch.cat([each.y for each in rows])
@@ -169,7 +169,7 @@ def _central(model: Model, rows: Sequence[Rows], decay: float) -> Tensor:
 
 
 def _logits(model: Model, vector: Tensor, x: Tensor) -> Tensor:
-    """The output in the precision of the vector, which parameters that are not trained do not have of themselves."""
+    """Return the output in the precision of the vector; untrained parameters are converted."""
     held = {name: value.to(vector.dtype) for name, value in model.module.named_parameters()}
     given = {**held, **unflatten(vector, model.layout)}
     out: Tensor = torch.func.functional_call(model.module, given, (_in_precision(x, vector.dtype),))

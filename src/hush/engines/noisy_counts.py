@@ -1,14 +1,15 @@
 """Schedules with noisy counts: the number of rows is disclosed with noise, and nothing else follows from the true one.
 
-Enrolment is charged first, with noise that follows from public numbers alone; all training is then planned from the
-number that was told. Rows are sampled at the planned rate whatever their true number is, so the plan's cost is exact.
+Enrolment is charged first, with noise that follows from public numbers alone; training is then planned from the
+disclosed
+number. Rows are sampled at the planned rate whatever their true number, so the plan's cost is exact.
 
 Guarantees:
-    - Of two clients that told the same number, the plans differ in `samples` alone, which is never released.
-    - What enrolment costs and what training costs keep the policy together.
+    - The plans of two clients that disclosed the same number differ only in `samples`, which is never released.
+    - Enrolment and training together satisfy the policy.
 
 Edge cases:
-    - Fewer rows told than a batch has count as one batch.
+    - A disclosed number below the batch size counts as one batch.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from hush.recipes import Recipe
 from hush.recipes.slots.weight import COUNT
 from hush.types import HushError, Member
 
-SUPPOSED_BATCHES = 20  # of rows that a client is supposed to have while nothing is told
+SUPPOSED_BATCHES = 20  # batches of rows that a client is assumed to have before its count is disclosed
 
 
 def asked(stage_table: StageTable) -> bool:
-    """Whether enrolment asks for a noised number of rows."""
+    """Whether enrolment asks for a noisy number of rows."""
     stage = stage_table.of[ENROLMENT]
     return stage >= 0 and any(side_release.what == COUNT for side_release in stage_table.specs[stage].side_releases)
 
 
 def offers(config: Config, recipe: Recipe, members: Sequence[Member], rounds: Timetable) -> tuple[PrivacySchedule, ...]:
-    """Schedules before anything is told: what enrolment costs is read off these."""
+    """Return schedules before disclosure, which determine the cost of enrolment."""
     if config.privacy.sampler == "fixed" or recipe.protect.fixed_batches:
         text = 'batches of a fixed size require the true number of rows; accepted with noisy counts: "poisson"'
         raise HushError(f"privacy.sampler: {text}", "privacy.sampler")
@@ -41,7 +42,7 @@ def offers(config: Config, recipe: Recipe, members: Sequence[Member], rounds: Ti
 
 
 def supposed(members: Sequence[Member]) -> tuple[Member, ...]:
-    """The members while nothing is told of their rows."""
+    """The members with the number of rows that is assumed before disclosure."""
     return tuple(replace(member, samples=SUPPOSED_BATCHES * member.batch) for member in members)
 
 
@@ -49,29 +50,29 @@ def planned(
     config: Config,
     recipe: Recipe,
     members: Sequence[Member],
-    told: Sequence[Member],
+    disclosed: Sequence[Member],
     offered: Sequence[PrivacySchedule],
     rounds: Timetable,
 ) -> tuple[PrivacySchedule, ...]:
-    """Schedules from what was told, on the rows that `members` really have."""
+    """Return schedules planned from the disclosed counts, for the rows that `members` really have."""
     table = rounds.stage_table
     charged = [offer.stages[table.of[ENROLMENT]].round_costs for offer in offered]
     everyone = range(len(members))
-    drafts = privacy_schedules(config, recipe, told, table, rounds.orders, charged, certain=everyone)
+    drafts = privacy_schedules(config, recipe, disclosed, table, rounds.orders, charged, certain=everyone)
     return tuple(with_rows(draft, member.samples) for member, draft in zip(members, drafts, strict=True))
 
 
 def with_rows(schedule: PrivacySchedule, rows: int) -> PrivacySchedule:
-    """A schedule as it is trained on the rows that there are; their number sets nothing else."""
+    """Return a schedule for the true number of rows, which changes nothing else."""
     return PrivacySchedule(tuple(on_rows(stage, rows) for stage in schedule.stages))
 
 
 def counted(members: Sequence[Member], counts: Sequence[int]) -> tuple[Member, ...]:
-    """The members as the server knows them, with the numbers of rows that were told."""
+    """Return the members as the server knows them, with the disclosed numbers of rows."""
     pairs = zip(members, counts, strict=True)
     return tuple(replace(member, samples=max(count, member.batch)) for member, count in pairs)
 
 
 def on_rows(stage: Stage, rows: int) -> Stage:
-    """A stage as it is trained on the rows that there are; their number sets nothing else."""
-    return replace(stage, plan=replace(stage.plan, samples=rows, told=stage.plan.counted))
+    """Return a stage for the true number of rows, which changes nothing else."""
+    return replace(stage, plan=replace(stage.plan, samples=rows, disclosed=stage.plan.counted))

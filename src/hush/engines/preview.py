@@ -1,4 +1,4 @@
-"""Preview of a run: every client of a federation with its noise, and the weight it would get."""
+"""Preview of a run: the planned noise and the expected weight of every client."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hush.server.loop import enrolled
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """What one client may expect, from public facts alone."""
+    """The preview of one client, from public facts alone."""
 
     client: int
     epsilon_budget: float
@@ -29,7 +29,7 @@ class Preview:
 
 
 def preview(federation: Federation) -> list[Preview]:
-    """One record a client. `noise_variance` is the expected squared norm of the noise in one update."""
+    """Return one record per client. `noise_variance` is the expected squared norm of the noise in one update."""
     weights = federation.recipe.weight.foreseen(enrolled(federation.terms)).tolist()
     made = []
     for member, policy, schedule in zip(federation.members, federation.policies, federation.schedules, strict=True):

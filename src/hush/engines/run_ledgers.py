@@ -1,8 +1,9 @@
-"""The ledgers of a run's clients: in memory for one simulation, or files that outlive it.
+"""The ledgers of a run's clients: in memory for one simulation, or in files that persist.
 
-With files, a second run on the same data goes on from what is spent, and the protocol is the one of a deployment:
-reserve, compute, seal, send, for rounds and for enrolment alike. An answer that was sealed before a crash is sent again
-as the same bytes.
+With files, a second run on the same data continues from what is spent, with the protocol of a deployment: charge,
+compute,
+seal, send, for rounds and for enrolment alike. An answer that was sealed before a crash is sent again as the same
+bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Warn: TypeAlias = Callable[[str], None]
 
 
 class RunLedgers:
-    """The ledgers of all clients, in order of their numbers, for one run."""
+    """The ledgers of all clients, in order of client number, for one run."""
 
     def __init__(self, ledgers: Sequence[Ledger], run: str = "", *, durable: bool = False) -> None:
         self.ledgers = ledgers
@@ -34,35 +35,36 @@ class RunLedgers:
         self._durable = durable
 
     def charge(self, client: int, number: int, costs: Sequence[Cost]) -> Receipt | Kept | None:
-        """The receipt for a round, or what was sealed for it before; or raise `BudgetSpentError`.
+        """Return the receipt for a round, or what was sealed for it before; or raise `BudgetSpentError`.
 
-        A reservation of this round that a dead process left without sealed bytes is forfeited and charged anew. None:
-        the round was answered, and its bytes are no longer kept. It is not charged, and nothing may be released for it.
+        A charge of this round that a dead process left without sealed bytes is forfeited and made again. None: the
+        round was
+        answered, and its bytes are no longer stored. It is not charged, and nothing may be released for it.
         """
         ledger = self.ledgers[client]
         if not self._durable:
             return ledger.reserve(costs, self._run, number)
         ledger.forfeit_unsealed(self._run, number)
         attempt = ledger.next_attempt(self._run, number)
-        # A file may know its client by name; the run knows it by number.
+        # A file may identify its client by name; the run identifies it by number.
         if attempt:
             return replace(ledger.reserve(costs, self._run, number, attempt), client=client)
         kept = ledger.sealed(self._run, number)
         return None if kept is None else (replace(kept[0], client=client), kept[1])
 
     def seal(self, client: int, receipt: Receipt, payload: Callable[[], bytes]) -> None:
-        """Fix the bytes of an answer before it goes out, where they are to outlive the run."""
+        """Store the bytes of an answer before it is sent, if ledgers persist."""
         if self._durable:
             ledger = self.ledgers[client]
             ledger.seal(replace(receipt, client=ledger.terms.client), payload())
 
     def sent(self, client: int, number: int) -> None:
-        """Note that the server has a round's answer for good. Bytes that are not noted as sent are never dropped."""
+        """Record that the server has saved a round's answer. Bytes not recorded as sent are never deleted."""
         if self._durable and (kept := self.ledgers[client].sealed(self._run, number)) is not None:
             self.ledgers[client].sent(kept[0])
 
     def recharge(self, client: int, costs: Sequence[Cost], number: int) -> None:
-        """Count a round that a resumed run has already released; a file that does not have it is a `HushError`."""
+        """Charge a round that a resumed run has already released; a file without it is a `HushError`."""
         ledger = self.ledgers[client]
         if not self._durable:
             ledger.reserve(costs, self._run, number)
@@ -80,25 +82,26 @@ class RunLedgers:
 
 
 def ignore(warning: str) -> None:
-    """Tell nobody."""
+    """Discard the warning."""
 
 
 def opened(
     directory: Path, policies: Sequence[Policy], lifetimes: Sequence[float] | None, accountant: Accountant,
     rows: Sequence[Rows], warn: Warn, names: Sequence[str],
 ) -> list[Ledger]:  # fmt: skip
-    """A ledger file for each client, made where there is none yet, tied to the client's training rows.
+    """Open a ledger file for each client, creating missing ones, and bind it to the client's training rows.
 
-    A client with a name is known by it, in the file and by that of the file; others by their number.
+    A named client is identified by its name, in the ledger and in the file name; others by their number.
 
-    Without `lifetimes`, a new ledger takes a client's budget for its life, and an old one keeps its own. Where a config
-    and a ledger differ, the stricter of the two holds from then on, and `warn` is told.
+    Without `lifetimes`, a new ledger's lifetime budget is the client's budget, and an existing one keeps its own. If a
+    config
+    and a ledger differ, the stricter of the two applies from then on, and `warn` is called.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     made: list[Ledger] = []
     try:
         agreed: list[Policy] = []
-        # Another run that begins at the same time finds whole ledgers, or makes them.
+        # Another run that starts at the same time finds complete ledgers, or creates them.
         with witness.here().locked():
             for client, policy in enumerate(policies):
                 who = names[client] or client
@@ -111,7 +114,7 @@ def opened(
                     agreed.append(replace(policy, epsilon=lifetime or policy.epsilon))
                     made.append(Ledger.create(path, who, agreed[-1], accountant))
         bind(made, rows, sorted(directory.glob("*.ledger")))
-        # Last, since it is for good: a run that is refused tightens nothing.
+        # Last, because it is permanent: a refused run changes no policy.
         for ledger, policy in zip(made, agreed, strict=True):
             ledger.tighten(policy)
     except BaseException:
@@ -122,7 +125,7 @@ def opened(
 
 
 def _stricter(path: Path, client: int | str, policy: Policy, lifetime: float | None, warn: Warn) -> Policy:
-    """What holds for an existing ledger from now on; a `HushError` if more than that is spent."""
+    """Return the policy of an existing ledger from now on; a `HushError` if more than that is spent."""
     _, held = inspect(path)
     kept, wanted = held.terms.policy, replace(policy, epsilon=lifetime or held.terms.policy.epsilon)
     if held.terms.client != client:
@@ -147,7 +150,7 @@ def _stricter(path: Path, client: int | str, policy: Policy, lifetime: float | N
 
 
 def approve(ledgers: Iterable[Ledger], costs: Iterable[Sequence[Cost]]) -> None:
-    """Check each client's whole schedule at once where its budget affords it; else every round is checked by itself."""
+    """Check each client's whole schedule at once if its budget covers it; otherwise rounds are checked separately."""
     for ledger, wanted in zip(ledgers, costs, strict=True):
         if ledger.affords(wanted):
             ledger.approve(wanted)

@@ -1,4 +1,4 @@
-"""Privacy schedules of a run's clients, from public facts: a simulation, a coordinator and a member compute the same.
+"""Privacy schedules of a run's clients, computed from public facts alike by a simulation, a coordinator and a member.
 
 Nothing about noise, rates or steps needs to be sent between machines, and nothing that is sent can change them.
 """
@@ -16,13 +16,13 @@ from hush.recipes import Recipe
 from hush.server.participation import Participants, draw_participants, stages_of
 from hush.types import Member, Policy
 
-SUPPOSED_NOISE = 8.0  # times the noise that is supposed, at most, of a client whose numbers may be untrue
+SUPPOSED_NOISE = 8.0  # factor on the planned noise that is assumed at most for a client whose declaration may be false
 _MOST_NOISE = 1e4
 
 
 @dataclass(frozen=True)
 class Timetable:
-    """The rounds of a run: who is invited to each, what each asks, and the stages of each client's rounds in turn."""
+    """The rounds of a run: who is invited to each, what each asks for, and the stages of each client's rounds."""
 
     participants: Participants
     stage_table: StageTable
@@ -30,7 +30,7 @@ class Timetable:
 
 
 def timetable(config: Config, recipe: Recipe, clients: int) -> Timetable:
-    """The rounds of a run of that many clients, from the config alone."""
+    """Return the rounds of a run with that many clients, from the config alone."""
     shared = recipe.protect.shared_draws
     participants = draw_participants(config.seed, clients, config.rounds, config.participation, shared)
     stage_table = recipe.stage_table(config.rounds)
@@ -47,17 +47,17 @@ def privacy_schedules(
     *,
     certain: Collection[int] = (),
 ) -> tuple[PrivacySchedule, ...]:
-    """The schedule of each member; who was charged for disclosures at enrolment trains with a little more noise.
+    """Return the schedule of each member; members charged for disclosures at enrolment train with slightly more noise.
 
     Args:
-        config: The run's.
-        recipe: The run's.
+        config: The config of the run.
+        recipe: The recipe of the run.
         members: Some or all of the clients.
-        stage_table: What each round asks.
-        orders: The stages of each member's rounds, in turn.
+        stage_table: What each round asks for.
+        orders: The stages of each member's rounds, in order.
         disclosed: What each member was charged at enrolment, before training is planned.
-        certain: Positions in `members` of those whose numbers are true: `BudgetSpentError` if they cannot be kept. Of
-            others no more than a few times the noise is supposed, whatever they declare.
+        certain: Positions in `members` whose numbers are known to be true: `BudgetSpentError` if their policy cannot be
+            satisfied. For others at most `SUPPOSED_NOISE` times the noise is assumed, whatever they declare.
     """
     policies = recipe.protect.policies(members)
     drafts = recipe.protect.schedules(members, stage_table, orders, config)
@@ -69,9 +69,9 @@ def privacy_schedules(
 
 
 def widened(schedule: PrivacySchedule, disclosed: Sequence[Cost], policy: Policy, certain: bool) -> PrivacySchedule:
-    """The schedule with the least noise at which it keeps the policy together with what was disclosed.
+    """Return the schedule with the least noise that satisfies the policy together with what was disclosed.
 
-    Raises `BudgetSpentError` if there is none; if not `certain`, `SUPPOSED_NOISE` times the noise is supposed instead.
+    Raises `BudgetSpentError` if there is none; if not `certain`, `SUPPOSED_NOISE` times the noise is assumed instead.
     """
     noise, accountant = schedule.plan.noise_multiplier, schedule.plan.accountant
 
@@ -93,6 +93,6 @@ def widened(schedule: PrivacySchedule, disclosed: Sequence[Cost], policy: Policy
 
 
 def training(schedule: PrivacySchedule, *, spare: bool = False) -> tuple[Cost, ...]:
-    """What all rounds of a schedule release, without enrolment; with `spare`, what is reserved for them."""
+    """What all rounds of a schedule release, without enrolment; with `spare`, including the spare rounds."""
     stages = [stage for stage in schedule.stages if stage.rounds and stage.spec.train]
     return tuple(cost for s in stages for cost in s.costs(s.rounds + (s.spare if spare else 0)))

@@ -33,5 +33,5 @@ class _RoundRng:
 
 
 def server_rng(seed: int, secure: bool) -> Callable[[int], ServerRng]:
-    """What makes the server's RNG of a round from the round's number."""
+    """Return the factory of the server's RNG of a round, by round number."""
     return partial(_RoundRng, seed, secure)

@@ -1,13 +1,14 @@
-"""Side releases at the client: rows evaluated one by one, cut to the release's bound, summed, and noised.
+"""Side releases at the client: rows are evaluated one by one, clipped to the release's bound, summed, and noised.
 
 Guarantees:
-    - A row moves the sum by at most the bound, added or removed, whatever `SideRelease.row` computes: rows are
-      evaluated under `torch.vmap`, where one row's values cannot reach another's, and each is cut before it is added.
-    - The noise is the plan's multiplier times the same bound, from the client's own source, and is added here alone.
+    - Adding or removing a row changes the sum by at most the bound, whatever `SideRelease.row` computes: rows are
+      evaluated under `torch.vmap`, where one row's values cannot affect another's, and each is clipped before it is
+      added.
+    - The noise is the plan's multiplier times the same bound, from the client's own source, and is added only here.
 
 Edge cases:
     - A row whose vector is not finite adds nothing.
-    - The releases of `SUMS`, by their very class, are summed by implementations of their own.
+    - The releases of `SUMS` (exactly these classes) are summed by implementations of their own.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ class Evidence:
         vectors: The parameters of the models of the task, models x p.
         x: The client's rows, behind the model's fixed features.
         y: Their labels.
-        plan: The client's plan, with the clip of the round.
+        plan: The client's plan, with the clipping norm of the round.
         shape: Public numbers of the run.
-        centre: What inputs are centred by, if anything.
+        centre: The mean subtracted from inputs, if any.
     """
 
     model: Model
@@ -60,14 +61,14 @@ class Evidence:
 
     @property
     def plain(self) -> Tensor:
-        """The parameters as they act on inputs that are not centred."""
+        """The parameters converted to inputs that are not centred."""
         if self.centre is None:
             return self.vectors
         return input_mean.uncentred(input_mean.linear_layer(self.model), self.vectors, self.centre)
 
 
 def release_shape(config: Config, model: Model, inputs: tuple[int, ...], classes: int) -> ReleaseShape:
-    """The public numbers of a run whose data have rows of this shape."""
+    """Return the public numbers of a run whose rows have this shape."""
     if model.features is not None:
         inputs = tuple(model.features(torch.zeros(1, *inputs)).shape[1:])
     return ReleaseShape(
@@ -76,7 +77,7 @@ def release_shape(config: Config, model: Model, inputs: tuple[int, ...], classes
 
 
 def noised_sum(release: SideRelease, stage: Stage, given: Evidence, source: Source) -> Tensor:
-    """What a client releases: the sum over its rows, or over one batch of them, with the noise that its plan has."""
+    """Return the sum over a client's rows, or over one batch of them, with the noise of its plan."""
     if release.sampled:
         rows = given.plan.sample(source).to(given.x.device)
         given = replace(given, x=given.x[rows], y=given.y[rows])
@@ -86,7 +87,7 @@ def noised_sum(release: SideRelease, stage: Stage, given: Evidence, source: Sour
 
 
 def exact_sum(release: SideRelease, given: Evidence) -> Tensor:
-    """The sum without noise, in float64: never to be sent."""
+    """Return the sum without noise, in float64, which must never be sent."""
     total = SUMS.get(type(release), _by_rows)(release, given).cpu()
     width = release.width(given.shape)
     if tuple(total.shape) != (width,):
@@ -95,7 +96,7 @@ def exact_sum(release: SideRelease, given: Evidence) -> Tensor:
 
 
 def _by_rows(release: SideRelease, given: Evidence) -> Tensor:
-    """The sum of what each row gives, cut to the bound."""
+    """Return the sum of the rows' vectors, each clipped to the bound."""
     shape, model = given.shape, given.model
     width, bound = release.width(shape), release.bound(shape)
     if not 0 < bound < float("inf"):

@@ -1,4 +1,4 @@
-"""The view of a third party, who sees only the models: what is promised toward it, and what a paper claims."""
+"""The view of a third party, who sees only the models: what is guaranteed against it, and what a paper claims."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ PROMISED = "no smaller epsilon is guaranteed than against the server: models are
 
 
 def third_party_view(recipe: Recipe, schedules: Sequence[PrivacySchedule], participation: float, rounds: int) -> str:
-    """What can be said toward a third party, in words.
+    """Return what can be said about a third party, in words.
 
-    DP-SCAFFOLD's claim is for one model, equal weights, and clients that are all alike: fixed batches, the same noise,
-    the same number of rows. Where a run is of that kind, its claim is shown as claimed, with what is not proved.
+    DP-SCAFFOLD's claim is for one model, equal weights, and identical clients: fixed batches, the same noise, the same
+    number
+    of rows. For a run of this kind the claim is reported as claimed, with the unproved assumption.
     """
     plan = schedules[0].plan
     alike = len({_kind(schedule) for schedule in schedules}) == 1
     fits = recipe.assign.models == 1 and isinstance(recipe.weight, Uniform) and plan.sampler == "fixed" and plan.private
     if not (alike and fits):
         return PROMISED
-    # The paper's noise is in units of what a replaced row moves, which is twice the clip.
+    # The paper's noise is relative to the change by one replaced row, which is twice the clipping norm.
     claim = third_party.claimed_epsilon(
         plan.noise_multiplier / 2, plan.rate, participation, plan.steps, rounds, len(schedules), plan.samples
     )

@@ -16,8 +16,8 @@ Edge cases:
     - A `discrete` plan noises integers with integers: exact, and free of floating point's low bits.
     - A `fixed` sampler draws exactly `batch` rows without replacement. It is defined under replace-one alone.
     - `local_steps`, where given, is the number of steps per round; else the steps of `epochs` passes over the data.
-    - `told`, where given, is the public number of rows, and rate and steps follow from it alone: what is computed from
-      them says nothing of `samples`, the rows that are really held, beyond what was told. A fixed sampler has none.
+    - `disclosed`, where given, is the public number of rows. Rate and steps follow from it alone, and so reveal nothing
+      more about `samples`, the true number. It cannot be combined with a fixed sampler.
     - `even` makes the rate one over the steps of a pass, so that the expected batch may be a little below `batch`, by
       which sums are divided all the same.
 """
@@ -61,7 +61,7 @@ class PrivacyPlan:
     local_steps: int | None = None
     sampler: Sampler = "poisson"
     even: bool = False
-    told: int | None = None
+    disclosed: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch <= self.counted:
@@ -70,7 +70,7 @@ class PrivacyPlan:
                 f"accepted: 1 to {self.counted}",
                 "local.batch_size",
             )
-        if self.sampler == "fixed" and self.told is not None:
+        if self.sampler == "fixed" and self.disclosed is not None:
             raise HushError(
                 'privacy.sampler: batches of a fixed size need the true number of rows; accepted: "poisson", where the '
                 "number is noised",
@@ -86,7 +86,7 @@ class PrivacyPlan:
     @cached_property
     def counted(self) -> int:
         """The number of rows that rate and steps follow from."""
-        return self.samples if self.told is None else self.told
+        return self.samples if self.disclosed is None else self.disclosed
 
     @cached_property
     def rate(self) -> float:

@@ -113,14 +113,14 @@ class Stage:
         """What this many of its rounds release."""
         trained = (self.plan.cost(rounds),) if self.spec.train else ()
         side_releases = zip(self.spec.side_releases, self.ratios, strict=True)
-        return (*trained, *(self._aside(side_release, ratio, rounds) for side_release, ratio in side_releases))
+        return (*trained, *(self._side_cost(side_release, ratio, rounds) for side_release, ratio in side_releases))
 
     def noise_of(self, what: str) -> float:
         """The noise multiplier of a side release, or 0 if there is none of that name."""
         named = dict(zip((side_release.what for side_release in self.spec.side_releases), self.ratios, strict=True))
         return named.get(what, 0.0) * self.plan.noise_multiplier
 
-    def _aside(self, side_release: SideRelease, ratio: float, rounds: int) -> Cost:
+    def _side_cost(self, side_release: SideRelease, ratio: float, rounds: int) -> Cost:
         noise = ratio * self.plan.noise_multiplier
         if side_release.sampled and self.plan.rate < 1:
             return replace(self.plan.cost(rounds), what=side_release.what, noise=noise, steps=rounds)

@@ -99,13 +99,13 @@ def noise(view: RunView) -> Chart:
 
 def _weights(view: RunView) -> tuple[dict[int, float], dict[int, float]]:
     """Return the mean and the latest weight of every client with at least one used update."""
-    heard: dict[int, list[float]] = {}
+    weights_of: dict[int, list[float]] = {}
     for record in view.records:
         for client, value in record.weights.items():
             if math.isfinite(value):
-                heard.setdefault(client, []).append(value)
-    clients = sorted(heard)
-    return {c: statistics.fmean(heard[c]) for c in clients}, {c: heard[c][-1] for c in clients}
+                weights_of.setdefault(client, []).append(value)
+    clients = sorted(weights_of)
+    return {c: statistics.fmean(weights_of[c]) for c in clients}, {c: weights_of[c][-1] for c in clients}
 
 
 def _weight_trace(

@@ -134,7 +134,7 @@ def _row(g: Guarantee) -> list[Cell]:
         (spent, figure(spent), over),
         (left, f"{left:.4f}" if left is not None and math.isfinite(left) else figure(left), over),
         (g.epsilon_third_party, figure(g.epsilon_third_party), ""),
-        (_besides(g), _besides(g), "text"),
+        (_side_releases(g), _side_releases(g), "text"),
         (g.delta, figure(g.delta), ""),
         (g.relation, g.relation, "text"),
         (g.sampler, g.sampler, "text"),
@@ -148,7 +148,7 @@ def _row(g: Guarantee) -> list[Cell]:
     ]
 
 
-def _besides(g: Guarantee) -> str:
+def _side_releases(g: Guarantee) -> str:
     """Return the names of the client's side releases, from the costs of its stages."""
     names = (str(cost["what"]) for stage in g.stages for cost in stage)
     return ", ".join(dict.fromkeys(name for name in names if name != "model update")) or "nothing"

@@ -12,7 +12,7 @@ from hush.config import Config
 from hush.server.run_directory import to_json, write_atomically
 
 
-def remembered(file: Path, config: Config, *also: object, compute: Callable[[], Any]) -> Any:
+def cached(file: Path, config: Config, *also: object, compute: Callable[[], Any]) -> Any:
     """Return the result of `compute` for these data, model, seed and other inputs; from the file if it is there."""
     told = [config.data.model_dump(), config.model.model_dump(), config.seed, config.local.weight_decay, *also]
     key = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
@@ -23,6 +23,6 @@ def remembered(file: Path, config: Config, *also: object, compute: Callable[[], 
     return known[key]
 
 
-def beside(path: Path, name: str) -> Path:
+def table_file(path: Path, name: str) -> Path:
     """The file of a table, given the path of a run: runs are in the folder of their cell, below that of the table."""
     return path.parent.parent / name

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hush.config import Config
-from hush.reproduce.cache import beside, remembered
+from hush.reproduce.cache import cached, table_file
 from hush.seeds import rng
 from hush.server.run_directory import RunDir
 from hush.types import HushError
@@ -38,8 +38,13 @@ def costs(config: Config, path: Path, data: str | None) -> tuple[list[float], li
     homes = federation.recipe.assign.homes(range(len(federation.members)), state.slots["assign"])
     vectors = uncentred(federation, state.released, state.slots["protect"])
     ours = scores(federation, [vectors[home] for home in homes])
-    best: Scores = remembered(
-        beside(path, "without-privacy.json"), config, EPOCHS, BATCH, RATE, compute=lambda: without_privacy(federation)
+    best: Scores = cached(
+        table_file(path, "without-privacy.json"),
+        config,
+        EPOCHS,
+        BATCH,
+        RATE,
+        compute=lambda: without_privacy(federation),
     )
     lost = [free["accuracy"] - own["accuracy"] for free, own in zip(best, ours, strict=True)]
     return lost, [own["loss"] - free["loss"] for free, own in zip(best, ours, strict=True)]

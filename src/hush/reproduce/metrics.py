@@ -25,7 +25,7 @@ Numbers = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Done:
+class FinishedRun:
     """A finished run: its result, its rounds, its directory, and the data directory."""
 
     config: Config
@@ -35,18 +35,18 @@ class Done:
     data: str | None
 
 
-def accuracy(done: Done) -> Numbers:
+def accuracy(done: FinishedRun) -> Numbers:
     """Return the mean over clients, each on its own test rows, after the last round, in percent."""
     return {"": 100 * done.result.accuracy["mean"]}
 
 
-def tail_accuracy(done: Done) -> Numbers:
+def tail_accuracy(done: FinishedRun) -> Numbers:
     """Return the same, averaged over the last tenth of the rounds."""
     last = done.rounds[-max(1, len(done.rounds) // 10) :]
     return {"": 100 * statistics.fmean(statistics.fmean(record.accuracy_per_client) for record in last)}
 
 
-def client_spread(done: Done) -> Numbers:
+def client_spread(done: FinishedRun) -> Numbers:
     """Return the sample standard deviation of the clients' accuracies, and the accuracy at the least data."""
     result = done.result
     least = min(result.guarantees, key=lambda card: card.samples).client
@@ -56,7 +56,7 @@ def client_spread(done: Done) -> Numbers:
     }
 
 
-def groups(done: Done) -> Numbers:
+def groups(done: FinishedRun) -> Numbers:
     """Return the accuracy of all clients, of those in the larger clusters, and of those in the smallest."""
     found = done.result.accuracy
     return {
@@ -66,7 +66,7 @@ def groups(done: Done) -> Numbers:
     }
 
 
-def fairness(done: Done) -> Numbers:
+def fairness(done: FinishedRun) -> Numbers:
     """Return RC-DPFL's four: how unevenly privacy costs, the worst client, and the gap between best and worst."""
     from hush.reproduce.central import costs
 
@@ -80,12 +80,12 @@ def fairness(done: Done) -> Numbers:
     }
 
 
-def loss(done: Done) -> Numbers:
+def loss(done: FinishedRun) -> Numbers:
     """Return the mean test loss after the last round, and after each tenth of the rounds."""
     return {"": done.result.loss, **{f"round {r.round}": r.loss for r in _tenths(done.rounds)}}
 
 
-def clean_loss(done: Done) -> Numbers:
+def clean_loss(done: FinishedRun) -> Numbers:
     """Return the final models' loss on clean rows of the dataset that no client trained on."""
     import numpy as np
     import torch
@@ -110,7 +110,7 @@ def clean_loss(done: Done) -> Numbers:
     }
 
 
-def accuracies(done: Done) -> Numbers:
+def accuracies(done: FinishedRun) -> Numbers:
     """Return the mean accuracy in percent after the last round, and after each tenth of the rounds."""
     return {"": 100 * done.result.accuracy["mean"], **course(done.rounds)}
 
@@ -120,13 +120,13 @@ def course(rounds: Sequence[RoundRecord]) -> Numbers:
     return {f"round {r.round}": 100 * statistics.fmean(r.accuracy_per_client) for r in _tenths(rounds)}
 
 
-def loss_gap(done: Done) -> Numbers:
+def loss_gap(done: FinishedRun) -> Numbers:
     """Return DP-SCAFFOLD's figures: the logarithm of the training loss above its minimum."""
     import torch
 
     from hush.engines.metrics import Rows, optimum, rows_of
     from hush.engines.setup import prepare
-    from hush.reproduce.cache import beside, remembered
+    from hush.reproduce.cache import cached, table_file
 
     kept = RunDir(done.path).restore()
     if kept is None:
@@ -146,7 +146,7 @@ def loss_gap(done: Done) -> Numbers:
         parts = zip(*((r.x, r.y, r.test_x, r.test_y) for r in rows), strict=True)
         return objective(optimum(federation.model, [Rows(*map(torch.cat, parts))] if alike else rows, decay))
 
-    best = remembered(beside(done.path, "least-loss.json"), done.config, compute=least)
+    best = cached(table_file(done.path, "least-loss.json"), done.config, compute=least)
     gap = objective(kept[0].released[0]) - best
     return {
         "": math.log10(gap) if gap > 0 else -math.inf,
@@ -154,7 +154,7 @@ def loss_gap(done: Done) -> Numbers:
     }
 
 
-def bytes_up(done: Done) -> Numbers:
+def bytes_up(done: FinishedRun) -> Numbers:
     """Return accuracy, and the total uplink of all clients in MiB."""
     sent = sum(record.bytes_up for record in done.rounds) / 2**20
     return {"": 100 * done.result.accuracy["mean"], "uplink MiB": sent}
@@ -165,7 +165,7 @@ def _tenths(rounds: Sequence[RoundRecord]) -> Sequence[RoundRecord]:
     return rounds[step - 1 :: step]
 
 
-METRICS: Mapping[str, Callable[[Done], Numbers]] = {
+METRICS: Mapping[str, Callable[[FinishedRun], Numbers]] = {
     "accuracy": accuracy,
     "tail-accuracy": tail_accuracy,
     "client-spread": client_spread,
@@ -179,7 +179,7 @@ METRICS: Mapping[str, Callable[[Done], Numbers]] = {
 }
 
 
-def metric(name: str) -> Callable[[Done], Numbers]:
+def metric(name: str) -> Callable[[FinishedRun], Numbers]:
     """Return a metric by name."""
     if name not in METRICS:
         raise unknown("metric", "metric", name, [*METRICS, FIRST])
@@ -194,12 +194,12 @@ def first_round_noise(config: Config, data: str | None) -> Numbers:
     from hush.engines.setup import prepare
 
     federation = prepare(config, root=data)
-    weights, noise = _heard(federation) if _listens(federation.recipe.weight) else _foreseen(federation)
+    weights, noise = _trained_round(federation) if _uses_updates(federation.recipe.weight) else _foreseen(federation)
     energy = sum(weight**2 * each for weight, each in zip(weights, noise, strict=True))
     return {"": energy / (federation.model.layout.size * federation.config.local.lr**2)}
 
 
-def _listens(weight: object) -> bool:
+def _uses_updates(weight: object) -> bool:
     """Whether weights depend on the updates, so that a round must be trained to compute them."""
     return isinstance(weight, Balanced) or (isinstance(weight, EstimatedNoise) and weight.estimator != "declared")
 
@@ -209,7 +209,7 @@ def _foreseen(federation: Federation) -> tuple[list[float], list[float]]:
     return federation.recipe.weight.foreseen(view).tolist(), view.planned_noise.tolist()
 
 
-def _heard(federation: Federation) -> tuple[list[float], list[float]]:
+def _trained_round(federation: Federation) -> tuple[list[float], list[float]]:
     """Return the weights of the first round, trained, and the planned noise in each update."""
     from hush.engines import simulator
 

@@ -15,7 +15,7 @@ from hush.config import Config, config_hash
 from hush.engines.results import versions
 from hush.reproduce.claims import checked
 from hush.reproduce.entry import Cell, Entry, Printed, check_seeds, entry
-from hush.reproduce.metrics import FIRST, Done, Numbers, course, first_round_noise, metric
+from hush.reproduce.metrics import FIRST, FinishedRun, Numbers, course, first_round_noise, metric
 from hush.reproduce.pages import html, markdown
 from hush.server.run_directory import RunDir, to_json, write_atomically
 from hush.types import HushError, RoundRecord, RunResult
@@ -25,7 +25,7 @@ RESULT = "reproduction.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Request:
     """The requested part of a table."""
 
     entry: Entry
@@ -54,7 +54,7 @@ def asked(
     mode: str | None = None,
     device: str | None = None,
     changes: Sequence[str] = (),
-) -> Asked:
+) -> Request:
     """Return the validated request of a command."""
     check_seeds(seeds)
     table = entry(name)
@@ -65,11 +65,13 @@ def asked(
     given += [] if rounds is None else [f"rounds={rounds}"]
     given += [] if device is None else [f'engine.device="{device}"']
     configs = {cell.name: table.configured(cell, how, given) for cell in chosen}
-    return Asked(entry=table, cells=chosen, mode=how, seeds=seeds or table.seeds, configs=configs, changes=tuple(given))
+    return Request(
+        entry=table, cells=chosen, mode=how, seeds=seeds or table.seeds, configs=configs, changes=tuple(given)
+    )
 
 
 def reproduce(
-    what: Asked,
+    what: Request,
     out: Path,
     data: str | None = None,
     command: str = "",
@@ -80,7 +82,7 @@ def reproduce(
     out.mkdir(parents=True, exist_ok=True)
     if what.entry.metric == FIRST:
         found = _first_rounds(what, seeds, out, data)
-        runs: dict[str, list[Done]] = {}
+        runs: dict[str, list[FinishedRun]] = {}
     else:
         runs = _done(what, executed(what.configs, seeds, out, True, data, command, progress), out, data)
         found = {name: [metric(what.entry.metric)(one) for one in done] for name, done in runs.items()}
@@ -111,22 +113,24 @@ def _versions(results: Sequence[RunResult]) -> dict[str, str]:
     return {name: ", ".join(sorted({each[name] for each in made if name in each})) for name in made[0]}
 
 
-def _done(what: Asked, results: dict[str, list[RunResult]], out: Path, data: str | None) -> dict[str, list[Done]]:
-    def done(name: str, result: RunResult) -> Done:
+def _done(
+    what: Request, results: dict[str, list[RunResult]], out: Path, data: str | None
+) -> dict[str, list[FinishedRun]]:
+    def done(name: str, result: RunResult) -> FinishedRun:
         path = out / path_of(name, result.seed)
         config = what.configs[name].model_copy(update={"seed": result.seed})
-        return Done(config, result, RunDir(path).records(), path, data)
+        return FinishedRun(config, result, RunDir(path).records(), path, data)
 
     return {name: [done(name, result) for result in runs] for name, runs in results.items()}
 
 
-def _course(runs: Sequence[Done]) -> dict[str, float]:
+def _course(runs: Sequence[FinishedRun]) -> dict[str, float]:
     """Return the mean accuracy after each tenth of the rounds, over the runs, in percent."""
     courses = [course(run.rounds) for run in runs]
     return {name: statistics.fmean(each[name] for each in courses) for name in courses[0]} if courses else {}
 
 
-def _first_rounds(what: Asked, seeds: Sequence[int], out: Path, data: str | None) -> dict[str, list[Numbers]]:
+def _first_rounds(what: Request, seeds: Sequence[int], out: Path, data: str | None) -> dict[str, list[Numbers]]:
     """Run one round per cell; finished cells are cached in a file, so that an interrupted run resumes."""
     kept = out / "first-rounds.json"
     known: dict[str, Numbers] = json.loads(kept.read_bytes()) if kept.exists() else {}
@@ -139,12 +143,13 @@ def _first_rounds(what: Asked, seeds: Sequence[int], out: Path, data: str | None
     return {name: [known[f"{name} {seed}"] for seed in seeds] for name in what.configs}
 
 
-def _row(cell: Cell, config: Config, values: Sequence[Numbers], runs: Sequence[Done]) -> dict[str, Any]:
+def _row(cell: Cell, config: Config, values: Sequence[Numbers], runs: Sequence[FinishedRun]) -> dict[str, Any]:
     results = [run.result for run in runs]
     measures = {
-        name or "value": _beside([numbers[name] for numbers in values], cell.printed.get(name)) for name in values[0]
+        name or "value": _comparison([numbers[name] for numbers in values], cell.printed.get(name))
+        for name in values[0]
     }
-    measures |= {name: _beside([fact], cell.printed.get(name)) for name, fact in cell.facts.items()}
+    measures |= {name: _comparison([fact], cell.printed.get(name)) for name, fact in cell.facts.items()}
     spent = [card.epsilon_spent for result in results for card in result.guarantees if card.epsilon_spent is not None]
     return {
         "algorithm": cell.algorithm,
@@ -161,7 +166,7 @@ def _row(cell: Cell, config: Config, values: Sequence[Numbers], runs: Sequence[D
     }
 
 
-def _beside(each: Sequence[float], printed: Printed | None) -> dict[str, Any]:
+def _comparison(each: Sequence[float], printed: Printed | None) -> dict[str, Any]:
     """Return our values over seeds, and the published value."""
     mean = statistics.fmean(each)
     return {

@@ -79,11 +79,11 @@ Answer = Update | Decline
 Keep = Callable[[ServerState, RoundRecord], None]
 
 
-def start(terms: RunTerms, models: Tensor, told: State | None = None) -> ServerState:
-    """Return the state before the first round. `models` is models x p; `told` holds the results of enrolment."""
+def start(terms: RunTerms, models: Tensor, enrolment: State | None = None) -> ServerState:
+    """Return the state before the first round. `models` is models x p; `enrolment` holds the results of enrolment."""
     recipe, clients = terms.recipe, len(terms.members)
     slots: dict[str, State] = {
-        "protect": {**recipe.protect.start(terms.clip), **(told or {})},
+        "protect": {**recipe.protect.start(terms.clip), **(enrolment or {})},
         "step": recipe.step.start(models),
         "assign": recipe.assign.start(clients),
         "local": recipe.local.start(clients, models.shape[1]),

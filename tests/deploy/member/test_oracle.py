@@ -235,7 +235,7 @@ def test_after_a_noised_count_is_told_nothing_else_tells_the_true_one(tmp_path: 
             member.run = what.replace(" ", "")
             offer = kit.config(privacy__accountant="rdp", **changes)
             first = member.enrol(offer)
-            path = member.node._told(member.run)
+            path = member.node._disclosed_file(member.run)
             # As if the noise had made the same number of each.
             told = told or path.read_bytes()
             path.write_bytes(told)

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("cryptography", reason="needs the deploy extra")
 
-from hush.deploy.coordinator.replies import letter_of
+from hush.deploy.coordinator.replies import task_message
 from hush.deploy.shared.extras import packed
 from hush.deploy.shared.roster import RosterEntry
 from hush.deploy.shared.run_spec import assemble
@@ -104,7 +104,7 @@ def test_every_recipe_declares_what_its_tasks_carry(recipe: str) -> None:
     tasks, seen = next(loop), set[str]()
     while True:
         for task in tasks:
-            letter = letter_of("run", task)
+            letter = task_message("run", task)
             declared = federation.recipe.extras(TaskShape(task.layout.size, len(task.models)))
             names = {"F32": torch.float32, "F64": torch.float64}
             sent = packed(task.extras)

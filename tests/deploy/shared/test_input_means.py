@@ -183,19 +183,19 @@ def test_a_rate_that_is_open_is_settled_before_a_run_begins(tmp_path: Path) -> N
 def test_a_mean_that_no_honest_member_sends_is_refused(mean: torch.Tensor | None, words: str) -> None:
     tensors = {} if mean is None else {MEAN: mean.double()}
     with pytest.raises(HushError, match=words):
-        input_means.told(offer(), fact(), 0, Message("facts", {}, tensors))
+        input_means.checked_mean(offer(), fact(), 0, Message("facts", {}, tensors))
 
 
 def test_no_member_gives_its_mean_more_weight_by_what_it_says(tmp_path: Path) -> None:
     """An honest mean passes, and its weight is by the plan, whatever noise its sender claims."""
     _, told = enrolled_member(tmp_path / "a")
     claims = [told.says["noised"][CENTRE], [1e-3, 1e-9], [1e6, 1e6]]
-    heard = [input_means.told(offer(), fact(noised={CENTRE: claim}), 0, told) for claim in claims]
+    heard = [input_means.checked_mean(offer(), fact(noised={CENTRE: claim}), 0, told) for claim in claims]
     assert len({each.deviation for each in heard}) == 1
     assert heard[0].deviation == pytest.approx(claims[0][1], rel=1e-6)
-    strict = input_means.told(offer(), fact(epsilon=0.5), 0, told)
+    strict = input_means.checked_mean(offer(), fact(epsilon=0.5), 0, told)
     assert strict.deviation > 1.5 * heard[0].deviation
-    middle = input_means.joined([heard[0], replace(strict, mean=torch.zeros(WIDTH, dtype=torch.float64))])
+    middle = input_means.combined_mean([heard[0], replace(strict, mean=torch.zeros(WIDTH, dtype=torch.float64))])
     share = heard[0].deviation ** -2 / (heard[0].deviation ** -2 + strict.deviation**-2)
     assert torch.allclose(middle, share * told.tensors[MEAN].float())
 
@@ -262,5 +262,5 @@ def test_who_sends_a_mean_of_its_own_making_stays_out_alone(town: Town) -> None:
     assert [each["name"] for each in agreement["facts"]] == ["m000", "m002"]
     assert max(map(abs, agreement["centre"])) < 100
     assert result.rounds == 1
-    notes = [note for note in audit_log.read(coordinator.trail.path) if note["event"] == "not enrolled"]
+    notes = [note for note in audit_log.read(coordinator.log.path) if note["event"] == "not enrolled"]
     assert (notes[-1]["member"], "a mean whose norm exceeds the" in notes[-1]["reason"]) == ("m001", True)

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the deploy extra")
 
 from hush.deploy.admin import audit_log, localhost
-from hush.deploy.admin.folders import Place
+from hush.deploy.admin.folders import FederationFolder
 from tests.support.federation_nursery import Child, Nursery
 from tests.support.federation_town import CLASSES, config
 
@@ -23,7 +23,7 @@ def joined(held: Nursery, kit: Path, log: Path, witness: str = "") -> Child:
     return held.start(["federation", "join", kit, "--data", kit / "data.npz"], log, witness=witness)
 
 
-def copied(place: Place, number: int, with_node: bool) -> Path:
+def copied(place: FederationFolder, number: int, with_node: bool) -> Path:
     """A copy of the first member's kit, taken while the member is running, as if for another machine.
 
     There is no newer state of its ledger there, which would give it away.

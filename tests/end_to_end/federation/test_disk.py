@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the deploy extra")
 
 from hush.deploy.admin import localhost
-from hush.deploy.admin.folders import Place, create
+from hush.deploy.admin.folders import FederationFolder, create
 from hush.privacy.ledger.statement import describe
 from hush.types import HushError
 from tests.support.federation_nursery import Nursery
@@ -50,7 +50,7 @@ def fill(ballast: Path) -> None:
             return
 
 
-def start(place: Place, held: Nursery) -> dict[str, Any]:
+def start(place: FederationFolder, held: Nursery) -> dict[str, Any]:
     held.start(["federation", "serve", place.path], place.path / "link.log").wait_for("ready at", 60)
     joined = {name: join(place, held, name) for name in place.members()}
     for child in joined.values():
@@ -58,7 +58,7 @@ def start(place: Place, held: Nursery) -> dict[str, Any]:
     return joined
 
 
-def join(place: Place, held: Nursery, name: str) -> Any:
+def join(place: FederationFolder, held: Nursery, name: str) -> Any:
     kit = place.path / "kits" / name
     words = ["federation", "join", kit, "--policy", kit / "policy.toml", "--data", kit / "data.npz"]
     return held.start(words, place.path / f"{name}.log")

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from hush.config import Config
 from hush.deploy.admin import audit_log, keys, localhost
 from hush.deploy.coordinator.exchange import Exchange
-from hush.deploy.coordinator.status import standing
+from hush.deploy.coordinator.status import federation_status
 from hush.deploy.member.policy_template import code_hash
 from hush.deploy.member.process import Node
 from hush.deploy.shared.refusal import MEANING, RefusalCode
@@ -133,14 +133,14 @@ def test_a_member_whose_rows_do_not_fit_stays_out_and_the_run_goes_on(tmp_path: 
     with Town(tmp_path / "fed").up() as town:
         np.savez(town.place.path / "kits" / "m002" / "data.npz", x=np.zeros((40, 7)), y=np.arange(40) % 10)
         with town.members():
-            seen = standing(town.place)
+            seen = federation_status(town.place)
             assert (seen["up"], set(seen["members"].values())) == (True, {"online"})
             out = town.out()
             coordinator = town.coordinator()
             result = coordinator.run(config(rounds=1), out)
     (note,) = [
         line
-        for line in audit_log.read(coordinator.trail.path)
+        for line in audit_log.read(coordinator.log.path)
         if line["event"] == "not enrolled" and line["run"] == _run(out)
     ]
     assert (note["member"], note["reason"]) == ("m002", MEANING[RefusalCode.SCHEMA])
@@ -210,7 +210,7 @@ def test_who_claims_too_many_rows_or_sends_hostile_text_at_enrolment_stays_out_a
         out, coordinator = town.out(), town.coordinator()
         result = coordinator.run(config(rounds=1, quorum=1, recipe={"name": "dp-fedavg"}), out)
     assert (result.rounds, len(result.guarantees)) == (1, 1)
-    notes = [note for note in audit_log.read(coordinator.trail.path) if note["event"] == "not enrolled"]
+    notes = [note for note in audit_log.read(coordinator.log.path) if note["event"] == "not enrolled"]
     reasons = {note["member"]: note["reason"] for note in notes if note["run"] == _run(out)}
     assert set(reasons) == set(lies)
     assert "10000000 rows, more than max_rows = 1e+06" in reasons["m001"]

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from hush.config import parse
 from hush.deploy.admin import audit_log, localhost
-from hush.deploy.admin.folders import Place
+from hush.deploy.admin.folders import FederationFolder
 from hush.deploy.coordinator.agreement import AGREEMENT
 from hush.deploy.shared.refusal import MEANING, RefusalCode
 from hush.deploy.transport.flower import CoordinatorClient
@@ -161,7 +161,7 @@ def besiege(siege: Siege, server_kills: int, share: float, seconds: float) -> No
         time.sleep(0.05)
 
 
-def check_books(place: Place, out: Path, rounds: int, early: set[str]) -> dict[str, Any]:
+def check_books(place: FederationFolder, out: Path, rounds: int, early: set[str]) -> dict[str, Any]:
     """What every ledger says against what the coordinator wrote down, message by message.
 
     `early` are the members that were struck before the run had begun: only these may be missing from it.

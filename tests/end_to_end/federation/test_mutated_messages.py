@@ -22,7 +22,7 @@ import torch
 
 from hush.config import parse
 from hush.deploy.admin import keys, localhost
-from hush.deploy.admin.folders import Place, open_kit
+from hush.deploy.admin.folders import FederationFolder, open_kit
 from hush.deploy.shared.roster import RosterEntry
 from hush.deploy.transport import messages
 from hush.deploy.transport.flower import NodeClient
@@ -93,7 +93,7 @@ class Bell:
 class Liar:
     """A registered member without data: it enrols, agrees, answers well at first, and then never again."""
 
-    def __init__(self, place: Place, name: str, number: int, bell: Bell) -> None:
+    def __init__(self, place: FederationFolder, name: str, number: int, bell: Bell) -> None:
         self.name, self.number, self._bell = name, number, bell
         kit = open_kit(place.path / "kits" / name)
         self.key, self.sent, self.going, self.fault = kit.key(), 0, True, ""
@@ -221,7 +221,9 @@ def _words(good: Message, drawn: np.random.Generator) -> Message:
 
 
 @contextlib.contextmanager
-def besieged(path: Path, held: Nursery, liars: int, rounds: int, model: str) -> Iterator[tuple[Place, Child, Child]]:
+def besieged(
+    path: Path, held: Nursery, liars: int, rounds: int, model: str
+) -> Iterator[tuple[FederationFolder, Child, Child]]:
     text = TOML.format(members=liars + 2, rounds=rounds, model=model)
     (path / "run.toml").write_text(text)
     # Fifty members on two processors take their time while they are honest.
@@ -291,7 +293,7 @@ def test_mutants_from_members_cost_their_round_and_nothing_else(
     assert "Traceback" not in coordinator.said()
 
 
-def _model(place: Place) -> dict[str, torch.Tensor]:
+def _model(place: FederationFolder) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     return load_file(place.runs / "run" / "model.safetensors")

@@ -20,7 +20,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the deploy extra")
 
 from hush.deploy.admin import audit_log, localhost
-from hush.deploy.admin.folders import Place
+from hush.deploy.admin.folders import FederationFolder
 from hush.privacy.ledger.statement import describe, export
 from tests.support.federation_nursery import Nursery
 from tests.support.federation_town import CLASSES, config, until
@@ -88,7 +88,7 @@ def link() -> Iterator[Wire]:
         run("ip", "netns", "del", made.namespace)
 
 
-def started(path: Path, held: Nursery, wire: Wire, run_: Any, patience: float = 3.0) -> Place:
+def started(path: Path, held: Nursery, wire: Wire, run_: Any, patience: float = 3.0) -> FederationFolder:
     """A SuperLink and two members here, and a third at the other end of the wire."""
     place = localhost.make(path / "fed", run_, times={**TIMES, "patience": patience}, host=wire.host)
     held.start(["federation", "serve", place.path], place.server / "superlink.log").wait_for("ready at", 60)

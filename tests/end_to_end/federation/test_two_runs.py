@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="needs the deploy extra")
 
 from hush.config import parse
 from hush.deploy.admin import audit_log, localhost
-from hush.deploy.admin.folders import Place, create
+from hush.deploy.admin.folders import FederationFolder, create
 from hush.privacy.ledger.statement import export
 from hush.seeds import rng
 from tests.support.federation_nursery import Child, Nursery
@@ -77,7 +77,9 @@ class Pair:
             charged = [row["seq"] for row in rows if row["kind"] == "RESERVED"]
             assert len(charged) == sum(row["kind"] == "SENT" for row in rows) == 3 * runs
             assert not [note for note in audit_log.read(kit / "audit.jsonl") if note["event"] == "not sent"]
-            assert Place(self.place.path).heads()[name].startswith(f"{charged[-1]}:"), "the newest of both runs"
+            assert FederationFolder(self.place.path).heads()[name].startswith(f"{charged[-1]}:"), (
+                "the newest of both runs"
+            )
 
 
 def test_an_older_head_replaces_no_newer_one(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from hush.types import HushError
 
 
-class Trail:
+class AuditLog:
     """An append-only audit log file."""
 
     def __init__(self, path: Path) -> None:

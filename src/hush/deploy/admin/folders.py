@@ -61,7 +61,7 @@ class Settings:
         return int(self.address.rpartition(":")[2])
 
 
-class Place:
+class FederationFolder:
     """The coordinator's folder."""
 
     def __init__(self, path: Path) -> None:
@@ -191,7 +191,7 @@ def open_kit(path: Path) -> Kit:
 def create(
     path: Path, members: Sequence[str], address: str, *, hosts: Sequence[str] = (), days: int = 365,
     with_keys: bool = True, policy: str = "", times: dict[str, float] | None = None,
-) -> Place:  # fmt: skip
+) -> FederationFolder:  # fmt: skip
     """Create a federation, its CA and certificate, and a kit for each member."""
     if path.exists() and any(path.iterdir()):
         raise HushError(f"{path}: not empty; accepted: a new directory")
@@ -216,7 +216,7 @@ def create(
         host = Settings(name="", address=address).host
         keys.make_server(path / "server", list(dict.fromkeys([host, *hosts, "localhost", "127.0.0.1"])), days)
         keys.write_secret(path / "server" / "coordinator.secret", keys.new_secret().encode())
-        place = Place(path)
+        place = FederationFolder(path)
         for name in names:
             _make_kit(place, name, with_keys, policy)
     except OSError as error:
@@ -224,7 +224,7 @@ def create(
     return place
 
 
-def _make_kit(place: Place, name: str, with_keys: bool, policy: str) -> None:
+def _make_kit(place: FederationFolder, name: str, with_keys: bool, policy: str) -> None:
     kit = place.path / "kits" / name
     kit.mkdir(mode=0o700)
     shutil.copy(place.server / "ca.crt", kit / "ca.crt")

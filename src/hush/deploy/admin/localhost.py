@@ -10,7 +10,7 @@ import numpy as np
 from hush.config import Config
 from hush.data.datasets import from_arrays
 from hush.deploy.admin import folders as places
-from hush.deploy.admin.folders import Place
+from hush.deploy.admin.folders import FederationFolder
 from hush.deploy.admin.processes import Program, free_port, stopping
 from hush.deploy.coordinator.exchange import Hub
 from hush.deploy.coordinator.run import Coordinator, Progress
@@ -25,7 +25,7 @@ RUN = "run"
 def make(
     path: Path, config: Config, *, times: dict[str, float] | None = None, data: str | None = None,
     host: str = "127.0.0.1",
-) -> Place:  # fmt: skip
+) -> FederationFolder:  # fmt: skip
     """Create the folders of a federation whose members hold the client data of a simulation."""
     federation = prepare(config, root=data)
     if any(federation.data.phase(number) != federation.data.phase(1) for number in range(2, config.rounds + 1)):
@@ -54,7 +54,7 @@ def _hand_out(path: Path, federation: Federation, names: Sequence[str]) -> None:
     np.savez(path / "test.npz", x=x[rows], y=y[rows])
 
 
-def start(place: Place, programs: list[Program], members: Sequence[str] | None = None) -> dict[str, Program]:
+def start(place: FederationFolder, programs: list[Program], members: Sequence[str] | None = None) -> dict[str, Program]:
     """Start the SuperLink and one process per member, and wait until all are online."""
     link = Program(["federation", "serve", str(place.path)], place.server / "superlink.log")
     programs.append(link)
@@ -65,7 +65,7 @@ def start(place: Place, programs: list[Program], members: Sequence[str] | None =
     return {"": link, **joined}
 
 
-def join(place: Place, name: str, programs: list[Program]) -> Program:
+def join(place: FederationFolder, name: str, programs: list[Program]) -> Program:
     """Start one member."""
     kit = place.path / "kits" / name
     arguments = ["federation", "join", str(kit), "--data", str(kit / "data.npz")]
@@ -73,7 +73,7 @@ def join(place: Place, name: str, programs: list[Program]) -> Program:
     return programs[-1]
 
 
-def coordinator(place: Place, classes: int, hub: Hub | None = None) -> Coordinator:
+def coordinator(place: FederationFolder, classes: int, hub: Hub | None = None) -> Coordinator:
     """Return the coordinator of such a federation, with its public test set."""
     from hush.deploy.transport import flower
 
@@ -88,7 +88,7 @@ def run(
     times: dict[str, float] | None = None, data: str | None = None, say: Callable[[str], None] = lambda words: None,
 ) -> RunResult:  # fmt: skip
     """Run all of it: certificates, keys, policies, SuperLink, members, and one training run."""
-    place = Place(path) if resume and path.exists() else make(path, config, times=times, data=data)
+    place = FederationFolder(path) if resume and path.exists() else make(path, config, times=times, data=data)
     classes = prepare(config, root=data).data.dataset.classes
     with stopping([]) as programs:
         say("starting the SuperLink and the members")

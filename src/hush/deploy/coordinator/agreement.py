@@ -49,7 +49,7 @@ class Agreement:
         write_atomically(out / AGREEMENT, to_json({**made, "config": self.config.model_dump()}))
 
     @property
-    def told(self) -> dict[str, Tensor]:
+    def enrolment_state(self) -> dict[str, Tensor]:
         """The results of enrolment that the server sends to every member."""
         return {} if self.centre is None else {"input_mean": self.centre}
 

@@ -15,7 +15,7 @@ from hush.privacy.side_release import ReleaseShape
 from hush.types import HushError, SideAnswers, Task, Update
 
 
-def letter_of(run: str, task: Task) -> Message:
+def task_message(run: str, task: Task) -> Message:
     """Return a task as it is sent, without the head of the member's ledger."""
     extras = {f"{EXTRAS}{name}": value for name, value in packed(task.extras).items()}
     return Message("task", {"run": run, "round": task.round}, {"models": task.models, **extras})
@@ -55,7 +55,7 @@ def update_of(letter: Message, run: str, name: str, task: Task) -> Update:
         raise HushError("its choice is not an integer")
     if (told_run, client) != (run, name):
         raise HushError("it answers another run or member")
-    if number == task.round and asked != messages.digest(letter_of(run, task)):
+    if number == task.round and asked != messages.digest(task_message(run, task)):
         raise HushError("it answers another task of this round")
     receipt = stated(task.client, number, serial, run, head[:200])
     tensors = dict(letter.tensors)

@@ -18,12 +18,12 @@ from hush import models, recipes
 from hush.config import Config
 from hush.data.datasets import Dataset
 from hush.deploy.admin import keys
-from hush.deploy.admin.audit_log import Trail
-from hush.deploy.admin.folders import Place
+from hush.deploy.admin.audit_log import AuditLog
+from hush.deploy.admin.folders import FederationFolder
 from hush.deploy.coordinator.agreement import AGREEMENT, Agreement, agreed, kept
 from hush.deploy.coordinator.enrolment import check_asked, check_rows, facts_of, fitting
 from hush.deploy.coordinator.exchange import Exchange, Hub, Verdict
-from hush.deploy.coordinator.replies import expected, letter_of, opened, update_of
+from hush.deploy.coordinator.replies import expected, opened, task_message, update_of
 from hush.deploy.member.datasets import schema_of
 from hush.deploy.member.policy_template import code_hash
 from hush.deploy.shared import input_means
@@ -53,9 +53,9 @@ Progress = Callable[[RoundRecord, Mapping[str, str]], None]
 class Coordinator:
     """One run of a federation."""
 
-    def __init__(self, place: Place, hub: Hub, test: Dataset) -> None:
+    def __init__(self, place: FederationFolder, hub: Hub, test: Dataset) -> None:
         self.place, self.hub, self.test = place, hub, test
-        self.trail = Trail(place.server / "audit.jsonl")
+        self.log = AuditLog(place.server / "audit.jsonl")
         self._keys = place.members()
         self._public = {name: keys.load_public(pem, name) for name, pem in self._keys.items()}
         self._post = Exchange(hub, self._keys, place.settings)
@@ -94,7 +94,7 @@ class Coordinator:
         self._under_way = True
         members = _Members(self, federation, agreement, progress)
         result = answered(drive(members, directory, resume=held, began=began), members.answer)
-        self.trail.note("ended", run=agreement.run, rounds=result.rounds, why=result.ended)
+        self.log.note("ended", run=agreement.run, rounds=result.rounds, why=result.ended)
         return result
 
     def _enrolment(self, config: Config) -> Agreement:
@@ -131,24 +131,24 @@ class Coordinator:
                 check_rows(fact, self.place.settings.max_rows)
                 plausible(offer, fact, number)
                 if centre:
-                    heard[name] = input_means.told(offer, fact, number, letter)
+                    heard[name] = input_means.checked_mean(offer, fact, number, letter)
                 declared[name] = fact
             except Exception as error:  # an invalid declaration excludes its sender only
                 out[name] = printable(error)
         facts, short = fitting(config, list(declared.values()))
         self.place.keep_heads(self._heads)
         for fact in facts:
-            self.trail.note("enrolled", run=run, member=fact.name, declared=asdict(fact))
+            self.log.note("enrolled", run=run, member=fact.name, declared=asdict(fact))
         out |= short
         for name, reason in out.items():
-            self.trail.note("not enrolled", run=run, member=name, reason=reason)
+            self.log.note("not enrolled", run=run, member=name, reason=reason)
         wanted = max(config.quorum, 1)
         if len(facts) < wanted:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in out.items())[:600] or "no other member answered"
             raise HushError(
                 f"enrolment: {len(facts)} of {len(self._public)} members take part, quorum {wanted}; {reasons}"
             )
-        joined = input_means.joined([heard[fact.name] for fact in facts]) if centre else None
+        joined = input_means.combined_mean([heard[fact.name] for fact in facts]) if centre else None
         made = agreed(run, facts, config, joined, config.local.lr == "auto")
         return replace(made, config=settled(made.config, facts, self.test))
 
@@ -167,9 +167,9 @@ class Coordinator:
         self.place.keep_heads(self._heads)
         words = {agreement.names[client]: reason for client, reason in record.refused.items()}
         senders = [agreement.names[client] for client in record.charged]
-        self.trail.note("closed", run=agreement.run, round=record.round, answered=senders, refused=words)
+        self.log.note("closed", run=agreement.run, round=record.round, answered=senders, refused=words)
         for client, warning in record.warnings.items():
-            self.trail.note(
+            self.log.note(
                 "warning", run=agreement.run, round=record.round, member=agreement.names[client], reason=warning
             )
 
@@ -195,7 +195,7 @@ class Coordinator:
                 client = agreement.names.index(name)
                 left[client] = reason_of(letter)
                 self._spent |= {client} if letter.says.get("final") is True else set()
-                self.trail.note("does not begin", run=agreement.run, member=name, reason=left[client])
+                self.log.note("does not begin", run=agreement.run, member=name, reason=left[client])
         return left
 
     def _check_begun(self, agreement: Agreement, left: Mapping[int, str]) -> None:
@@ -224,9 +224,9 @@ class Coordinator:
         asked = {agreement.names[task.client]: task for task in tasks if task.client not in left}
         letters = {}
         for name, task in asked.items():
-            letter = letter_of(agreement.run, task)
+            letter = task_message(agreement.run, task)
             letters[name] = messages.encode(replace(letter, says={**letter.says, "head": self._heads.get(name, "")}))
-            self.trail.note("task", **letter.says, member=name, digest=messages.digest(letter))
+            self.log.note("task", **letter.says, member=name, digest=messages.digest(letter))
         side = sum(
             release.width(federation.terms.shape)
             for task in tasks[:1]
@@ -254,7 +254,7 @@ class Coordinator:
         for client, name in enumerate(agreement.names):
             if client not in left and listed.get(name) != self._keys.get(name):
                 left[client] = "revoked"
-                self.trail.note("revoked", run=agreement.run, member=name)
+                self.log.note("revoked", run=agreement.run, member=name)
 
     def _evict(self, agreement: Agreement, left: dict[int, str]) -> None:
         """Evict members that were online without a usable answer in several consecutive rounds, and notify them."""
@@ -263,7 +263,7 @@ class Coordinator:
             if client < 0 or client in left:
                 continue
             left[client] = f"evicted: online but without a usable answer in {rounds} consecutive rounds"
-            self.trail.note("evicted", run=agreement.run, member=name, reason=left[client])
+            self.log.note("evicted", run=agreement.run, member=name, reason=left[client])
             self._post.tell({name: self._words("evicted", {"run": agreement.run}, name)})
 
     def _admitted(
@@ -276,17 +276,17 @@ class Coordinator:
         if letter.kind == REFUSAL:
             final = letter.says.get("final") is True
             reason = reason_of(letter)
-            self.trail.note("refusal", run=agreement.run, round=task.round, member=name, reason=reason, final=final)
+            self.log.note("refusal", run=agreement.run, round=task.round, member=name, reason=reason, final=final)
             return Decline(task.client, task.round, reason, final, fault=FAULT in letter.says)
         try:
             update = update_of(letter, agreement.run, name, task)
         except Exception as error:  # any error in a reply excludes its sender from the round, and nobody else
             words = printable(error)
-            self.trail.note("refused", run=agreement.run, round=task.round, member=name, reason=words)
+            self.log.note("refused", run=agreement.run, round=task.round, member=name, reason=words)
             return Decline(task.client, task.round, f"refused: {words}", fault=True)
         receipt = update.receipt
         self._heads[name] = receipt.head
-        self.trail.note(
+        self.log.note(
             "update", run=agreement.run, round=update.round, member=name, serial=receipt.serial, head=receipt.head
         )
         return update
@@ -297,7 +297,7 @@ class Coordinator:
             return opened(self._public[name], reply, kind, expected)
         except Exception as error:  # the same
             words = printable(error)
-            self.trail.note("refused", member=name, reason=words)
+            self.log.note("refused", member=name, reason=words)
             return Message(REFUSAL, {"run": "", FAULT: f"refused: {words}", "final": False})
 
     def _words(self, kind: str, says: Mapping[str, Any], name: str) -> bytes:
@@ -339,7 +339,7 @@ class _Members:
     def enrol(self) -> tuple[Federation, State]:
         """Have the enrolled members agree to the whole run."""
         self._left = self._coordinator.begin_all(self._agreement, resumed=False)
-        return self._federation, self._agreement.told
+        return self._federation, self._agreement.enrolment_state
 
     def resume(self, state: ServerState, records: Sequence[RoundRecord]) -> Federation:
         """Count what the saved rounds released, and have the members agree again, unless the run is finished."""

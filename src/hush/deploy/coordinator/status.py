@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Any
 
-from hush.deploy.admin.folders import Place
+from hush.deploy.admin.folders import FederationFolder
 from hush.server.run_directory import MANIFEST, RESULT, ROUNDS, read_json
 from hush.types import HushError
 
 
-def standing(place: Place) -> dict[str, Any]:
+def federation_status(place: FederationFolder) -> dict[str, Any]:
     """Return the members, whether they are online, and the progress of each run."""
     from hush.deploy.transport.flower import CoordinatorClient
 

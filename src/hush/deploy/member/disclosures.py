@@ -27,7 +27,7 @@ from hush.types import HushError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Number:
+class DisclosedNumber:
     """A number that weights may depend on.
 
     Attributes:
@@ -52,17 +52,21 @@ class Number:
         return min(self.high, max(self.low, told))
 
 
-def numbers(policy: MemberPolicy, rows: int, recipe: Recipe, count_noise: float) -> dict[str, Number]:
+def numbers(policy: MemberPolicy, rows: int, recipe: Recipe, count_noise: float) -> dict[str, DisclosedNumber]:
     """Return what a recipe needs, by name; `count_noise` is the noise that the recipe requires for the count, or 0."""
     enrol, budget = policy.enrol, policy.budget.epsilon
     chosen = enrol.noise if enrol.samples == "noised" else 0.0
-    found = {"samples": Number(what=COUNT, value=rows, noise=count_noise or chosen, low=1)}
+    found = {"samples": DisclosedNumber(what=COUNT, value=rows, noise=count_noise or chosen, low=1)}
     row = budget if enrol.budget_row is None else enrol.budget_row
     noise = enrol.noise if enrol.budget == "noised" else 0.0
-    found["epsilon"] = Number(what=BUDGET, value=budget, row=row, noise=noise, low=0.01 * budget if noise else budget)
+    found["epsilon"] = DisclosedNumber(
+        what=BUDGET, value=budget, row=row, noise=noise, low=0.01 * budget if noise else budget
+    )
     if isinstance(recipe.weight, Impact) and not recipe.weight.factors and enrol.factor is not None:
         noise = enrol.noise if enrol.impact == "noised" else 0.0
-        found["factor"] = Number(what=IMPACT, value=enrol.factor, row=enrol.factor_row, noise=noise, low=0.0, high=1.0)
+        found["factor"] = DisclosedNumber(
+            what=IMPACT, value=enrol.factor, row=enrol.factor_row, noise=noise, low=0.0, high=1.0
+        )
     return found
 
 
@@ -84,7 +88,7 @@ def group(policy: MemberPolicy, recipe: Recipe) -> int | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Telling:
+class Disclosures:
     """What a member discloses for a run, and what that costs.
 
     Attributes:
@@ -97,7 +101,7 @@ class Telling:
     """
 
     fact: RosterEntry
-    numbers: Mapping[str, Number]
+    numbers: Mapping[str, DisclosedNumber]
     centre: float
     rows: Callable[[], Tensor]
     source: Source

@@ -28,8 +28,8 @@ from hush.data.datasets import Dataset
 from hush.data.preprocessing import mapped
 from hush.data.schema import Schema, check_fits, from_record
 from hush.deploy.admin import keys
-from hush.deploy.admin.audit_log import Trail
-from hush.deploy.member.disclosures import Telling, count_is_noised, group, numbers
+from hush.deploy.admin.audit_log import AuditLog
+from hush.deploy.member.disclosures import Disclosures, count_is_noised, group, numbers
 from hush.deploy.member.policy import (
     MemberPolicy,
     check_code,
@@ -45,7 +45,7 @@ from hush.deploy.shared import run_spec
 from hush.deploy.shared.extras import RELEASES
 from hush.deploy.shared.refusal import RefusalCode, RefusalError, refusal, refusing
 from hush.deploy.shared.roster import BUDGET, IMPACT, RosterEntry
-from hush.deploy.shared.run_spec import Own
+from hush.deploy.shared.run_spec import MemberSpec
 from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Message, want
 from hush.engines import client_round
@@ -95,11 +95,11 @@ class Node:
     ) -> None:
         self.name, self.policy, self.data, self.ledger = name, policy, data, ledger
         self.schema = data.schema or Schema(data.x.shape[1:])
-        self.trail = Trail(path / "audit.jsonl")
+        self.log = AuditLog(path / "audit.jsonl")
         self._runs = path / "runs"
         self._runs.mkdir(exist_ok=True)
         self._key = key
-        self._own: dict[str, tuple[str, Own]] = {}
+        self._own: dict[str, tuple[str, MemberSpec]] = {}
         self._fitting: set[str] = set()
         self._held: tuple[object, Tensor, Tensor] | None = None
         self.members, self.seconds = 1, 0.0
@@ -126,7 +126,7 @@ class Node:
             answer = refusal(run, error)
             why = {"code": answer.says["code"], "reason": printable(error), "final": answer.says["final"]}
             try:
-                self.trail.note("refused", run=run, round=number, **why, **self.balance())
+                self.log.note("refused", run=run, round=number, **why, **self.balance())
             except HushError:
                 # If the disk or the ledger fails here too, report the original error.
                 raise error from None
@@ -141,7 +141,7 @@ class Node:
         elif found:
             raise HushError(f"message: {kind[:40]!r} must not contain tensors")
 
-    def _invited(self, run: Any, number: Any) -> tuple[Own, int]:
+    def _invited(self, run: Any, number: Any) -> tuple[MemberSpec, int]:
         """Return the run of a task and its round, if this member takes part in it."""
         with refusing(RefusalCode.MESSAGE):
             self._state(run)
@@ -193,34 +193,34 @@ class Node:
             run, *_, number, _ = want(letter, "run", "config", "code", "schema", "number", "head")
             self._state(run)
         offer = self._offer(letter.says)
-        telling = self._telling(offer, number)
-        costs = telling.costs()
+        disclosures = self._disclosures(offer, number)
+        costs = disclosures.costs()
         if not costs:
-            return self._facts(run, offer.name, telling, self.ledger.head), None
+            return self._facts(run, offer.name, disclosures, self.ledger.head), None
         attempt = self._attempt(run, ENROLMENT)
         if attempt == 0:
             kept = self.ledger.sealed(run, ENROLMENT)
             if kept is None:
                 text = "enrolment: the noisy answer for this run was already sent and is no longer stored"
                 raise RefusalError(RefusalCode.ENROLMENT, text)
-            self.trail.note("resent", run=run, round=ENROLMENT)
+            self.log.note("resent", run=run, round=ENROLMENT)
             return kept[1], kept[0]
         self._affordable(run, costs)
 
         def make(receipt: Receipt) -> bytes:
-            return self._facts(run, offer.name, telling, receipt.head)
+            return self._facts(run, offer.name, disclosures, receipt.head)
 
         return self._released(run, ENROLMENT, costs, attempt, make)
 
-    def _facts(self, run: str, recipe: str, telling: Telling, head: str) -> bytes:
-        fact, tensors = telling.drawn()
-        if telling.costs():
+    def _facts(self, run: str, recipe: str, disclosures: Disclosures, head: str) -> bytes:
+        fact, tensors = disclosures.drawn()
+        if disclosures.costs():
             # The run must later list exactly these values: they are all that others may learn about the true ones.
-            write_atomically(self._told(run), json.dumps(asdict(fact), sort_keys=True).encode())
-        self.trail.note("enrolled", run=run, recipe=recipe, declared=asdict(fact), **self.balance())
+            write_atomically(self._disclosed_file(run), json.dumps(asdict(fact), sort_keys=True).encode())
+        self.log.note("enrolled", run=run, recipe=recipe, declared=asdict(fact), **self.balance())
         return self._signed(Message("facts", {"run": run, **asdict(fact), "head": head}, tensors))
 
-    def _telling(self, offer: Offer, number: int) -> Telling:
+    def _disclosures(self, offer: Offer, number: int) -> Disclosures:
         """Return this member's disclosures for a run, with the noise from its own schedule."""
         config, recipe = offer.config, offer.recipe
         with refusing(RefusalCode.MESSAGE):
@@ -252,7 +252,7 @@ class Node:
         # The simulation draws a count before the mean.
         second.normal(1, torch.float64)
         wanted = numbers(self.policy, len(self.data.y), recipe, noisy)
-        return Telling(
+        return Disclosures(
             fact=fact,
             numbers=wanted,
             centre=centre,
@@ -270,9 +270,9 @@ class Node:
         marks: dict[str, tuple[float, float]] = {COUNT: (0.0, 0.0)} if noised else {}
         return RosterEntry(name=self.name, **asdict(self.policy.one_run), samples=rows, group=cluster, noised=marks)
 
-    def _told_fact(self, run: str, offer: Offer) -> RosterEntry:
+    def _disclosed_fact(self, run: str, offer: Offer) -> RosterEntry:
         """Return what this member disclosed for a run, or would disclose if nothing is noisy; else raise a refusal."""
-        path = self._told(run)
+        path = self._disclosed_file(run)
         if path.exists():
             return RosterEntry(**json.loads(path.read_bytes()))
         fact = self._public_fact(offer)
@@ -315,12 +315,12 @@ class Node:
         self._approve(run, own)
         self.members = len(roster)
         spare = own.config.privacy.retries
-        self.trail.note("began", run=run, client=client, members=len(roster), retries=spare, **self.balance())
+        self.log.note("began", run=run, client=client, members=len(roster), retries=spare, **self.balance())
         if not begun:
             self.say(f"{self.name}: {own.schedule.rounds} rounds are planned; {_RETRIES.format(spare)}")
         return self._signed(Message("ready", {"run": run, "head": self.ledger.head}))
 
-    def _computed(self, says: Mapping[str, Any]) -> Own:
+    def _computed(self, says: Mapping[str, Any]) -> MemberSpec:
         """Return a run as this member would take part in it, or raise a refusal. No row is read."""
         offer = self._offer(says)
         config, recipe = offer.config, offer.recipe
@@ -333,7 +333,7 @@ class Node:
                 raise HushError(f"begin: the roster does not list {self.name} as number {client!r:.20}")
             if len(facts) != config.data.clients:
                 raise HushError(f"begin: a roster of {len(facts)} for {config.data.clients} members")
-            if facts[client] != self._told_fact(says["run"], offer):
+            if facts[client] != self._disclosed_fact(says["run"], offer):
                 raise HushError(
                     "begin: the roster's data about this member differs from what it declared, or from its current data"
                 )
@@ -344,7 +344,7 @@ class Node:
         with refusing(RefusalCode.LIMITS):
             check_steps(self.policy, config, recipe, [fact.samples for fact in facts])
         with refusing(RefusalCode.CONFIG):
-            own = run_spec.own(config, facts, client, self.policy.one_run, offer.schema)
+            own = run_spec.member_spec(config, facts, client, self.policy.one_run, offer.schema)
         with refusing(RefusalCode.LIMITS):
             check_model(self.policy, own.model.layout.size)
             check_plans(self.policy, own.schedule)
@@ -355,7 +355,7 @@ class Node:
                 )
         return replace(own, centre=str(says["centre"]))
 
-    def agreed(self, run: str) -> Own:
+    def agreed(self, run: str) -> MemberSpec:
         """Return the agreed run, from memory or from the file that survives this process."""
         if run not in self._own:
             path = self._state(run)
@@ -403,7 +403,7 @@ class Node:
         with refusing(RefusalCode.MESSAGE):
             run, _ = want(letter, "run", "head")
         self.agreed(run)
-        self.trail.note("evicted", run=run, reason=_EVICTED, **self.balance())
+        self.log.note("evicted", run=run, reason=_EVICTED, **self.balance())
         self.say(f"{self.name}: {_EVICTED}")
         return self._signed(Message("ready", {"run": run, "head": self.ledger.head}))
 
@@ -412,7 +412,7 @@ class Node:
     ) -> tuple[bytes, Receipt]:
         """Charge, then compute what is released, and seal it."""
         receipt = self.ledger.reserve(costs, run, number, attempt)
-        self.trail.note("charged", run=run, round=number, attempt=attempt, costs=[asdict(cost) for cost in costs])
+        self.log.note("charged", run=run, round=number, attempt=attempt, costs=[asdict(cost) for cost in costs])
         try:
             payload = make(receipt)
             self.ledger.seal(receipt, payload)
@@ -422,7 +422,7 @@ class Node:
             self.ledger.forfeit(receipt)
             raise
 
-    def _trained(self, own: Own, task: Task, stage: Stage, receipt: Receipt, asked: str) -> bytes:
+    def _trained(self, own: MemberSpec, task: Task, stage: Stage, receipt: Receipt, asked: str) -> bytes:
         config = own.config
         shared = own.recipe.protect.shared_draws
         source = client_round.source(config, own.client, task.round, shared=shared)
@@ -453,7 +453,7 @@ class Node:
         side = {f"{RELEASES}{what}": answer for what, answer in update.side.releases.items()}
         return self._signed(Message("update", says, {"vector": update.vector, **side}))
 
-    def _examples(self, own: Own) -> int:
+    def _examples(self, own: MemberSpec) -> int:
         """The number of examples that training processes at a time. A config can lower it but not raise it."""
         usual = memory.physical_batch(own.model, torch.device("cpu"), 1)
         wanted = own.config.engine.physical_batch
@@ -469,10 +469,10 @@ class Node:
             raise HushError(
                 f"task: round {number} was already answered for a different model; it is not answered again"
             )
-        self.trail.note("resent", run=run, round=number)
+        self.log.note("resent", run=run, round=number)
         return payload, receipt
 
-    def _affordable(self, run: str, costs: tuple[Cost, ...], own: Own | None = None) -> None:
+    def _affordable(self, run: str, costs: tuple[Cost, ...], own: MemberSpec | None = None) -> None:
         """Raise `BudgetSpentError` if this run would spend more than the policy allows for one run."""
         policy = self.policy.one_run
         wanted = book.add_costs({}, (*self.ledger.charged(run), *costs))
@@ -484,7 +484,7 @@ class Node:
                 f"client {self.name}: epsilon {spent:.4g} in this run would exceed the {policy.epsilon:.4g} of one run"
             )
 
-    def _approve(self, run: str, own: Own) -> None:
+    def _approve(self, run: str, own: MemberSpec) -> None:
         """Check once that the whole run fits the budget, so that single rounds need not be checked again."""
         policy, whole = self.policy.one_run, book.add_costs({}, own.costs())
         if account.fits(account.epsilon(whole, policy, self.policy.budget.accountant), policy):
@@ -506,7 +506,7 @@ class Node:
         """Epsilon spent and left, for the audit log."""
         return {"spent": round(self.ledger.spent(), 6), "left": round(self.ledger.left(), 6)}
 
-    def _told(self, run: str) -> Path:
+    def _disclosed_file(self, run: str) -> Path:
         """The file that stores what was disclosed for a run."""
         return self._state(run).with_suffix(".told.json")
 

@@ -73,14 +73,14 @@ def _take_part(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], Non
     node.say = say
 
     def copied() -> None:
-        node.trail.note("copied", reason=_COPIED)
+        node.log.note("copied", reason=_COPIED)
         say(f"{kit.member}: {_COPIED}")
 
     line = NodeClient(kit.address, kit.ca(), kit.key(), patience, copied)
     signal.signal(signal.SIGTERM, _stopped)
     try:
         number = report(kit, line)
-        node.trail.note("online", node=str(number))
+        node.log.note("online", node=str(number))
         if warning := law.lifetime_warning(node.policy):
             say(f"{kit.member}: {warning}")
         say(f"{kit.member} is online at {kit.address}; remaining budget {node.ledger.left():.4g}")
@@ -113,7 +113,7 @@ def serve(node: Node, line: Any, going: Callable[[], bool] = lambda: True) -> No
         except HushError as error:
             if type(error) is not HushError or "cannot be reached" in str(error):
                 raise
-            node.trail.note("refused", reason=str(error))
+            node.log.note("refused", reason=str(error))
             continue
         if parcel is None:
             # Poll often during a run and rarely otherwise; all members together at most a fixed number of times per
@@ -125,12 +125,12 @@ def serve(node: Node, line: Any, going: Callable[[], bool] = lambda: True) -> No
             line.reply(parcel, payload)
         except HushError as error:
             # The answer stays sealed: a repeated request gets the same bytes.
-            node.trail.note("not sent", reason=str(error))
+            node.log.note("not sent", reason=str(error))
         else:
             if receipt is not None:
                 node.ledger.sent(receipt)
                 spent = {"seconds": round(node.seconds, 4), **node.balance()}
-                node.trail.note("sent", run=receipt.run, round=receipt.round, **spent)
+                node.log.note("sent", run=receipt.run, round=receipt.round, **spent)
         idle = time.monotonic()
 
 

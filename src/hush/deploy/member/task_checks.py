@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from hush.deploy.shared.extras import EXTRAS, unpacked
-from hush.deploy.shared.run_spec import Own, width_of
+from hush.deploy.shared.run_spec import MemberSpec, width_of
 from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Message
 from hush.privacy import limits
@@ -26,7 +26,7 @@ LARGEST_WEIGHT = 65_536.0
 _MODELS = "models"
 
 
-def check_header(own: Own, number: int, found: messages.Spec) -> None:
+def check_header(own: MemberSpec, number: int, found: messages.Spec) -> None:
     """Raise a `HushError` unless the header of a task announces models and the recipe's extras, and nothing else."""
     size = own.model.layout.size
     most = own.recipe.assign.models if own.stage_table.at(number).choose else 1
@@ -49,7 +49,7 @@ def check_header(own: Own, number: int, found: messages.Spec) -> None:
             raise HushError(f"task: {name} of {spec}; accepted: {(extras[name].dtype, extras[name].shape)}")
 
 
-def checked(own: Own, letter: Message, number: int, bounds: Limits) -> Task:
+def checked(own: MemberSpec, letter: Message, number: int, bounds: Limits) -> Task:
     """Return the task in a message whose header was checked, or raise a `HushError`."""
     layout, tensors = own.model.layout, dict(letter.tensors)
     given = tensors.pop(_MODELS)

@@ -25,7 +25,7 @@ from hush.types import HushError, Policy
 _DEVIATIONS = 8.0
 
 
-def told(config: Config, fact: RosterEntry, number: int, letter: Message) -> EnrolmentAnswer:
+def checked_mean(config: Config, fact: RosterEntry, number: int, letter: Message) -> EnrolmentAnswer:
     """Return a member's mean with the noise of its plan, or raise a `HushError` if no honest member could have sent it.
 
     `config` and `number` are those of the offer.
@@ -44,9 +44,9 @@ def told(config: Config, fact: RosterEntry, number: int, letter: Message) -> Enr
     )
 
 
-def joined(heard: Sequence[EnrolmentAnswer]) -> Tensor:
+def combined_mean(answers: Sequence[EnrolmentAnswer]) -> Tensor:
     """Return the common mean."""
-    return centred(heard)["input_mean"]
+    return centred(answers)["input_mean"]
 
 
 def _longest(config: Config, far: RosterEntry, number: int, samples: int, width: int) -> float:

@@ -39,7 +39,7 @@ _PUBLIC = "what members declare at enrolment: public by each member's choice, un
 
 
 @dataclass(frozen=True, kw_only=True)
-class Own:
+class MemberSpec:
     """A member's own part of a run."""
 
     config: Config
@@ -52,13 +52,13 @@ class Own:
     stage_table: StageTable
     participants: Participants
     schema: Schema
-    told: tuple[Cost, ...] = ()
+    disclosed: tuple[Cost, ...] = ()
     noised: bool = False
     centre: str = ""
 
     def costs(self) -> tuple[Cost, ...]:
         """Everything that the run releases, including what was disclosed at enrolment."""
-        return (*self.told, *training(self.schedule))
+        return (*self.disclosed, *training(self.schedule))
 
 
 def assemble(config: Config, facts: Sequence[RosterEntry], test: Dataset, auto_rate: bool = False) -> Federation:
@@ -162,7 +162,9 @@ def tells_centre(recipe: Recipe, rounds: int) -> bool:
     return stage >= 0 and any(side_release.what == CENTRE for side_release in stage_table.specs[stage].side_releases)
 
 
-def own(config: Config, facts: Sequence[RosterEntry], client: int, policy: Policy, schema: Schema) -> Own:
+def member_spec(
+    config: Config, facts: Sequence[RosterEntry], client: int, policy: Policy, schema: Schema
+) -> MemberSpec:
     """Return what a member will do, by its own policy and its disclosed number of rows.
 
     If that number is noisy, the true one affects neither rate nor noise nor steps, because those would reveal it.
@@ -178,7 +180,7 @@ def own(config: Config, facts: Sequence[RosterEntry], client: int, policy: Polic
     model = models.build_model(config.model, schema.input_shape, schema.classes or 0, config.seed)
     output = recipe.protect.output(members, config.rounds)[client]
     mine = facts[client]
-    return Own(
+    return MemberSpec(
         config=config,
         recipe=recipe,
         model=model,
@@ -189,7 +191,7 @@ def own(config: Config, facts: Sequence[RosterEntry], client: int, policy: Polic
         stage_table=rounds.stage_table,
         participants=rounds.participants,
         schema=schema,
-        told=mine.costs(),
+        disclosed=mine.costs(),
         noised=COUNT in mine.noised,
     )
 

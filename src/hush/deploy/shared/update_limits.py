@@ -74,7 +74,7 @@ def update_limits(
 def _bound(schedule: PrivacySchedule, output: Output | None, stage: int, local: LocalConfig, size: int) -> float:
     """A norm that an honest update exceeds with probability at most 10^-13: clipped sums and a noise quantile."""
     plan = schedule.stages[stage].plan
-    signal = float(local.lr) * plan.steps * plan.clip * _crowded(plan, plan.steps)
+    signal = float(local.lr) * plan.steps * plan.clip * _largest_batches(plan, plan.steps)
     return signal + _noise_bound(schedule, output, stage, local, size)
 
 
@@ -103,12 +103,14 @@ def _side_limits(stage: Stage, fact: RosterEntry, shape: ReleaseShape) -> dict[s
     wide = SUPPOSED_NOISE if fact.noised else 1.0
     return {
         release.what: wide
-        * release.longest(shape, plan.batch * _crowded(plan) if release.sampled else rows, stage.noise_of(release.what))
+        * release.longest(
+            shape, plan.batch * _largest_batches(plan) if release.sampled else rows, stage.noise_of(release.what)
+        )
         for release in stage.spec.sent
     }
 
 
-def _crowded(plan: PrivacyPlan, batches: int = 1) -> float:
+def _largest_batches(plan: PrivacyPlan, batches: int = 1) -> float:
     """The most rows in this many batches, over the expected number; exceeded with probability at most 10^-13."""
     expected = batches * plan.batch
     return min(batches * plan.samples, expected + 8 * math.sqrt(expected) + 24) / expected

@@ -88,7 +88,7 @@ class Instances:
         self._told.add(key)
         self._copied.add(key)
 
-    def told(self, key: bytes) -> bool:
+    def must_notify(self, key: bytes) -> bool:
         """Whether the process that uses a key must still be notified of a second one."""
         known = key in self._told
         self._told.discard(key)
@@ -201,7 +201,7 @@ class Gateway:
                     self._instances.release(key)
                 else:
                     self._instances.hold(key, instance)
-                if self._instances.told(key):
+                if self._instances.must_notify(key):
                     event = {**event, "headers": [*event["headers"], (COPIED_HEADER.encode(), b"1")]}
             await send(event)
 

@@ -26,14 +26,14 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class InboxMessage:
     """A message to this node."""
 
     payload: bytes
     message: Any
 
 
-class Arrival:
+class PartialMessage:
     """An incoming message, some pieces of which may not have arrived yet.
 
     Args:

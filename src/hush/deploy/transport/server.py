@@ -8,14 +8,14 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from hush.deploy.admin.audit_log import Trail
-from hush.deploy.admin.folders import Place
+from hush.deploy.admin.audit_log import AuditLog
+from hush.deploy.admin.folders import FederationFolder
 from hush.deploy.admin.processes import check_port
 from hush.deploy.transport.gateway import Instances, Listed
 from hush.types import HushError
 
 
-def serve(place: Place, say: Callable[[str], None], host: str | None = None) -> None:
+def serve(place: FederationFolder, say: Callable[[str], None], host: str | None = None) -> None:
     """Run the SuperLink until the process is stopped."""
     from hush.deploy.transport.flower import CoordinatorClient, superlink
 
@@ -55,9 +55,9 @@ def serve(place: Place, say: Callable[[str], None], host: str | None = None) -> 
     superlink(listen, settings.port, certificate, place.secret(), doors, instances)
 
 
-def synchronise(place: Place, hub: Any, wanted: Mapping[str, bytes]) -> None:
+def synchronise(place: FederationFolder, hub: Any, wanted: Mapping[str, bytes]) -> None:
     """Register the keys that are wanted and shut out all others."""
-    trail = Trail(place.server / "audit.jsonl")
+    trail = AuditLog(place.server / "audit.jsonl")
     known = {peer.key: peer for peer in hub.peers()}
     for name, key in wanted.items():
         if key not in known:
@@ -69,12 +69,12 @@ def synchronise(place: Place, hub: Any, wanted: Mapping[str, bytes]) -> None:
             trail.note("revoked", node=str(peer.node))
 
 
-def copied(place: Place, members: Mapping[str, bytes], keys: Iterable[bytes]) -> list[str]:
+def copied(place: FederationFolder, members: Mapping[str, bytes], keys: Iterable[bytes]) -> list[str]:
     """The members whose keys (base64) a second process tried to use, each noted in the audit trail."""
     names = {b64encode(key): name for name, key in members.items()}
     found = [names[key] for key in keys if key in names]
     for name in found:
-        Trail(place.server / "audit.jsonl").note("copied", member=name)
+        AuditLog(place.server / "audit.jsonl").note("copied", member=name)
     return found
 
 

@@ -200,7 +200,7 @@ def _scaled(
     least = LEAST_NOISE / min(part.noise for part in parts)
 
     def cost(scale: float) -> float:
-        return _spent(tuple(events.louder(part, scale) for part in parts), delta, relation, accountant)
+        return _spent(tuple(events.with_noise_scaled(part, scale) for part in parts), delta, relation, accountant)
 
     # Treats every part as Gaussian with large noise: the squared rate-to-noise ratios add up.
     twice = 2.0 if relation == "replace-one" else 1.0

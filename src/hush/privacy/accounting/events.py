@@ -98,7 +98,7 @@ def _part(key: tuple[float, ...], steps: int) -> Part | Fixed:
     return Part(key[0], key[1], steps)
 
 
-def louder(part: Part | Fixed, scale: float) -> Part | Fixed:
+def with_noise_scaled(part: Part | Fixed, scale: float) -> Part | Fixed:
     """Return the same steps with the noise multiplied by a factor."""
     if isinstance(part, Fixed):
         return replace(part, noise=part.noise * scale)

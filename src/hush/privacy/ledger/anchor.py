@@ -37,7 +37,7 @@ class Anchor:
     """An open anchor file, locked until it is closed."""
 
     def __init__(self, ledger: Path, wait: float) -> None:
-        self._path = files.beside(ledger, ".head")
+        self._path = files.sibling(ledger, ".head")
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self.alone = self._lock(fcntl.LOCK_EX)
@@ -81,7 +81,7 @@ class Anchor:
 
 def peek(ledger: Path) -> tuple[int, str] | None:
     """Return what `Anchor.read` returns, without taking a lock."""
-    path = files.beside(ledger, ".head")
+    path = files.sibling(ledger, ".head")
     return _parse(path.read_bytes, path) if path.exists() else None
 
 

@@ -20,7 +20,7 @@ from hush.types import HushError
 _ENDS = ("", "-wal", "-shm", "-journal", ".head")
 
 
-def beside(ledger: Path, end: str) -> Path:
+def sibling(ledger: Path, end: str) -> Path:
     """Return the file of a ledger with that suffix."""
     return ledger.with_name(ledger.name + end)
 
@@ -32,7 +32,9 @@ def check_present(ledger: Path) -> None:
     except OSError as error:
         raise HushError(f"{str(ledger)[:200]}: {error.strerror}; accepted: a ledger file") from None
     if not there:
-        lost = ", but its .head file exists: the ledger was lost or deleted" if beside(ledger, ".head").exists() else ""
+        lost = (
+            ", but its .head file exists: the ledger was lost or deleted" if sibling(ledger, ".head").exists() else ""
+        )
         raise HushError(f"{ledger}: not found{lost}; accepted: a ledger file")
     if not ledger.is_file():
         raise HushError(f"{ledger}: not a file; accepted: a ledger file")
@@ -51,8 +53,10 @@ def check_private(ledger: Path) -> None:
 def claim(ledger: Path) -> None:
     """Create an empty file for a new ledger, or raise a `HushError`."""
     for end in _ENDS:
-        if beside(ledger, end).exists():
-            raise HushError(f"{beside(ledger, end)}: already exists; accepted: a name that was never used for a ledger")
+        if sibling(ledger, end).exists():
+            raise HushError(
+                f"{sibling(ledger, end)}: already exists; accepted: a name that was never used for a ledger"
+            )
     try:
         os.close(os.open(ledger, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:
@@ -62,7 +66,7 @@ def claim(ledger: Path) -> None:
 def abandon(ledger: Path) -> None:
     """Remove a claimed ledger that could not be created."""
     for end in _ENDS:
-        beside(ledger, end).unlink(missing_ok=True)
+        sibling(ledger, end).unlink(missing_ok=True)
 
 
 def keep(ledger: Path) -> None:

@@ -458,7 +458,7 @@ def _reading(path: Path) -> Iterator[tuple[sqlite3.Connection, tuple[int, str] |
     files.check_present(path)
     with _translated(path):
         known = anchor.peek(path)
-        log = files.beside(path, "-wal")
+        log = files.sibling(path, "-wal")
         # Without a log no process is writing, and reading need not create lock files.
         mode = "mode=ro" if log.exists() and log.stat().st_size else "mode=ro&immutable=1"
         with contextlib.closing(_connect(path, mode, _WAIT)) as db:

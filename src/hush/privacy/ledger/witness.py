@@ -76,7 +76,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Place:
+class PathRecord:
     """Which ledger is at a path, and whether its owner retired it."""
 
     path: str
@@ -216,16 +216,16 @@ class Witness:
                 f"{_LOST}"
             )
 
-    def place(self, path: Path) -> Place | None:
+    def place(self, path: Path) -> PathRecord | None:
         """Return what is recorded about a path."""
         file = self._place(path)
         with _said(file):
             try:
-                return _read_place(file)
+                return _read_path_record(file)
             except FileNotFoundError:
                 return None
 
-    def check_place(self, path: Path, ledger: str = "") -> Place | None:
+    def check_place(self, path: Path, ledger: str = "") -> PathRecord | None:
         """Return what is recorded about a path; a `HushError` if it belongs to another ledger."""
         found = self.place(path)
         if found is not None and not found.retired and found.ledger != ledger:
@@ -239,14 +239,14 @@ class Witness:
 
     def occupy(self, path: Path, ledger: str) -> None:
         """Record that a ledger is at a path."""
-        self._note(Place(str(path.resolve()), ledger))
+        self._note(PathRecord(str(path.resolve()), ledger))
 
-    def retire(self, path: Path) -> list[Place]:
+    def retire(self, path: Path) -> list[PathRecord]:
         """Retire the ledgers that were at this path or in this directory and no longer exist; returns them."""
-        wanted, given_up = path.resolve(), list[Place]()
+        wanted, given_up = path.resolve(), list[PathRecord]()
         for file in sorted((self.directory / "places").glob("[!.]*")):
             with _said(file):
-                found = _read_place(file)
+                found = _read_path_record(file)
             if not found.retired and (wanted == Path(found.path) or wanted in Path(found.path).parents):
                 if Path(found.path).exists():
                     raise HushError(f"{found.path}: still exists; accepted: a ledger that was deleted or moved")
@@ -255,7 +255,7 @@ class Witness:
             self._note(replace(found, retired=True))
         return given_up
 
-    def _note(self, place: Place) -> None:
+    def _note(self, place: PathRecord) -> None:
         file = self._place(Path(place.path))
         with _said(file):
             self._make("places")
@@ -313,10 +313,10 @@ def _check_own(directory: Path) -> None:
         )
 
 
-def _read_place(file: Path) -> Place:
+def _read_path_record(file: Path) -> PathRecord:
     """Parse the record of a path, or raise a `HushError`."""
     try:
-        found = Place(**json.loads(file.read_bytes()))
+        found = PathRecord(**json.loads(file.read_bytes()))
     except (ValueError, TypeError):
         found = None
     if found is None or not (isinstance(found.path, str) and _NAME.fullmatch(str(found.ledger))):

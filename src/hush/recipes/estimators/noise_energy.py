@@ -79,9 +79,9 @@ def pairwise(U: Tensor) -> Tensor:
     """
     used = _spaced(U, _COLUMNS)
     G = _gram(used)
-    heard = G.diagonal() > 0
-    energies = _energies(G[heard][:, heard], used.shape[1]) * (U.shape[1] / max(1, used.shape[1]))
-    return _filled(energies, heard).to(U.device)
+    nonzero = G.diagonal() > 0
+    energies = _energies(G[nonzero][:, nonzero], used.shape[1]) * (U.shape[1] / max(1, used.shape[1]))
+    return _filled(energies, nonzero).to(U.device)
 
 
 def rpca(
@@ -114,22 +114,22 @@ def rpca(
     sub = _spaced(U, rows, _SHORT)
     M = sub.to(torch.promote_types(U.dtype, torch.float32))
     G = _gram(M)
-    heard = G.diagonal() > 0
-    if not bool(heard.any()):
+    nonzero = G.diagonal() > 0
+    if not bool(nonzero.any()):
         return torch.zeros(n, dtype=torch.float64, device=U.device)
     top = float(torch.linalg.eigvalsh(G)[-1].sqrt())
     pace = _PACE if M.numel() > _MANY else _SLOW_PACE
-    used = M if bool(heard.all()) else M[heard.to(M.device)]
+    used = M if bool(nonzero.all()) else M[nonzero.to(M.device)]
     energies = sparse_energies(used, top, growth or pace[0], tolerance or pace[1], iterations)
-    return _filled(energies.cpu() * (top**2 * p / sub.shape[1]), heard).to(U.device)
+    return _filled(energies.cpu() * (top**2 * p / sub.shape[1]), nonzero).to(U.device)
 
 
-def _filled(energies: Tensor, heard: Tensor) -> Tensor:
+def _filled(energies: Tensor, nonzero: Tensor) -> Tensor:
     """Fill in the energies of clients that sent zeros."""
-    out = torch.full(heard.shape, _TINY, dtype=torch.float64)
-    if bool(heard.any()):
-        out[heard] = energies
-        out[~heard] = energies.max()
+    out = torch.full(nonzero.shape, _TINY, dtype=torch.float64)
+    if bool(nonzero.any()):
+        out[nonzero] = energies
+        out[~nonzero] = energies.max()
     return out
 
 

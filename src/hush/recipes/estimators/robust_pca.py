@@ -47,14 +47,14 @@ def sparse_energies(M: Tensor, top: float, growth: float, tolerance: float, iter
     n, p = M.shape
     blocks = [part / top for part in M.split(p if M.is_cuda else max(1, _CACHED // n), 1)]
     enough = (tolerance * math.hypot(*(float(m.norm()) for m in blocks))) ** 2
-    A, C, spares = [m.clone() for m in blocks], [torch.zeros_like(m) for m in blocks], _Spares()
-    steps, done = _ahead(M, top, growth, iterations, spares) or [_step(_gram(blocks), 1.0, p)], 0
+    A, C, pool = [m.clone() for m in blocks], [torch.zeros_like(m) for m in blocks], _BufferPool()
+    steps, done = _leading_iterations(M, top, growth, iterations, pool) or [_step(_gram(blocks), 1.0, p)], 0
     while True:
         G, moved, seen, done = M.new_zeros(n, n), 0.0, 0, done + len(steps)
         for i, (m, a, c) in enumerate(zip(blocks, A, C, strict=True)):
             asked = len(steps) == 1 and done > _BLIND and i % _ASKED == 0
             before = c / growth if asked else c
-            C[i] = _through(m, a, c, steps, growth, spares)
+            C[i] = _iterated(m, a, c, steps, growth, pool)
             if asked:
                 moved, seen = moved + float(before.sub_(C[i]).square_().sum()), seen + m.shape[1]
             G.addmm_(a, a.T)
@@ -68,7 +68,7 @@ def sparse_energies(M: Tensor, top: float, growth: float, tolerance: float, iter
     return energies
 
 
-class _Spares:
+class _BufferPool:
     """A block of each width that nothing is in: it is still in the cache, so it is what is written to next."""
 
     def __init__(self) -> None:
@@ -99,19 +99,19 @@ def _step(G: Tensor, mu: float, p: int) -> Step:
     return T, 1 / (mu * math.sqrt(max(p, len(G))))
 
 
-def _through(m: Tensor, a: Tensor, c: Tensor, steps: Sequence[Step], growth: float, spares: _Spares) -> Tensor:
+def _iterated(m: Tensor, a: Tensor, c: Tensor, steps: Sequence[Step], growth: float, pool: _BufferPool) -> Tensor:
     """Some columns through some iterations: `a` is new then, and what is returned is C, not `c`, which is spare."""
-    other = spares.like(c)
+    other = pool.like(c)
     for T, bound in steps:
         c.addmm_(T, a, beta=-(2 - _RELAXED) / growth)
         torch.sub(m, c, out=other).clamp_(-bound, bound)
         torch.add(c, other, alpha=1 + 1 / growth, out=a)
         c, other = other, c
-    spares.put(other)
+    pool.put(other)
     return c
 
 
-def _ahead(M: Tensor, top: float, growth: float, iterations: int, spares: _Spares) -> list[Step]:
+def _leading_iterations(M: Tensor, top: float, growth: float, iterations: int, pool: _BufferPool) -> list[Step]:
     """The first iterations, as a part of the columns finds them; none where there are too few."""
     p = M.shape[1]
     most = min(iterations, math.ceil(math.log(_ALONE) / math.log(growth))) if growth > 1 else 0
@@ -122,5 +122,5 @@ def _ahead(M: Tensor, top: float, growth: float, iterations: int, spares: _Spare
     steps: list[Step] = []
     for k in range(most):
         steps.append(_step(a @ a.T * part, growth**k, p))
-        c = _through(m, a, c, steps[-1:], growth, spares)
+        c = _iterated(m, a, c, steps[-1:], growth, pool)
     return steps

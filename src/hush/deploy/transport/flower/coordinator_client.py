@@ -28,9 +28,9 @@ from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVers
 from flwr.supercore.interceptors.http.utils import add_headers
 from flwr.supercore.runtime import RuntimeHttpClient
 
-from hush.deploy.transport.flower.packing import arrival, packed, push, record
+from hush.deploy.transport.flower.packing import packed, partial_message, push, record
 from hush.deploy.transport.gateway import LIMIT_HEADER, LIMIT_PATH, RUN_HEADER, SECONDS_HEADER, SECRET_HEADER
-from hush.deploy.transport.inbox import Arrival, Peer
+from hush.deploy.transport.inbox import PartialMessage, Peer
 from hush.deploy.transport.retry import ForgottenError, RefusedError, called, trusting
 from hush.text import printable
 from hush.types import HushError
@@ -80,7 +80,7 @@ class CoordinatorClient:
         self._runtime: Any = None
         self._node = Node(node_id=1)
         self._run = 0
-        self._arriving: list[Arrival] = []
+        self._incoming: list[PartialMessage] = []
         self._workers = ThreadPoolExecutor(_AT_ONCE)
         self._stop = threading.Event()
 
@@ -116,7 +116,7 @@ class CoordinatorClient:
     def _open(self) -> None:
         self._stop.set()
         self._finish("failed", "begun anew")
-        self._arriving = []
+        self._incoming = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the level at which a library used by Flower logs
             fab, _ = build_fab_from_files({"pyproject.toml": _FEDERATION_APP, "app.py": b"none = None\n"})
@@ -187,18 +187,18 @@ class CoordinatorClient:
     def collect(self, names: Sequence[str], cap: int) -> list[tuple[str, bytes | HushError]]:
         """Return the replies to these messages. Oversized or malformed replies are returned as errors."""
         # Flower deletes a message once it is pulled, so messages in transit are not requested again.
-        known = {each.proto.metadata.reply_to_message_id for each in self._arriving}
+        known = {each.proto.metadata.reply_to_message_id for each in self._incoming}
         if wanted := [name for name in names if name not in known]:
             request = runtime_pb2.PullAppMessagesRequest(message_ids=wanted)
             answer = self._call(lambda: self._runtime.PullMessages(request))
             pairs = zip(answer.messages_list, answer.message_object_trees, strict=True)
-            self._arriving += [arrival(proto, tree, cap) for proto, tree in pairs]
-        arrived = list(self._workers.map(self._fetched, self._arriving))
-        done = [(each, found) for each, found in zip(self._arriving, arrived, strict=True) if found is not None]
-        self._arriving = [each for each, found in zip(self._arriving, arrived, strict=True) if found is None]
+            self._incoming += [partial_message(proto, tree, cap) for proto, tree in pairs]
+        arrived = list(self._workers.map(self._fetched, self._incoming))
+        done = [(each, found) for each, found in zip(self._incoming, arrived, strict=True) if found is not None]
+        self._incoming = [each for each, found in zip(self._incoming, arrived, strict=True) if found is None]
         return [(each.proto.metadata.reply_to_message_id, found) for each, found in done]
 
-    def _fetched(self, arrival: Arrival) -> bytes | HushError | None:
+    def _fetched(self, arrival: PartialMessage) -> bytes | HushError | None:
         """Return the content of a message, its error, or None while it is in transit."""
         found: bytes | HushError | None
         try:

@@ -22,9 +22,9 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from hush.deploy.transport.flower.packing import arrival, packed, push, record
+from hush.deploy.transport.flower.packing import packed, partial_message, push, record
 from hush.deploy.transport.gateway import COPIED_HEADER, INSTANCE_HEADER
-from hush.deploy.transport.inbox import Parcel
+from hush.deploy.transport.inbox import InboxMessage
 from hush.deploy.transport.retry import RefusedError, called, trusting
 
 _HEARTBEAT = 10.0
@@ -99,7 +99,7 @@ class NodeClient:
                     raise
                 time.sleep(0.5)
 
-    def poll(self, cap: int) -> Parcel | None:
+    def poll(self, cap: int) -> InboxMessage | None:
         """Return the next message, if there is one."""
         try:
             return self._polled(cap)
@@ -108,7 +108,7 @@ class NodeClient:
             self._return()
             return None
 
-    def _polled(self, cap: int) -> Parcel | None:
+    def _polled(self, cap: int) -> InboxMessage | None:
         answer = self._call(lambda: self._client.PullMessages(fleet_pb2.PullMessagesRequest(node=self._node)))
         if not answer.messages_list:
             return None
@@ -119,16 +119,16 @@ class NodeClient:
             request = message_pb2.PullObjectRequest(node=self._node, run_id=run, object_id=name)
             return self._call(lambda: self._client.PullObject(request))
 
-        coming = arrival(proto, tree, cap)
+        coming = partial_message(proto, tree, cap)
         while (payload := coming.fetch(pull)) is None:
             time.sleep(0.02)
         confirm = message_pb2.ConfirmMessageReceivedRequest(
             node=self._node, run_id=run, message_object_id=proto.metadata.message_id
         )
         self._call(lambda: self._client.ConfirmMessageReceived(confirm))
-        return Parcel(payload, message_from_proto(proto))
+        return InboxMessage(payload, message_from_proto(proto))
 
-    def reply(self, parcel: Parcel, payload: bytes) -> None:
+    def reply(self, parcel: InboxMessage, payload: bytes) -> None:
         """Send the answer to a message."""
         proto, tree, objects = packed(Message(record(payload), reply_to=parcel.message))
         request = fleet_pb2.PushMessagesRequest(

@@ -19,7 +19,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from hush.deploy.transport.inbox import Arrival
+from hush.deploy.transport.inbox import PartialMessage
 from hush.types import HushError
 
 _PART = 4 << 20
@@ -40,14 +40,14 @@ def packed(message: Message) -> tuple[Any, message_pb2.ObjectTree, Mapping[str, 
         return message_to_proto(remove_content_from_message(message)), tree, objects
 
 
-def arrival(proto: Any, tree: message_pb2.ObjectTree, cap: int) -> Arrival:
+def partial_message(proto: Any, tree: message_pb2.ObjectTree, cap: int) -> PartialMessage:
     """Return an incoming message of at most this many bytes."""
 
     def unpack(contents: dict[str, bytes]) -> bytes:
         content = inflate_object_from_contents(tree.object_id, contents).content
         return b"".join(content[name]["part"] for name in sorted(content, key=int))
 
-    return Arrival(proto, [each.object_id for each in iterate_object_tree(tree)], cap, unpack)
+    return PartialMessage(proto, [each.object_id for each in iterate_object_tree(tree)], cap, unpack)
 
 
 def push(client: Any, call: Callable[..., Any], node: Node, run: int, objects: Mapping[str, Any], answer: Any) -> None:
