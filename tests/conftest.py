@@ -14,8 +14,8 @@ import pytest
 from tests.support.paths import ROOT, SHARED
 
 if TYPE_CHECKING:
-    from tests.support.federation_nursery import Nursery
-    from tests.support.federation_town import Town
+    from tests.support.fork_server import ForkServer
+    from tests.support.live_federation import LiveFederation
 
 # What remembers ledgers outside their folders: of this process and of all that it starts, and never the user's own.
 os.environ["HUSH_WITNESS"] = tempfile.mkdtemp(prefix="hush-witness-")
@@ -77,18 +77,18 @@ def data_root() -> str:
 
 
 @pytest.fixture(scope="session")
-def parent() -> Iterator[Nursery]:
-    """The parent of all processes that a worker starts: to start one anew takes seconds."""
-    from tests.support.federation_nursery import nursery
+def parent() -> Iterator[ForkServer]:
+    """The fork server of all processes that a test worker starts; its start takes seconds."""
+    from tests.support.fork_server import fork_server
 
-    with nursery() as held:
+    with fork_server() as held:
         yield held
 
 
 @pytest.fixture(scope="session")
-def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveFederation]:
     """A federation of three with a real SuperLink, which also takes seconds to start."""
-    from tests.support.federation_town import Town
+    from tests.support.live_federation import LiveFederation
 
-    with Town(tmp_path_factory.mktemp("town") / "fed").up() as up:
+    with LiveFederation(tmp_path_factory.mktemp("live") / "fed").up() as up:
         yield up

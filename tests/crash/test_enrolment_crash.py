@@ -13,7 +13,7 @@ from hush.privacy.ledger import ledger
 from hush.privacy.ledger.book import BURNED, READY, SENT, Charge
 from hush.privacy.schedule import ENROLMENT
 from tests.support.enrolment_jobs import CLIENTS
-from tests.support.ledger_checks import Nursery
+from tests.support.ledger_checks import JobServer
 from tests.support.ledger_jobs import FAILED
 
 POINTS = [
@@ -25,8 +25,8 @@ POINTS = [
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    made = Nursery("enrolment_jobs")
+def job_server() -> Iterator[JobServer]:
+    made = JobServer("enrolment_jobs")
     yield made
     made.close()
 
@@ -50,14 +50,14 @@ def answers_told(directory: Path) -> list[int]:
     return numbers
 
 
-def kill(nursery: Nursery, directory: Path, point: str, times: int) -> list[int]:
+def kill(job_server: JobServer, directory: Path, point: str, times: int) -> list[int]:
     """Kill a run `times` times, each time resumed beside a process that holds the ledgers; then let it end."""
     nth, at = (CLIENTS + 1, point.removesuffix(" in round 1")) if "round 1" in point else (1, point)
     directory.mkdir()
     pid = 0
     try:
         for number in range(times):
-            status = nursery.run(
+            status = job_server.run(
                 "enrolment", directory=str(directory), point=at, nth=1 + number % 2 if nth == 1 else nth
             )
             told = answers_told(directory)
@@ -65,23 +65,23 @@ def kill(nursery: Nursery, directory: Path, point: str, times: int) -> list[int]
                 return told
             assert status == FAILED, "the failpoint was not reached"
             if not pid:
-                pid = nursery.start("holder", directory=str(directory))
+                pid = job_server.start("holder", directory=str(directory))
                 while not (directory / "held").exists():
                     time.sleep(0.005)
-        assert nursery.run("enrolment", directory=str(directory)) == 0
+        assert job_server.run("enrolment", directory=str(directory)) == 0
         return answers_told(directory)
     finally:
         if pid:
-            nursery.kill(pid)
+            job_server.kill(pid)
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_during_enrolment(nursery: Nursery, tmp_path: Path, point: str) -> None:
-    assert kill(nursery, tmp_path / "0", point, 2) == [1] * CLIENTS
+def test_killed_during_enrolment(job_server: JobServer, tmp_path: Path, point: str) -> None:
+    assert kill(job_server, tmp_path / "0", point, 2) == [1] * CLIENTS
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_twenty_times_during_enrolment(nursery: Nursery, tmp_path: Path, point: str) -> None:
+def test_killed_twenty_times_during_enrolment(job_server: JobServer, tmp_path: Path, point: str) -> None:
     for number, times in zip(itertools.count(), (1, 2, 3, 4, 10), strict=False):
-        assert kill(nursery, tmp_path / str(number), point, times) == [1] * CLIENTS
+        assert kill(job_server, tmp_path / str(number), point, times) == [1] * CLIENTS

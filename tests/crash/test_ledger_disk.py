@@ -13,7 +13,7 @@ import pytest
 
 from hush.privacy.ledger import Ledger
 from hush.types import HushError, Policy
-from tests.support.ledger_checks import Nursery, check, check_finished, fresh
+from tests.support.ledger_checks import JobServer, check, check_finished, fresh
 from tests.support.ledger_jobs import COSTS
 from tests.support.paths import environment, helper
 
@@ -118,21 +118,21 @@ def test_disk_full(tmp_path: Path) -> None:
 
 def test_no_file_may_grow(tmp_path: Path) -> None:
     """A real limit that needs no rights and no tracing: the kernel refuses to let a file grow."""
-    nursery = Nursery()
+    job_server = JobServer()
     path, witness = fresh(tmp_path / "0")
     errors = 0
     for number in range(20):
         out = tmp_path / "out.json"
-        status = nursery.run("cramped", path=path, witness=witness, rounds=1000, room=4096 * number, out=str(out))
+        status = job_server.run("cramped", path=path, witness=witness, rounds=1000, room=4096 * number, out=str(out))
         assert status == 0
         errors += len(json.loads(out.read_text()))
         check(path, witness)
         if number % 5 == 4:
             path, witness = fresh(tmp_path / f"{number}")
     assert errors == 20
-    assert nursery.run("client", path=path, witness=witness, rounds=1000) == 0
+    assert job_server.run("client", path=path, witness=witness, rounds=1000) == 0
     check_finished(path, witness)
-    nursery.close()
+    job_server.close()
 
 
 def test_after_an_error_of_the_disk_a_ledger_does_nothing_more(tmp_path: Path) -> None:

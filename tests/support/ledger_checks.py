@@ -1,4 +1,4 @@
-"""The other side of `ledger_jobs`: start the processes, and hold what they left behind against their witness."""
+"""Checks of `ledger_jobs`: start its processes, and compare the ledgers that they leave with what was sent."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.support.ledger_jobs import COSTS, POLICY
 from tests.support.paths import environment, helper
 
 
-class Nursery:
-    """A small process that forks the clients."""
+class JobServer:
+    """A process that forks the clients, one for each job."""
 
     def __init__(self, jobs: str = "ledger_jobs") -> None:
         self._process = subprocess.Popen(

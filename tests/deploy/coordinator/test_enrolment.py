@@ -30,7 +30,7 @@ from hush.recipes import parse as parse_recipe
 from hush.recipes.slots.weight import COUNT, Impact
 from hush.types import HushError, RunResult
 from tests.support import federation_kit as kit
-from tests.support.federation_nursery import Nursery
+from tests.support.fork_server import ForkServer
 
 ALL = 'samples = "noised"\nbudget = "noised"\nimpact = "noised"\nfactor = 0.5\nnoise = 20.0\nbudget_row = 0.01'
 IMPACT_RECIPE = {"name": "robust-hdp", "weight": {"rule": "impact"}}
@@ -251,7 +251,7 @@ def test_who_has_too_few_rows_stays_out_alone() -> None:
     assert ([fact.name for fact in kept], list(out)) == (["a", "c"], ["b"])
 
 
-def between_processes(path: Path, held: Nursery, run: Config, policies: dict[str, str]) -> tuple[Path, RunResult]:
+def between_processes(path: Path, held: ForkServer, run: Config, policies: dict[str, str]) -> tuple[Path, RunResult]:
     """A run of real members, whose policies say more than the template."""
     place = localhost.make(path / "fed", run, times={"deadline": 60.0, "patience": 60.0, "gather": 60.0})
     for name, words in policies.items():
@@ -291,7 +291,7 @@ def raw(**more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_noisy_counts_and_factors_between_processes(tmp_path: Path, parent: Nursery) -> None:
+def test_noisy_counts_and_factors_between_processes(tmp_path: Path, parent: ForkServer) -> None:
     """Members choose for themselves; weights come from what they told; the books agree."""
     policies = {
         "m000": "factor = 0.5", "m001": 'factor = 0.3\nimpact = "noised"\nfactor_row = 0.001',
@@ -323,7 +323,7 @@ def test_noisy_counts_and_factors_between_processes(tmp_path: Path, parent: Nurs
     ids=["noisy counts", "true clusters"],
 )  # fmt: skip
 def test_what_a_recipe_asks_at_enrolment_gives_the_model_of_the_simulation(
-    tmp_path: Path, parent: Nursery, more: dict[str, Any]
+    tmp_path: Path, parent: ForkServer, more: dict[str, Any]
 ) -> None:
     run = parse(raw(**more))
     with parent.tidy() as held:

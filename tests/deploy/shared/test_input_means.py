@@ -31,7 +31,7 @@ from hush.recipes.slots.weight import COUNT
 from hush.server.run_directory import RunDir
 from hush.types import HushError
 from tests.support import federation_kit as kit
-from tests.support.federation_town import Town, config, resigned
+from tests.support.live_federation import LiveFederation, config, resigned
 
 HUSH = {"name": "hush"}
 WIDTH = kit.SHAPE[0]
@@ -215,23 +215,23 @@ def test_a_noised_count_is_what_a_mean_is_divided_by(tmp_path: Path) -> None:
 
 
 def test_the_recipe_hush_gives_the_model_of_the_simulation_and_survives_its_coordinator(
-    town: Town, monkeypatch: pytest.MonkeyPatch
+    live: LiveFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its centre and its rate are agreed once: a coordinator that dies in round 2 goes on with both."""
-    run, out, save = config(rounds=3, recipe=HUSH, local={"batch_size": 64, "lr": "auto"}), town.out(), RunDir.save
+    run, out, save = config(rounds=3, recipe=HUSH, local={"batch_size": 64, "lr": "auto"}), live.out(), RunDir.save
 
     def dying(self: RunDir, state: Any, record: Any) -> None:
         if record.round == 2:
             raise MemoryError("killed")
         save(self, state, record)
 
-    with town.members() as members:
+    with live.members() as members:
         before = {name: each.charges() for name, each in members.items()}
         monkeypatch.setattr(RunDir, "save", dying)
         with pytest.raises(MemoryError):
-            town.coordinator().run(run, out)
+            live.coordinator().run(run, out)
         monkeypatch.undo()
-        result = town.coordinator().run(run, out, resume=True)
+        result = live.coordinator().run(run, out, resume=True)
         assert {name: each.charges() - before[name] for name, each in members.items()} == dict.fromkeys(before, 4)
     simulated = simulate(run, out=out.with_name(out.name + "-simulated"))
     ours, theirs = (load_file(path / "model.safetensors") for path in (out, out.with_name(out.name + "-simulated")))
@@ -244,8 +244,8 @@ def test_the_recipe_hush_gives_the_model_of_the_simulation_and_survives_its_coor
     assert any("determine the learning rate" in gap for gap in result.not_covered)
 
 
-def test_who_sends_a_mean_of_its_own_making_stays_out_alone(town: Town) -> None:
-    with town.members() as members:
+def test_who_sends_a_mean_of_its_own_making_stays_out_alone(live: LiveFederation) -> None:
+    with live.members() as members:
         honest = members["m001"].node.handle
 
         def lying(content: bytes) -> tuple[bytes, Any]:
@@ -253,10 +253,10 @@ def test_who_sends_a_mean_of_its_own_making_stays_out_alone(town: Town) -> None:
             if messages.decode(content, 1 << 30).kind != "enrol":
                 return payload, receipt
             far = {MEAN: torch.full((64,), 1e5, dtype=torch.float64)}
-            return resigned(town.place, "m001", payload, lambda letter: replace(letter, tensors=far)), receipt
+            return resigned(live.place, "m001", payload, lambda letter: replace(letter, tensors=far)), receipt
 
         members["m001"].node.handle = lying  # type: ignore[method-assign]
-        coordinator, out = town.coordinator(), town.out()
+        coordinator, out = live.coordinator(), live.out()
         result = coordinator.run(config(rounds=1, recipe=HUSH), out)
     agreement = json.loads((out / "federation.json").read_text())
     assert [each["name"] for each in agreement["facts"]] == ["m000", "m002"]

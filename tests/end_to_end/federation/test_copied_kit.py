@@ -13,13 +13,13 @@ pytest.importorskip("flwr", reason="needs the deploy extra")
 
 from hush.deploy.admin import audit_log, localhost
 from hush.deploy.admin.folders import FederationFolder
-from tests.support.federation_nursery import Child, Nursery
-from tests.support.federation_town import CLASSES, config
+from tests.support.fork_server import Child, ForkServer
+from tests.support.live_federation import CLASSES, config
 
 SMALL = 8  # rounds: enough to outlast a copy that tries to come in
 
 
-def joined(held: Nursery, kit: Path, log: Path, witness: str = "") -> Child:
+def joined(held: ForkServer, kit: Path, log: Path, witness: str = "") -> Child:
     return held.start(["federation", "join", kit, "--data", kit / "data.npz"], log, witness=witness)
 
 
@@ -38,7 +38,7 @@ def copied(place: FederationFolder, number: int, with_node: bool) -> Path:
 
 
 @pytest.mark.parametrize("copies", [2, pytest.param(20, marks=pytest.mark.soak)])
-def test_a_copied_kit_is_refused_and_both_are_told(tmp_path: Path, parent: Nursery, copies: int) -> None:
+def test_a_copied_kit_is_refused_and_both_are_told(tmp_path: Path, parent: ForkServer, copies: int) -> None:
     with parent.tidy() as held:
         place = localhost.make(tmp_path / "fed", config(2, SMALL), times={"deadline": 60.0, "gather": 60.0})
         kits = place.path / "kits"

@@ -19,8 +19,8 @@ from hush.deploy.admin import localhost
 from hush.deploy.admin.folders import FederationFolder, create
 from hush.privacy.ledger.statement import describe
 from hush.types import HushError
-from tests.support.federation_nursery import Nursery
-from tests.support.federation_town import CLASSES, config
+from tests.support.fork_server import ForkServer
+from tests.support.live_federation import CLASSES, config
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def fill(ballast: Path) -> None:
             return
 
 
-def start(place: FederationFolder, held: Nursery) -> dict[str, Any]:
+def start(place: FederationFolder, held: ForkServer) -> dict[str, Any]:
     held.start(["federation", "serve", place.path], place.path / "link.log").wait_for("ready at", 60)
     joined = {name: join(place, held, name) for name in place.members()}
     for child in joined.values():
@@ -58,7 +58,7 @@ def start(place: FederationFolder, held: Nursery) -> dict[str, Any]:
     return joined
 
 
-def join(place: FederationFolder, held: Nursery, name: str) -> Any:
+def join(place: FederationFolder, held: ForkServer, name: str) -> Any:
     kit = place.path / "kits" / name
     words = ["federation", "join", kit, "--policy", kit / "policy.toml", "--data", kit / "data.npz"]
     return held.start(words, place.path / f"{name}.log")
@@ -68,7 +68,7 @@ TIMES = {"deadline": 60.0, "patience": 3.0, "gather": 60.0}
 
 
 @pytest.mark.soak
-def test_a_member_whose_disk_is_full_stops_and_loses_nothing(tmp_path: Path, parent: Nursery) -> None:
+def test_a_member_whose_disk_is_full_stops_and_loses_nothing(tmp_path: Path, parent: ForkServer) -> None:
     run = config(3, 5, quorum=2)
     place = localhost.make(tmp_path / "fed", run, times=TIMES)
     kit, out = place.path / "kits" / "m002", place.runs / "run"
@@ -96,7 +96,7 @@ def test_a_member_whose_disk_is_full_stops_and_loses_nothing(tmp_path: Path, par
 
 
 @pytest.mark.soak
-def test_a_coordinator_whose_disk_is_full_says_so_and_goes_on_later(tmp_path: Path, parent: Nursery) -> None:
+def test_a_coordinator_whose_disk_is_full_says_so_and_goes_on_later(tmp_path: Path, parent: ForkServer) -> None:
     run = config(2, 4)
     place = localhost.make(tmp_path / "fed", run, times=TIMES)
     out = place.runs / "run"
@@ -115,7 +115,7 @@ def test_a_coordinator_whose_disk_is_full_says_so_and_goes_on_later(tmp_path: Pa
         assert told["spent"] == pytest.approx(card.epsilon_spent, rel=1e-9)
 
 
-def test_a_taken_port_and_a_missing_certificate_are_named_by_serve(tmp_path: Path, parent: Nursery) -> None:
+def test_a_taken_port_and_a_missing_certificate_are_named_by_serve(tmp_path: Path, parent: ForkServer) -> None:
     with parent.tidy() as held, socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
         place = create(tmp_path / "fed", ["a"], f"127.0.0.1:{port}")

@@ -32,7 +32,7 @@ from hush.deploy.transport.flower import CoordinatorClient
 from hush.deploy.transport.messages import Message
 from hush.privacy.ledger.statement import export
 from hush.types import HushError
-from tests.support.federation_town import CLASSES, Town, config, resigned
+from tests.support.live_federation import CLASSES, LiveFederation, config, resigned
 
 SHAPE, SIZE = [1, 8, 8], 650
 
@@ -41,14 +41,14 @@ def rounds(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
 
 
-class Tyrant:
+class HostileCoordinator:
     """A coordinator that says what it likes to one member, over the wire."""
 
-    def __init__(self, town: Town, hub: CoordinatorClient, name: str = "m000") -> None:
-        self.name, self.place = name, town.place
-        self._post = Exchange(hub, {name: town.place.members()[name]}, town.place.settings)
-        self._public = keys.load_public(town.place.members()[name], name)
-        self.path = town.place.path / "kits" / name
+    def __init__(self, live: LiveFederation, hub: CoordinatorClient, name: str = "m000") -> None:
+        self.name, self.place = name, live.place
+        self._post = Exchange(hub, {name: live.place.members()[name]}, live.place.settings)
+        self._public = keys.load_public(live.place.members()[name], name)
+        self.path = live.place.path / "kits" / name
 
     def ask(self, kind: str, tensors: dict[str, torch.Tensor] | None = None, **says: Any) -> Message:
         letter = messages.encode(Message(kind, {**says, "head": ""}, tensors or {}))
@@ -76,53 +76,53 @@ class Tyrant:
 
 
 @contextmanager
-def tyranny(town: Town) -> Iterator[Tyrant]:
-    place = town.place
+def hostile_coordinator(live: LiveFederation) -> Iterator[HostileCoordinator]:
+    place = live.place
     hub = CoordinatorClient(place.settings.address, place.ca(), place.secret())
     hub.open()
     try:
-        yield Tyrant(town, hub)
+        yield HostileCoordinator(live, hub)
     finally:
         hub.close()
 
 
-def limited(town: Town, text: str) -> Callable[[], None]:
+def limited(live: LiveFederation, text: str) -> Callable[[], None]:
     """Tighten the policy of the first member; what is returned undoes it."""
-    policy = town.place.path / "kits" / "m000" / "policy.toml"
+    policy = live.place.path / "kits" / "m000" / "policy.toml"
     before = policy.read_text()
     policy.write_text(before.replace("max_rate = 1.0", text))
     return lambda: policy.write_text(before)  # type: ignore[return-value]
 
 
-def test_a_malicious_coordinator_gets_refusals_and_the_ledger_does_not_move(town: Town) -> None:
-    undo = limited(town, "max_rate = 0.5")
+def test_a_malicious_coordinator_gets_refusals_and_the_ledger_does_not_move(live: LiveFederation) -> None:
+    undo = limited(live, "max_rate = 0.5")
     try:
-        with town.members(), tyranny(town) as tyrant:
+        with live.members(), hostile_coordinator(live) as hostile:
             honest = config(rounds=4)
-            begun = tyrant.begin(honest, "fair")
+            begun = hostile.begin(honest, "fair")
             assert begun.kind == "ready", begun.says
-            assert tyrant.task("fair", 1, torch.zeros(1, SIZE)).kind == "update"
-            before = tyrant.ledger()
+            assert hostile.task("fair", 1, torch.zeros(1, SIZE)).kind == "update"
+            before = hostile.ledger()
             less = {"name": "robust-hdp", "protect": {"rule": "dp-sgd", "spread": "equal-noise", "noise": 0.01}}
             work = {"batch_size": 64, "lr": 0.5}
             refused = {
-                "other weights": tyrant.task("fair", 1, torch.ones(1, SIZE)),
-                "a round that is none": tyrant.task("fair", 9, torch.zeros(1, SIZE)),
-                "another code": tyrant.begin(honest, "evil1", code="0" * 64),
-                "a higher rate": tyrant.begin(config(rounds=4, local={**work, "batch_size": 400}), "evil2"),
-                "less noise": tyrant.begin(config(rounds=4, recipe=less), "evil3"),
-                "more steps": tyrant.begin(config(rounds=4, local={**work, "steps": 20_000}), "evil4"),
-                "no noise": tyrant.begin(config(rounds=4, recipe={"name": "fedavg"}), "evil5"),
-                "more rounds of the same run": tyrant.begin(config(rounds=5), "fair"),
-                "a run that nobody agreed to": tyrant.task("evil2", 1, torch.zeros(1, SIZE)),
+                "other weights": hostile.task("fair", 1, torch.ones(1, SIZE)),
+                "a round that is none": hostile.task("fair", 9, torch.zeros(1, SIZE)),
+                "another code": hostile.begin(honest, "evil1", code="0" * 64),
+                "a higher rate": hostile.begin(config(rounds=4, local={**work, "batch_size": 400}), "evil2"),
+                "less noise": hostile.begin(config(rounds=4, recipe=less), "evil3"),
+                "more steps": hostile.begin(config(rounds=4, local={**work, "steps": 20_000}), "evil4"),
+                "no noise": hostile.begin(config(rounds=4, recipe={"name": "fedavg"}), "evil5"),
+                "more rounds of the same run": hostile.begin(config(rounds=5), "fair"),
+                "a run that nobody agreed to": hostile.task("evil2", 1, torch.zeros(1, SIZE)),
             }
             codes = {what: (letter.kind, letter.says.get("code")) for what, letter in refused.items()}
             assert all(kind == "no" and code in set(RefusalCode) for kind, code in codes.values()), codes
-            assert tyrant.ledger() == before
-            again = tyrant.task("fair", 1, torch.zeros(1, SIZE))
+            assert hostile.ledger() == before
+            again = hostile.task("fair", 1, torch.zeros(1, SIZE))
             assert again.kind == "update"
-            assert tyrant.ledger() == before
-            notes = audit_log.read(tyrant.path / "audit.jsonl")
+            assert hostile.ledger() == before
+            notes = audit_log.read(hostile.path / "audit.jsonl")
         assert sum(note["event"] == "refused" for note in notes) >= len(refused)
     finally:
         undo()
@@ -130,13 +130,13 @@ def test_a_malicious_coordinator_gets_refusals_and_the_ledger_does_not_move(town
 
 def test_a_member_whose_rows_do_not_fit_stays_out_and_the_run_goes_on(tmp_path: Path) -> None:
     # A federation of its own: a ledger that covers other rows would not let this member start.
-    with Town(tmp_path / "fed").up() as town:
-        np.savez(town.place.path / "kits" / "m002" / "data.npz", x=np.zeros((40, 7)), y=np.arange(40) % 10)
-        with town.members():
-            seen = federation_status(town.place)
+    with LiveFederation(tmp_path / "fed").up() as live:
+        np.savez(live.place.path / "kits" / "m002" / "data.npz", x=np.zeros((40, 7)), y=np.arange(40) % 10)
+        with live.members():
+            seen = federation_status(live.place)
             assert (seen["up"], set(seen["members"].values())) == (True, {"online"})
-            out = town.out()
-            coordinator = town.coordinator()
+            out = live.out()
+            coordinator = live.coordinator()
             result = coordinator.run(config(rounds=1), out)
     (note,) = [
         line
@@ -147,45 +147,45 @@ def test_a_member_whose_rows_do_not_fit_stays_out_and_the_run_goes_on(tmp_path: 
     assert (result.rounds, len(result.guarantees)) == (1, 2)
 
 
-def test_a_run_that_too_few_agree_to_is_an_error_that_says_why(town: Town) -> None:
-    undo = limited(town, "max_rate = 0.01")
+def test_a_run_that_too_few_agree_to_is_an_error_that_says_why(live: LiveFederation) -> None:
+    undo = limited(live, "max_rate = 0.01")
     try:
-        with town.members() as members:
+        with live.members() as members:
             before = {name: each.charges() for name, each in members.items()}
             with pytest.raises(
                 HushError,
                 match=r"begin: 2 of 3 members agree.*m000: the run exceeds the limits of its policy.*--resume",
             ):
-                town.coordinator().run(config(rounds=1, quorum=3), town.out())
+                live.coordinator().run(config(rounds=1, quorum=3), live.out())
             assert {name: each.charges() for name, each in members.items()} == before
     finally:
         undo()
 
 
-def test_members_that_refuse_to_go_on_end_no_run(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_that_refuse_to_go_on_end_no_run(live: LiveFederation, monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator with other code than its members, as after half an upgrade: an error, and the run stays."""
-    run, out = config(rounds=3, quorum=2), town.out()
-    with town.members():
+    run, out = config(rounds=3, quorum=2), live.out()
+    with live.members():
 
         def stop(record: Any, left: Any) -> None:
             raise HushError("enough")
 
         with pytest.raises(HushError, match="enough"):
-            town.coordinator().run(run, out, progress=stop)
+            live.coordinator().run(run, out, progress=stop)
         monkeypatch.setattr("hush.deploy.coordinator.run.code_hash", lambda: "0" * 64)
         with pytest.raises(
             HushError,
             match=r"begin: 0 of 3 members agree.*coordinator and member run different code.*--resume",
         ):
-            town.coordinator().run(run, out, resume=True)
+            live.coordinator().run(run, out, resume=True)
         monkeypatch.undo()
         assert len(rounds(out)) == 1
-        result = town.coordinator().run(run, out, resume=True)
+        result = live.coordinator().run(run, out, resume=True)
     assert result.rounds == 3
     assert all(len(line["weights"]) == 3 for line in rounds(out))
 
 
-def test_who_claims_too_many_rows_or_sends_hostile_text_at_enrolment_stays_out_alone(town: Town) -> None:
+def test_who_claims_too_many_rows_or_sends_hostile_text_at_enrolment_stays_out_alone(live: LiveFederation) -> None:
     """The reasons in the trail are the coordinator's own, with whatever came over the wire escaped."""
     lies: dict[str, dict[str, Any]] = {
         "m001": {"samples": 10**7},
@@ -199,15 +199,15 @@ def test_who_claims_too_many_rows_or_sends_hostile_text_at_enrolment_stays_out_a
             payload, receipt = honest(content)
             if messages.kind_of(content) == "enrol":
                 change = lies[name]
-                payload = resigned(town.place, name, payload, lambda sent: replace(sent, says={**sent.says, **change}))
+                payload = resigned(live.place, name, payload, lambda sent: replace(sent, says={**sent.says, **change}))
             return payload, receipt
 
         return handle
 
-    with town.members() as members:
+    with live.members() as members:
         for name in lies:
             members[name].node.handle = lying(members[name].node, name)  # type: ignore[assignment,method-assign]
-        out, coordinator = town.out(), town.coordinator()
+        out, coordinator = live.out(), live.coordinator()
         result = coordinator.run(config(rounds=1, quorum=1, recipe={"name": "dp-fedavg"}), out)
     assert (result.rounds, len(result.guarantees)) == (1, 1)
     notes = [note for note in audit_log.read(coordinator.log.path) if note["event"] == "not enrolled"]
@@ -221,15 +221,15 @@ def _run(out: Path) -> str:
     return str(json.loads((out / "federation.json").read_text())["run"])
 
 
-def test_a_round_without_a_quorum_ends_at_its_deadline_and_moves_nothing(town: Town) -> None:
-    with town.members() as members:
-        coordinator = town.coordinator()
-        out = town.out()
+def test_a_round_without_a_quorum_ends_at_its_deadline_and_moves_nothing(live: LiveFederation) -> None:
+    with live.members() as members:
+        coordinator = live.coordinator()
+        out = live.out()
 
         def silence(record: Any, left: Any) -> None:
             if record.round == 1:
                 members["m001"].leave()
-                coordinator._post._settings = replace(town.place.settings, deadline=4.0)
+                coordinator._post._settings = replace(live.place.settings, deadline=4.0)
 
         coordinator.run(config(rounds=2, quorum=3), out, progress=silence)
     lines = rounds(out)
@@ -237,25 +237,25 @@ def test_a_round_without_a_quorum_ends_at_its_deadline_and_moves_nothing(town: T
     assert lines[1]["refused"]["1"] == "no update"
 
 
-def test_answers_that_the_gate_refuses_close_no_round_on_a_slow_member(town: Town) -> None:
+def test_answers_that_the_gate_refuses_close_no_round_on_a_slow_member(live: LiveFederation) -> None:
     """Well-formed and signed, but too long, or choosing without being asked: neither goes toward the quorum."""
 
     def long(_: bytes, payload: bytes) -> bytes:
         return resigned(
-            town.place, "m001", payload, lambda sent: replace(sent, tensors={"vector": sent.tensors["vector"] + 1e4})
+            live.place, "m001", payload, lambda sent: replace(sent, tensors={"vector": sent.tensors["vector"] + 1e4})
         )
 
     def choosing(_: bytes, payload: bytes) -> bytes:
-        return resigned(town.place, "m002", payload, lambda sent: replace(sent, says={**sent.says, "choice": 0}))
+        return resigned(live.place, "m002", payload, lambda sent: replace(sent, says={**sent.says, "choice": 0}))
 
     def slow(_: bytes, payload: bytes) -> bytes:
         time.sleep(4.0)
         return payload
 
-    with town.members(m000=slow, m001=long, m002=choosing):
-        coordinator = town.coordinator()
-        coordinator._post._settings = replace(town.place.settings, patience=1.0)
-        out = town.out()
+    with live.members(m000=slow, m001=long, m002=choosing):
+        coordinator = live.coordinator()
+        coordinator._post._settings = replace(live.place.settings, patience=1.0)
+        out = live.out()
         coordinator.run(config(rounds=1, quorum=1, recipe={"name": "dp-fedavg"}), out)
     (line,) = rounds(out)
     assert list(line["weights"]) == ["0"]
@@ -263,42 +263,42 @@ def test_answers_that_the_gate_refuses_close_no_round_on_a_slow_member(town: Tow
     assert "no choice was requested" in line["refused"]["2"]
 
 
-def test_a_fraction_beyond_what_a_plan_can_reach_is_refused(town: Town) -> None:
+def test_a_fraction_beyond_what_a_plan_can_reach_is_refused(live: LiveFederation) -> None:
     """An adaptive clip follows the members' noised fractions: no one of them leads it."""
 
     def lie(_: bytes, payload: bytes) -> bytes:
         far = {"releases.clip quantile": torch.full((1,), 1e6, dtype=torch.float64)}
-        return resigned(town.place, "m001", payload, lambda sent: replace(sent, tensors={**sent.tensors, **far}))
+        return resigned(live.place, "m001", payload, lambda sent: replace(sent, tensors={**sent.tensors, **far}))
 
     adaptive = {"name": "dp-fedavg", "protect": {"rule": "dp-sgd", "clip": "adaptive"}}
-    with town.members(m001=lie):
-        out = town.out()
-        town.coordinator().run(config(rounds=2, recipe=adaptive), out)
+    with live.members(m001=lie):
+        out = live.out()
+        live.coordinator().run(config(rounds=2, recipe=adaptive), out)
     for line in rounds(out):
         assert sorted(line["weights"]) == ["0", "2"]
         assert "clip quantile exceeds" in line["refused"]["1"]
 
 
 @pytest.mark.parametrize("scale", [1.0, pytest.param(1e3, marks=pytest.mark.soak)])
-def test_a_poisoned_update_is_capped_by_its_senders_plan(town: Town, scale: float) -> None:
+def test_a_poisoned_update_is_capped_by_its_senders_plan(live: LiveFederation, scale: float) -> None:
     """Row 16 over the wire: a sign-flipped update pulls no further than its bound times its weight."""
 
     def flip(letter: Message) -> Message:
         return replace(letter, tensors={"vector": -scale * letter.tensors["vector"]})
 
     def twist(_: bytes, payload: bytes) -> bytes:
-        return resigned(town.place, "m002", payload, flip)
+        return resigned(live.place, "m002", payload, flip)
 
     run = config(rounds=1, recipe={"name": "dp-fedavg"})
     models = []
     for twists in ({}, {"m002": twist}):
-        with town.members(**twists):
-            out = town.out()
-            town.coordinator().run(run, out)
+        with live.members(**twists):
+            out = live.out()
+            live.coordinator().run(run, out)
         models.append(torch.cat([value.flatten() for value in load_file(out / "model.safetensors").values()]))
     (line,) = rounds(out)
     facts = [RosterEntry(**fact) for fact in json.loads((out / "federation.json").read_text())["facts"]]
-    bound = assemble(run, facts, localhost.coordinator(town.place, CLASSES).test).terms.bounds[0][2]
+    bound = assemble(run, facts, localhost.coordinator(live.place, CLASSES).test).terms.bounds[0][2]
     moved = float((models[1] - models[0]).norm())
     if scale == 1.0:
         assert 0 < moved <= 2 * line["weights"]["2"] * bound

@@ -9,6 +9,7 @@ import time
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ from hush.privacy.ledger.statement import describe, export
 from hush.seeds import rng
 from hush.server.run_directory import read_json
 from hush.types import HushError
-from tests.support.federation_nursery import Child, Nursery
-from tests.support.federation_town import CLASSES
+from tests.support.fork_server import Child, ForkServer
+from tests.support.live_federation import CLASSES
 
 TOML = """
 seed = 5
@@ -53,18 +54,18 @@ name = "dp-fedavg"
 WHICH = ("coordinator", "link", "coordinator", "link and coordinator", "coordinator")
 
 
-class Siege:
+class Scenario:
     """A federation of processes, and what befalls them."""
 
     def __init__(
-        self, path: Path, held: Nursery, members: int, rounds: int, coordinated: bool = True, text: str = TOML
+        self, path: Path, held: ForkServer, members: int, rounds: int, coordinated: bool = True, text: str = TOML
     ) -> None:
         text = text.replace("{members}", str(members)).replace("{rounds}", str(rounds))
         (path / "run.toml").write_text(text)
         self.config = parse(tomllib.loads(text))
         times = {"deadline": 60.0, "patience": 4.0, "gather": 90.0}
         self.place = localhost.make(path / "fed", self.config, times=times)
-        self.file, self.out, self._nursery = path / "run.toml", self.place.runs / "run", held
+        self.file, self.out, self._server = path / "run.toml", self.place.runs / "run", held
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self.kills: dict[str, int] = defaultdict(int)
         self.struck: set[str] = set()
@@ -77,25 +78,25 @@ class Siege:
         self.coordinator = self.coordinate() if coordinated else self.link
 
     def serve(self) -> Child:
-        return self._nursery.start(["federation", "serve", self.place.path], self.place.server / "superlink.log")
+        return self._server.start(["federation", "serve", self.place.path], self.place.server / "superlink.log")
 
     def join(self, name: str) -> Child:
         kit = self.place.path / "kits" / name
-        return self._nursery.start(["federation", "join", kit, "--data", kit / "data.npz"], kit / "join.log")
+        return self._server.start(["federation", "join", kit, "--data", kit / "data.npz"], kit / "join.log")
 
     def coordinate(self, *more: str) -> Child:
         words = ["federation", "run", self.place.path, self.file, "--test", self.place.path / "test.npz"]
         words += ["--out", self.out, "--classes", CLASSES, *more]
-        return self._nursery.start(words, self.place.server / "run.log")
+        return self._server.start(words, self.place.server / "run.log")
 
     def later(self, seconds: float, what: Callable[[], None]) -> None:
         heapq.heappush(self._due, (time.monotonic() + seconds, len(self._due) + sum(self.kills.values()), what))
 
-    def befall(self) -> None:
+    def run_due(self) -> None:
         while self._due and self._due[0][0] <= time.monotonic():
             heapq.heappop(self._due)[2]()
 
-    def strike(self, name: str, back: float) -> None:
+    def kill_member(self, name: str, back: float) -> None:
         """Kill a member; it is started again after a while."""
 
         def again() -> None:
@@ -110,7 +111,7 @@ class Siege:
                 self.early.add(name)
             self.later(back, again)
 
-    def decapitate(self, which: str) -> None:
+    def kill_server(self, which: str) -> None:
         """Kill the coordinator, the SuperLink, or both; they are started again at once."""
         if self.done():
             return
@@ -130,34 +131,35 @@ class Siege:
         return (self.out / "rounds.jsonl").read_bytes().count(b"\n") if (self.out / "rounds.jsonl").exists() else 0
 
 
-def besiege(siege: Siege, server_kills: int, share: float, seconds: float) -> None:
+def kill_randomly(scenario: Scenario, server_kills: int, share: float, seconds: float) -> None:
     """In every round kill a share of the members, and in some of them the server, at random moments."""
-    rounds, names = siege.config.rounds, list(siege.members)
-    drawn = rng(1, "siege")
+    rounds, names = scenario.config.rounds, list(scenario.members)
+    drawn = rng(1, "scenario")
     per_round = math.ceil(share * len(names))
     at = sorted(int(number) for number in drawn.permutation(rounds - 1)[:server_kills])
     # Blows fall within the shortest round so far, so that those meant for the last rounds do not come too late.
     began, seen, pace, last = time.monotonic(), -1, 0.2, math.inf
-    while not siege.done():
-        assert time.monotonic() - began < seconds, siege.coordinator.said()[-3000:]
-        now = siege.written()
+    while not scenario.done():
+        assert time.monotonic() - began < seconds, scenario.coordinator.said()[-3000:]
+        now = scenario.written()
         if now > seen:
             took, last = time.monotonic() - last, time.monotonic()
             pace = took if seen == 1 else min(pace, took) if seen > 1 else pace
             for number in range(max(0, seen + 1), now + 1):
                 for chosen in drawn.permutation(len(names))[:per_round]:
-                    siege.later(pace * float(drawn.random()), lambda n=names[int(chosen)]: siege.strike(n, 0.3))  # type: ignore[misc]
+                    kill = partial(scenario.kill_member, names[int(chosen)], 0.3)
+                    scenario.later(pace * float(drawn.random()), kill)
                 if number in at:
                     which = WHICH[at.index(number) % len(WHICH)]
-                    siege.later(pace * float(drawn.random()), lambda which=which: siege.decapitate(which))  # type: ignore[misc]
+                    scenario.later(pace * float(drawn.random()), partial(scenario.kill_server, which))
             seen = now
-        siege.befall()
-        for name, child in siege.members.items():
-            assert name in siege.struck or child.alive(), child.said()
-        if not siege.coordinator.alive() and not siege.done():
+        scenario.run_due()
+        for name, child in scenario.members.items():
+            assert name in scenario.struck or child.alive(), child.said()
+        if not scenario.coordinator.alive() and not scenario.done():
             # It gave up by itself, as it does when the SuperLink has forgotten its run.
-            assert "Traceback" not in siege.coordinator.said(), siege.coordinator.said()
-            siege.coordinator = siege.coordinate("--resume")
+            assert "Traceback" not in scenario.coordinator.said(), scenario.coordinator.said()
+            scenario.coordinator = scenario.coordinate("--resume")
         time.sleep(0.05)
 
 
@@ -206,81 +208,83 @@ def check_books(place: FederationFolder, out: Path, rounds: int, early: set[str]
     [(4, 4, 2, 240.0), pytest.param(20, 50, 20, 2400.0, marks=pytest.mark.soak)],
 )
 def test_members_and_servers_are_killed_and_the_books_agree(
-    tmp_path: Path, parent: Nursery, members: int, rounds: int, server_kills: int, seconds: float
+    tmp_path: Path, parent: ForkServer, members: int, rounds: int, server_kills: int, seconds: float
 ) -> None:
     with parent.tidy() as held:
-        siege = Siege(tmp_path, held, members, rounds)
+        scenario = Scenario(tmp_path, held, members, rounds)
         began = time.monotonic()
-        besiege(siege, server_kills, 0.3, seconds)
+        kill_randomly(scenario, server_kills, 0.3, seconds)
         took = time.monotonic() - began
-    figures = check_books(siege.place, siege.out, rounds, siege.early)
-    print(f"{members} members, {took:.0f} s, {dict(siege.kills)}, {figures}")
-    assert siege.kills["server"] == server_kills
-    assert siege.kills["member"] >= 0.2 * members * figures["rounds"]
+    figures = check_books(scenario.place, scenario.out, rounds, scenario.early)
+    print(f"{members} members, {took:.0f} s, {dict(scenario.kills)}, {figures}")
+    assert scenario.kills["server"] == server_kills
+    assert scenario.kills["member"] >= 0.2 * members * figures["rounds"]
     assert figures["rounds"] >= rounds - 2
 
 
-def test_a_superlink_that_dies_for_good_is_named_and_nothing_is_lost(tmp_path: Path, parent: Nursery) -> None:
+def test_a_superlink_that_dies_for_good_is_named_and_nothing_is_lost(tmp_path: Path, parent: ForkServer) -> None:
     """The error says how to go on; what was charged is not charged again."""
     with parent.tidy() as held:
-        siege = Siege(tmp_path, held, 2, 3, coordinated=False)
-        hub = CoordinatorClient(siege.place.settings.address, siege.place.ca(), siege.place.secret(), patience=1.0)
-        first = localhost.coordinator(siege.place, CLASSES, hub)
+        scenario = Scenario(tmp_path, held, 2, 3, coordinated=False)
+        hub = CoordinatorClient(
+            scenario.place.settings.address, scenario.place.ca(), scenario.place.secret(), patience=1.0
+        )
+        first = localhost.coordinator(scenario.place, CLASSES, hub)
         with pytest.raises(HushError, match=r"cannot be reached.*resume with the same command and --resume"):
-            first.run(siege.config, siege.out, progress=lambda record, left: siege.link.kill())
-        assert siege.written() == 1
-        siege.link = siege.serve()
-        result = localhost.coordinator(siege.place, CLASSES).run(siege.config, siege.out, resume=True)
+            first.run(scenario.config, scenario.out, progress=lambda record, left: scenario.link.kill())
+        assert scenario.written() == 1
+        scenario.link = scenario.serve()
+        result = localhost.coordinator(scenario.place, CLASSES).run(scenario.config, scenario.out, resume=True)
     assert result.rounds == 3
-    for name, card in zip(siege.place.members(), result.guarantees, strict=True):
-        told = describe(siege.place.path / "kits" / name / "ledger.db")
+    for name, card in zip(scenario.place.members(), result.guarantees, strict=True):
+        told = describe(scenario.place.path / "kits" / name / "ledger.db")
         assert (told["charges"]["SENT"], sum(told["charges"].values())) == (3, 3)
         assert told["spent"] == pytest.approx(card.epsilon_spent, rel=1e-9)
 
 
-def test_a_budget_that_ends_in_the_middle(tmp_path: Path, parent: Nursery) -> None:
+def test_a_budget_that_ends_in_the_middle(tmp_path: Path, parent: ForkServer) -> None:
     """Equal noise for all: who has a small budget leaves, the run goes on, and a restart does not let it back in."""
     rule = '[recipe]\nname = "robust-hdp"\nprotect = { rule = "dp-sgd", spread = "equal-noise" }'
     with parent.tidy() as held:
         text = TOML.replace('[recipe]\nname = "dp-fedavg"', rule).replace("budgets = 4.0", "budgets = [3.6, 4.0, 4.0]")
-        siege = Siege(tmp_path, held, 3, 6, coordinated=False, text=text)
+        scenario = Scenario(tmp_path, held, 3, 6, coordinated=False, text=text)
         gone: list[int] = []
 
         def watch(record: Any, left: Any) -> None:
             if 0 in record.refused and not gone:
                 gone.append(record.round)
-                siege.strike("m000", 0.0)
-                siege.befall()
-                siege.members["m000"].wait_for("is online", 60)
+                scenario.kill_member("m000", 0.0)
+                scenario.run_due()
+                scenario.members["m000"].wait_for("is online", 60)
 
-        result = localhost.coordinator(siege.place, CLASSES).run(siege.config, siege.out, progress=watch)
-    lines = [json.loads(line) for line in (siege.out / "rounds.jsonl").read_text().splitlines()]
+        result = localhost.coordinator(scenario.place, CLASSES).run(scenario.config, scenario.out, progress=watch)
+    lines = [json.loads(line) for line in (scenario.out / "rounds.jsonl").read_text().splitlines()]
     assert result.rounds == 6
     assert 1 < gone[0] < 6
     assert all(("0" in line["weights"]) == (line["round"] < gone[0]) for line in lines)
-    told = describe(siege.place.path / "kits" / "m000" / "ledger.db")
+    told = describe(scenario.place.path / "kits" / "m000" / "ledger.db")
     assert sum(told["charges"].values()) == sum(0 in line["charged"] for line in lines) == gone[0] - 1
     assert told["spent"] == pytest.approx(result.guarantees[0].epsilon_spent, rel=1e-6)
     assert lines[gone[0] - 1]["refused"]["0"] == MEANING[RefusalCode.BUDGET]
 
 
-def test_a_member_that_is_revoked_in_the_middle_is_out_and_the_run_goes_on(tmp_path: Path, parent: Nursery) -> None:
+def test_a_member_that_is_revoked_in_the_middle_is_out_and_the_run_goes_on(tmp_path: Path, parent: ForkServer) -> None:
     with parent.tidy() as held:
-        siege = Siege(tmp_path, held, 3, 4, coordinated=False)
+        scenario = Scenario(tmp_path, held, 3, 4, coordinated=False)
 
         def revoke(record: Any, left: Any) -> None:
             if record.round == 1:
-                siege.place.revoke("m002")
+                scenario.place.revoke("m002")
 
-        result = localhost.coordinator(siege.place, CLASSES).run(siege.config, siege.out, progress=revoke)
-        siege.members["m002"].ended(20)
-        assert "this key is refused: not registered, or revoked" in siege.members["m002"].said()
-        siege.join("m002").ended(20)
-    lines = [json.loads(line) for line in (siege.out / "rounds.jsonl").read_text().splitlines()]
+        result = localhost.coordinator(scenario.place, CLASSES).run(scenario.config, scenario.out, progress=revoke)
+        scenario.members["m002"].ended(20)
+        assert "this key is refused: not registered, or revoked" in scenario.members["m002"].said()
+        scenario.join("m002").ended(20)
+    lines = [json.loads(line) for line in (scenario.out / "rounds.jsonl").read_text().splitlines()]
     assert result.rounds == 4
     assert sorted(lines[0]["weights"]) == ["0", "1", "2"]
     assert [sorted(line["weights"]) for line in lines[1:]] == [["0", "1"]] * 3
     assert all(line["refused"].get("2") == "revoked" for line in lines[1:2])
-    told = describe(siege.place.path / "kits" / "m002" / "ledger.db")
+    told = describe(scenario.place.path / "kits" / "m002" / "ledger.db")
     assert sum(told["charges"].values()) == 1
     assert told["spent"] == pytest.approx(result.guarantees[2].epsilon_spent, rel=1e-6)

@@ -29,8 +29,8 @@ from hush.deploy.transport.flower import NodeClient
 from hush.deploy.transport.messages import Message
 from hush.seeds import rng
 from hush.types import HushError
-from tests.support.federation_nursery import Child, Nursery
-from tests.support.federation_town import CLASSES
+from tests.support.fork_server import Child, ForkServer
+from tests.support.live_federation import CLASSES
 
 TOML = """
 seed = 5
@@ -221,8 +221,8 @@ def _words(good: Message, drawn: np.random.Generator) -> Message:
 
 
 @contextlib.contextmanager
-def besieged(
-    path: Path, held: Nursery, liars: int, rounds: int, model: str
+def under_attack(
+    path: Path, held: ForkServer, liars: int, rounds: int, model: str
 ) -> Iterator[tuple[FederationFolder, Child, Child]]:
     text = TOML.format(members=liars + 2, rounds=rounds, model=model)
     (path / "run.toml").write_text(text)
@@ -245,12 +245,12 @@ def besieged(
      pytest.param(4, 150, "mlp", 4, marks=pytest.mark.soak)],
 )  # fmt: skip
 def test_mutants_from_members_cost_their_round_and_nothing_else(
-    tmp_path: Path, parent: Nursery, liars: int, mutants: int, model: str, books: int
+    tmp_path: Path, parent: ForkServer, liars: int, mutants: int, model: str, books: int
 ) -> None:
     """`books`: megabytes for what a run writes down, two hundred rounds of fifty members in the longest."""
     # A few more, for those who come too late.
     rounds = HONEST_ROUNDS + math.ceil(1.03 * mutants / liars)
-    with parent.tidy() as held, besieged(tmp_path, held, liars, rounds, model) as (place, link, coordinator):
+    with parent.tidy() as held, under_attack(tmp_path, held, liars, rounds, model) as (place, link, coordinator):
         bell = Bell(liars)
         lying = [Liar(place, name, number, bell) for number, name in enumerate(list(place.members())[2:])]
         try:

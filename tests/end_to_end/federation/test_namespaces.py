@@ -22,8 +22,8 @@ pytest.importorskip("flwr", reason="needs the deploy extra")
 from hush.deploy.admin import audit_log, localhost
 from hush.deploy.admin.folders import FederationFolder
 from hush.privacy.ledger.statement import describe, export
-from tests.support.federation_nursery import Nursery
-from tests.support.federation_town import CLASSES, config, until
+from tests.support.fork_server import ForkServer
+from tests.support.live_federation import CLASSES, config, until
 
 TIMES = {"deadline": 60.0, "gather": 60.0}
 
@@ -88,7 +88,7 @@ def link() -> Iterator[Wire]:
         run("ip", "netns", "del", made.namespace)
 
 
-def started(path: Path, held: Nursery, wire: Wire, run_: Any, patience: float = 3.0) -> FederationFolder:
+def started(path: Path, held: ForkServer, wire: Wire, run_: Any, patience: float = 3.0) -> FederationFolder:
     """A SuperLink and two members here, and a third at the other end of the wire."""
     place = localhost.make(path / "fed", run_, times={**TIMES, "patience": patience}, host=wire.host)
     held.start(["federation", "serve", place.path], place.server / "superlink.log").wait_for("ready at", 60)
@@ -106,7 +106,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
 
 
-def test_a_wire_that_is_cut_in_a_round_and_mended(tmp_path: Path, parent: Nursery, link: Wire) -> None:
+def test_a_wire_that_is_cut_in_a_round_and_mended(tmp_path: Path, parent: ForkServer, link: Wire) -> None:
     """The member is cut off while it trains; the round closes on its quorum; mended, the member is back."""
     work = {"batch_size": 64, "lr": 0.1, "steps": 150}
     with parent.tidy() as held:
@@ -146,7 +146,7 @@ def test_a_wire_that_is_cut_in_a_round_and_mended(tmp_path: Path, parent: Nurser
 
 
 @pytest.mark.soak
-def test_a_slow_wire_that_loses_packets(tmp_path: Path, parent: Nursery, link: Wire) -> None:
+def test_a_slow_wire_that_loses_packets(tmp_path: Path, parent: ForkServer, link: Wire) -> None:
     with parent.tidy() as held:
         place = started(tmp_path, held, link, run_ := config(3, 3), 60.0)
         how = link.narrow()

@@ -14,7 +14,7 @@ from hush.deploy.admin import audit_log
 from hush.deploy.admin.processes import free_port
 from hush.privacy.ledger.statement import describe
 from hush.seeds import rng
-from tests.support.federation_nursery import Child, Nursery
+from tests.support.fork_server import Child, ForkServer
 
 RUN = """
 rounds = 2
@@ -35,7 +35,7 @@ def table(path: Path, rows: int, seed: int) -> None:
     path.write_text("\n".join(["a,b,c,d,e,outcome", *lines]))
 
 
-def test_a_federation_from_init_to_report(tmp_path: Path, parent: Nursery) -> None:
+def test_a_federation_from_init_to_report(tmp_path: Path, parent: ForkServer) -> None:
     with parent.tidy() as held:
 
         def hush(*words: object) -> Child:

@@ -17,7 +17,7 @@ from hush.cli import federation
 from hush.deploy.admin import audit_log
 from hush.deploy.coordinator import exchange
 from hush.types import RunResult
-from tests.support.federation_town import Town, config, resigned, until
+from tests.support.live_federation import LiveFederation, config, resigned, until
 
 
 class Stall:
@@ -31,13 +31,13 @@ class Stall:
         return payload
 
 
-def timed(town: Town, rounds: int, stalls: dict[str, Stall], progress: Any = None) -> tuple[RunResult, float]:
+def timed(live: LiveFederation, rounds: int, stalls: dict[str, Stall], progress: Any = None) -> tuple[RunResult, float]:
     """A run's result, and its seconds, the first round apart from the rest of them not counted."""
-    run = config(len(town.place.members()), rounds, quorum=1, recipe={"name": "dp-fedavg"})
+    run = config(len(live.place.members()), rounds, quorum=1, recipe={"name": "dp-fedavg"})
     try:
-        with town.members(**stalls):
+        with live.members(**stalls):
             began = time.monotonic()
-            result = town.coordinator().run(run, town.out(), progress=progress)
+            result = live.coordinator().run(run, live.out(), progress=progress)
             took = time.monotonic() - began
             for stall in stalls.values():
                 stall.free.set()
@@ -53,11 +53,11 @@ def test_a_round_waits_in_units_of_what_the_others_took() -> None:
     assert [exchange.waits(10.0, 5.0, failures) for failures in (1, 2, 3)] == [20.0, 10.0, 5.0]
 
 
-def test_a_member_that_stalls_is_evicted_and_told(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_that_stalls_is_evicted_and_told(live: LiveFederation, monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline and the patience of these settings are 30 seconds: six rounds would take three minutes."""
     monkeypatch.setattr(exchange, "_FAILING", 4.0)
     stall, gone = Stall(), list[int]()
-    trail = town.place.path / "kits" / "m002" / "audit.jsonl"
+    trail = live.place.path / "kits" / "m002" / "audit.jsonl"
 
     def told() -> bool:
         return any(note["event"] == "evicted" for note in audit_log.read(trail))
@@ -68,38 +68,38 @@ def test_a_member_that_stalls_is_evicted_and_told(town: Town, monkeypatch: pytes
             stall.free.set()
             assert until(told, 60)
 
-    result, took = timed(town, 6, {"m002": stall}, watch)
+    result, took = timed(live, 6, {"m002": stall}, watch)
     assert took < 90, "5 + 2.5 + 1.25 + ... seconds and what the rounds take, not 30 seconds for each of them"
     assert result.rounds == 6
     assert gone[0] in (4, 5)
-    (note,) = [note for note in audit_log.read(town.place.server / "audit.jsonl") if note["event"] == "evicted"]
+    (note,) = [note for note in audit_log.read(live.place.server / "audit.jsonl") if note["event"] == "evicted"]
     assert (note["member"], "without a usable answer in" in note["reason"]) == ("m002", True)
 
 
-def garbage(town: Town, payload: bytes) -> bytes:
+def garbage(live: LiveFederation, payload: bytes) -> bytes:
     return b"no letter"
 
 
-def too_long(town: Town, payload: bytes) -> bytes:
+def too_long(live: LiveFederation, payload: bytes) -> bytes:
     return resigned(
-        town.place, "m002", payload, lambda letter: replace(letter, tensors={"vector": 1e6 + letter.tensors["vector"]})
+        live.place, "m002", payload, lambda letter: replace(letter, tensors={"vector": 1e6 + letter.tensors["vector"]})
     )
 
 
 @pytest.mark.parametrize(("change", "why"), [(garbage, "refused: "), (too_long, "its norm exceeds")])
 def test_a_member_whose_answers_are_unusable_is_evicted_and_named(
-    town: Town, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    change: Callable[[Town, bytes], bytes], why: str,
+    live: LiveFederation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    change: Callable[[LiveFederation, bytes], bytes], why: str,
 ) -> None:  # fmt: skip
     """It answers at once, so that no round waits for it; and is asked no more after three of them."""
     monkeypatch.setattr(exchange, "_FAILING", 0.0)
 
     def twist(task: bytes, payload: bytes) -> bytes:
-        return change(town, payload)
+        return change(live, payload)
 
     run = config(3, 6, quorum=1, recipe={"name": "dp-fedavg"})
-    with town.members(m002=twist):
-        result = town.coordinator().run(run, town.out(), progress=federation._progress)
+    with live.members(m002=twist):
+        result = live.coordinator().run(run, live.out(), progress=federation._progress)
     assert result.rounds == 6
     lines = [line for line in capsys.readouterr().err.splitlines() if "m002: " in line]
     assert [f"m002: {why}" in line for line in lines] == [True, True, True, False]
@@ -108,9 +108,9 @@ def test_a_member_whose_answers_are_unusable_is_evicted_and_named(
 
 @pytest.mark.soak
 def test_three_of_twenty_that_stall_cost_at_most_half_the_time_again(tmp_path: Path) -> None:
-    with Town(tmp_path / "fed", 20).up() as town:
-        _, honest = timed(town, 20, {})
-        result, stalled = timed(town, 20, {f"m{number:03d}": Stall() for number in (3, 8, 15)})
+    with LiveFederation(tmp_path / "fed", 20).up() as live:
+        _, honest = timed(live, 20, {})
+        result, stalled = timed(live, 20, {f"m{number:03d}": Stall() for number in (3, 8, 15)})
     print(f"20 members, 20 rounds: {honest:.1f} s; with 3 that stall {stalled:.1f} s")
     assert result.rounds == 20
     assert stalled <= 1.5 * honest

@@ -29,7 +29,7 @@ from hush.deploy.transport import messages, retry
 from hush.deploy.transport.flower import CoordinatorClient, NodeClient, RefusedError
 from hush.server.run_directory import RunDir
 from hush.types import HushError
-from tests.support.federation_town import Member, Town, config, resigned, until
+from tests.support.live_federation import LiveFederation, Member, config, resigned, until
 
 PROTOBUF = "application/protobuf"
 
@@ -46,14 +46,16 @@ def rounds(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
 
 
-def test_bad_answers_cost_their_sender_the_round_and_nothing_else(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_answers_cost_their_sender_the_round_and_nothing_else(
+    live: LiveFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Each failure halves the time that a round waits for a member: this one is waited for and kept until the end.
     monkeypatch.setattr(exchange, "waits", lambda took, slack, failures: 30.0)
     monkeypatch.setattr(exchange, "_FAILING", 600.0)
 
     def tensors(change: Any) -> Any:
         def twist(_: bytes, payload: bytes) -> bytes:
-            return resigned(town.place, "m002", payload, change)
+            return resigned(live.place, "m002", payload, change)
 
         return twist
 
@@ -71,7 +73,7 @@ def test_bad_answers_cost_their_sender_the_round_and_nothing_else(town: Town, mo
         "it holds other": tensors(lambda letter: replace(letter, tensors={"other": torch.zeros(650)})),
         "more than": lambda task, payload: payload + b"\0" * 120_000,
         "it is not signed by": lambda task, payload: keys.signed(keys.new_key(), payload[200:]),
-        "header": lambda task, payload: keys.signed(_key(town), b"\xff" * 64),
+        "header": lambda task, payload: keys.signed(_key(live), b"\xff" * 64),
         "answers another run": says(run="0"),
         "answers round": says(round=77),
         "choice is not an integer": says(choice=0.0),
@@ -79,22 +81,22 @@ def test_bad_answers_cost_their_sender_the_round_and_nothing_else(town: Town, mo
         "do not have the requested types": says(serial=[]),
     }  # fmt: skip
     number = iter(bad.values())
-    with town.members(m002=lambda task, payload: next(number)(task, payload)):
-        out = town.out()
-        town.coordinator().run(config(rounds=len(bad)), out)
+    with live.members(m002=lambda task, payload: next(number)(task, payload)):
+        out = live.out()
+        live.coordinator().run(config(rounds=len(bad)), out)
     for line, words in zip(rounds(out), bad, strict=True):
         assert set(line["weights"]) == {"0", "1"}, line
         assert words in line["refused"]["2"], (words, line["refused"])
-    assert town.programs[0].memory() < 700 << 20
+    assert live.programs[0].memory() < 700 << 20
 
 
-def _key(town: Town) -> Any:
-    return keys.load_private(town.place.path / "kits" / "m002" / "key.pem")
+def _key(live: LiveFederation) -> Any:
+    return keys.load_private(live.place.path / "kits" / "m002" / "key.pem")
 
 
-def test_a_coordinator_that_dies_goes_on_where_it_was(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coordinator_that_dies_goes_on_where_it_was(live: LiveFederation, monkeypatch: pytest.MonkeyPatch) -> None:
     """It dies when all answers of round 2 are in and none is saved: asked again, members send the same bytes."""
-    run, out, save = config(rounds=4), town.out(), RunDir.save
+    run, out, save = config(rounds=4), live.out(), RunDir.save
     sent: list[tuple[int, bytes]] = []
 
     def dying(self: RunDir, state: Any, record: Any) -> None:
@@ -105,30 +107,32 @@ def test_a_coordinator_that_dies_goes_on_where_it_was(town: Town, monkeypatch: p
     def witness(task: bytes, payload: bytes) -> None:
         sent.append((messages.decode(task, 1 << 30).says["round"], payload))
 
-    with town.members(m001=witness) as members:
+    with live.members(m001=witness) as members:
         before = {name: each.charges() for name, each in members.items()}
         monkeypatch.setattr(RunDir, "save", dying)
         with pytest.raises(MemoryError):
-            town.coordinator().run(run, out)
+            live.coordinator().run(run, out)
         monkeypatch.undo()
-        town.coordinator().run(run, out, resume=True)
+        live.coordinator().run(run, out, resume=True)
         charged = {name: each.charges() - before[name] for name, each in members.items()}
     assert charged == {"m000": 4, "m001": 4, "m002": 4}
     assert [number for number, _ in sent] == [1, 2, 2, 3, 4]
     assert sent[1] == sent[2]
     began = time.monotonic()
-    assert town.coordinator().run(run, out, resume=True).rounds == 4
+    assert live.coordinator().run(run, out, resume=True).rounds == 4
     assert time.monotonic() - began < 10, "what is finished asks nobody"
     with pytest.raises(HushError, match="not empty"):
-        town.coordinator().run(run, out)
+        live.coordinator().run(run, out)
     simulated = out.with_name(out.name + "-simulated")
     simulate(run, out=simulated)
     assert same(model(out), model(simulated))
 
 
-def test_who_is_away_when_a_run_begins_takes_part_once_it_is_back(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
-    with town.members() as members:
-        coordinator, out = town.coordinator(), town.out()
+def test_who_is_away_when_a_run_begins_takes_part_once_it_is_back(
+    live: LiveFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with live.members() as members:
+        coordinator, out = live.coordinator(), live.out()
         begin = coordinator._begin
 
         def without(agreement: Any, names: Any, quorum: int) -> Any:
@@ -136,7 +140,7 @@ def test_who_is_away_when_a_run_begins_takes_part_once_it_is_back(town: Town, mo
                 members["m001"].leave()
             left = begin(agreement, names, quorum)
             if len(names) == 3:
-                members["m001"] = Member(town.place, "m001")
+                members["m001"] = Member(live.place, "m001")
             return left
 
         monkeypatch.setattr(coordinator, "_begin", without)
@@ -161,23 +165,23 @@ def shut_out(line: NodeClient) -> None:
             time.sleep(0.1)
 
 
-def test_a_broken_file_among_the_keys_lets_nobody_in_and_keeps_nobody_out(town: Town) -> None:
-    odd = town.place.path / "members" / "odd.pub"
+def test_a_broken_file_among_the_keys_lets_nobody_in_and_keeps_nobody_out(live: LiveFederation) -> None:
+    odd = live.place.path / "members" / "odd.pub"
     extra = keys.new_key()
     odd.write_bytes(b"no key")
     try:
         (odd.parent / "extra.pub").write_bytes(keys.public_pem(extra))
-        line = NodeClient(town.place.settings.address, town.place.ca(), extra)
+        line = NodeClient(live.place.settings.address, live.place.ca(), extra)
         assert until(lambda: opens(line))
         (odd.parent / "extra.pub").unlink()
         shut_out(line)
         line.close()
     finally:
         odd.unlink()
-    assert town.programs[0].said().count("odd.pub: not a public key") == 1
+    assert live.programs[0].said().count("odd.pub: not a public key") == 1
 
 
-def test_replayed_and_repeated_answers_change_nothing(town: Town) -> None:
+def test_replayed_and_repeated_answers_change_nothing(live: LiveFederation) -> None:
     run, first = config(rounds=3, seed=9), dict[int, bytes]()
 
     def replay(task: bytes, payload: bytes) -> bytes:
@@ -185,7 +189,7 @@ def test_replayed_and_repeated_answers_change_nothing(town: Town) -> None:
         first.setdefault(number, payload)
         return first[1] if number == 3 else payload
 
-    with town.members(m000=replay) as members:
+    with live.members(m000=replay) as members:
         honest = members["m000"].line.reply
 
         def twice(parcel: Any, payload: bytes) -> None:
@@ -195,23 +199,23 @@ def test_replayed_and_repeated_answers_change_nothing(town: Town) -> None:
                 raise HushError("stored a second time")
 
         members["m000"].line.reply = twice  # type: ignore[method-assign]
-        out = town.out()
-        town.coordinator().run(run, out)
+        out = live.out()
+        live.coordinator().run(run, out)
     assert [sorted(line["weights"]) for line in rounds(out)] == [["0", "1", "2"], ["0", "1", "2"], ["1", "2"]]
     assert "answers round 1" in rounds(out)[2]["refused"]["0"]
 
 
-def test_members_that_go_silent_are_not_waited_for_beyond_the_deadline(town: Town) -> None:
-    with town.members() as members:
-        coordinator = town.coordinator()
-        coordinator._post._settings = replace(town.place.settings, deadline=30.0, patience=3.0)
-        out = town.out()
+def test_members_that_go_silent_are_not_waited_for_beyond_the_deadline(live: LiveFederation) -> None:
+    with live.members() as members:
+        coordinator = live.coordinator()
+        coordinator._post._settings = replace(live.place.settings, deadline=30.0, patience=3.0)
+        out = live.out()
 
         def silence(record: Any, left: Any) -> None:
             if record.round == 1:
                 members["m001"].leave(quietly=True)
             if record.round == 2:
-                members["m001"] = Member(town.place, "m001")
+                members["m001"] = Member(live.place, "m001")
 
         began = time.monotonic()
         coordinator.run(config(rounds=3, quorum=2), out, progress=silence)
@@ -221,8 +225,8 @@ def test_members_that_go_silent_are_not_waited_for_beyond_the_deadline(town: Tow
     assert lines[1]["refused"] == {"1": "no update"}
 
 
-def test_impostors_are_refused(town: Town, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = town.place
+def test_impostors_are_refused(live: LiveFederation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = live.place
     address, ca = place.settings.address, place.ca()
     with pytest.raises((urllib.error.URLError, ConnectionError, OSError)):
         urllib.request.urlopen(f"http://{address}/v1/fleet/pull-messages", data=b"", timeout=5)
@@ -276,11 +280,11 @@ def test_impostors_are_refused(town: Town, tmp_path: Path, monkeypatch: pytest.M
             assert found.status_code == status, path
         chunked = client.post(f"https://{address}/v1/fleet/push-object", content=iter([b"x"] * 10))
         assert chunked.status_code == 411
-    assert town.programs[0].process.poll() is None
+    assert live.programs[0].process.poll() is None
 
 
-def test_a_revoked_key_is_out_at_once(town: Town) -> None:
-    place = town.place
+def test_a_revoked_key_is_out_at_once(live: LiveFederation) -> None:
+    place = live.place
     extra = keys.new_key()
     place.admit("extra", keys.public_pem(extra))
     line = NodeClient(place.settings.address, place.ca(), extra)

@@ -15,8 +15,8 @@ from hush.deploy.admin import audit_log, localhost
 from hush.deploy.admin.folders import FederationFolder, create
 from hush.privacy.ledger.statement import export
 from hush.seeds import rng
-from tests.support.federation_nursery import Child, Nursery
-from tests.support.federation_town import CLASSES
+from tests.support.fork_server import Child, ForkServer
+from tests.support.live_federation import CLASSES
 
 MEMBERS = 2
 TOML = """
@@ -44,7 +44,7 @@ name = "dp-fedavg"
 class Pair:
     """A federation whose coordinator runs two configs at the same time."""
 
-    def __init__(self, path: Path, held: Nursery) -> None:
+    def __init__(self, path: Path, held: ForkServer) -> None:
         (path / "run.toml").write_text(TOML)
         self.file, self._held = path / "run.toml", held
         self.place = localhost.make(
@@ -92,7 +92,7 @@ def test_an_older_head_replaces_no_newer_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pairs", [1, pytest.param(50, marks=pytest.mark.soak)])
-def test_two_runs_of_different_sizes_end_and_lose_nothing(tmp_path: Path, parent: Nursery, pairs: int) -> None:
+def test_two_runs_of_different_sizes_end_and_lose_nothing(tmp_path: Path, parent: ForkServer, pairs: int) -> None:
     drawn = rng(1, "pairs")
     with parent.tidy() as held:
         pair = Pair(tmp_path, held)

@@ -84,7 +84,7 @@ class Member:
         self.node.handle = handle  # type: ignore[method-assign]
 
 
-class Town:
+class LiveFederation:
     """A federation with a SuperLink of its own."""
 
     def __init__(self, path: Path, members: int = 3) -> None:
@@ -97,7 +97,7 @@ class Town:
         self.runs = 0
 
     @contextlib.contextmanager
-    def up(self) -> Iterator[Town]:
+    def up(self) -> Iterator[LiveFederation]:
         with stopping(self.programs):
             self.programs.append(
                 Program(["federation", "serve", str(self.place.path)], self.place.server / "superlink.log")

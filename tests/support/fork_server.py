@@ -1,4 +1,4 @@
-"""Real processes that start at once: a parent with everything imported forks `hush` commands off itself.
+"""A fork server for `hush` commands: a process with all imports done forks real processes, which start at once.
 
 Each has a process number, a log, a ledger and sockets of its own, and dies of `kill -9` like any other. What is saved
 is two seconds of imports for each, which would be most of the time of a test that starts hundreds.
@@ -65,13 +65,13 @@ class Child:
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{what}:"))
 
 
-class Nursery:
+class ForkServer:
     """The parent, and all that it has started."""
 
     def __init__(self) -> None:
         # A group of its own: what interrupts the tests does not interrupt it, its closed input does.
         self._parent = subprocess.Popen(
-            helper("federation_nursery"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            helper("fork_server"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env=environment(PYTHONUNBUFFERED="1"), start_new_session=True,
         )  # fmt: skip
         self.children: list[Child] = []
@@ -90,7 +90,7 @@ class Nursery:
         return known
 
     @contextlib.contextmanager
-    def tidy(self) -> Iterator[Nursery]:
+    def tidy(self) -> Iterator[ForkServer]:
         """Leave no command running, however it ends."""
         try:
             yield self
@@ -108,8 +108,8 @@ class Nursery:
 
 
 @contextlib.contextmanager
-def nursery() -> Iterator[Nursery]:
-    held = Nursery()
+def fork_server() -> Iterator[ForkServer]:
+    held = ForkServer()
     try:
         with held.tidy():
             yield held
@@ -117,7 +117,7 @@ def nursery() -> Iterator[Nursery]:
         held.close()
 
 
-def _tend() -> None:
+def _serve() -> None:
     """Fork a command for each line of the input, until it ends."""
     for name in (
         "deploy.coordinator.run",
@@ -171,4 +171,4 @@ def _enter(namespace: str) -> None:
 
 
 if __name__ == "__main__":
-    _tend()
+    _serve()
