@@ -146,8 +146,7 @@ class Receipt:
     """Proof that a ledger charged the cost of one round. Only `hush.privacy.ledger` creates one.
 
     `serial` counts the client's charges. `head` identifies the ledger row of this one. The server stores the newest
-    head and
-    sends it back, so that a client can detect that its ledger is an old copy.
+    head and sends it back, so that a client can detect that its ledger is an old copy.
     """
 
     client: int | str
@@ -240,10 +239,8 @@ class Guarantee:
 
     `epsilon_spent` and `epsilon_left` hold against the server, which sees each of the client's updates;
     `epsilon_third_party` is claimed against someone who sees only the models, for the reasons in `third_party`.
-    `stages`
-    lists the costs of one round of each stage of the run. `warnings` reports weak parameters. `name` is the client's
-    name,
-    empty if clients have numbers only.
+    `stages` lists the costs of one round of each stage of the run. `warnings` reports weak parameters. `name` is the
+    client's name, empty if clients have numbers only.
     """
 
     client: int
@@ -277,9 +274,8 @@ class RunResult:
     `accuracy` is over the clients; its `std` is the sample standard deviation, NaN for a single client.
 
     `ended` says why the run stopped early. `trained` is whether any client released an update, `out_of_budget` the
-    first
-    round that a client could not afford, for each such client. `warnings` is what to know before trusting the result.
-    `clients` are the client names in order, empty if clients have numbers only.
+    first round that a client could not afford, for each such client. `warnings` is what to know before trusting the
+    result. `clients` are the client names in order, empty if clients have numbers only.
     """
 
     recipe: str

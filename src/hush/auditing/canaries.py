@@ -30,8 +30,7 @@ class Canaries:
     """Canary rows, and the rows that replace them if they are not included.
 
     Under `add-remove` the replacement is a row of NaN, which adds nothing to a sum, as if it were absent. Under
-    `replace-one`
-    it is a row whose gradient points in the opposite direction.
+    `replace-one` it is a row whose gradient points in the opposite direction.
     """
 
     x: Tensor

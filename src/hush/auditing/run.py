@@ -2,13 +2,11 @@
 
 The adversary is the server: it sees everything that the client releases (enrolment, updates, and side releases), and
 knows the plan and all rows except the canaries. It sends the same model in every round, which the threat model allows,
-so
-that all rounds and repetitions of an audit are one call of the training code that a run uses. Each repetition draws new
-batches and noise.
+so that all rounds and repetitions of an audit are one call of the training code that a run uses. Each repetition draws
+new batches and noise.
 
 `two-datasets` combines all releases of a run into one score. `one-run` examines the updates, and separately some
-thousand
-repetitions of the side releases, of as many rounds as time permits; the confidence is divided between the two.
+thousand repetitions of the side releases, of as many rounds as time permits; the confidence is divided between the two.
 """
 
 from __future__ import annotations
@@ -73,7 +71,7 @@ class AuditResult:
         delta: The delta of the claim.
         epsilon_lower: The lower bound, which needs no assumptions.
         epsilon_if_gaussian: An estimate that assumes normal scores; not a bound. It is infinite if scores have no
-    variance.
+            variance.
         confidence: The confidence of the lower bound.
         canaries: The number of canaries.
         runs: The number of training runs: on each dataset for `two-datasets`, in total for `one-run`.
@@ -83,8 +81,7 @@ class AuditResult:
         seconds: The duration of the audit.
         releases: What the claim covers, and how many of these releases were audited.
         not_looked_at: What the client releases that was not audited: releases that no claim covers, and releases listed
-    as
-            such in `releases`.
+            as such in `releases`.
     """
 
     client: int

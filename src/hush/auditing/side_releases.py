@@ -1,8 +1,7 @@
 """The side releases of an audited client, computed by the functions that a run uses.
 
 Under add-remove, a removed row is really absent: it is not counted, not sampled, and has no loss. (In training, a row
-of
-NaN represents it, which contributes nothing.)
+of NaN represents it, which contributes nothing.)
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Statistics of a privacy audit: lower bounds on epsilon from scores.
 
 An audit acts as the adversary. It trains with and without its own canary rows, scores what was released, and measures
-how
-well the scores distinguish the two. Differential privacy limits this; an adversary that exceeds the limit refutes the
-claim.
+how well the scores distinguish the two. Differential privacy limits this; an adversary that exceeds the limit refutes
+the claim.
 
 Guarantees:
     `two_datasets` and `one_run` assume nothing about the mechanism or the scores: if it is (epsilon, delta)-private,

@@ -121,8 +121,7 @@ def worst_case(
     """Return a worst case: a linear model with two classes, and rows that share no inputs.
 
     With full batches its one noisy step per round is exactly the Gaussian mechanism, so a powerful audit must come
-    close to
-    the claim.
+    close to the claim.
     """
     rows = np.eye(2 * samples, 2 * samples + 1, dtype=np.float32)
     module = nn.Linear(2 * samples + 1, 2, bias=False)

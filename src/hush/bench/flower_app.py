@@ -1,9 +1,8 @@
 """The Flower app that `hush.bench.flower` starts: W1 in Flower's simulation, an Opacus loop per client, on all cores.
 
 It is imported rather than run as a file, so that Ray's workers can import it too. `main` writes {"seconds", "busy"}:
-the
-better of two rounds after a warm-up round, from the first message sent to the last reply averaged; and the minimum CPU
-time of the clients' own loops in a round, excluding Flower.
+the better of two rounds after a warm-up round, from the first message sent to the last reply averaged; and the minimum
+CPU time of the clients' own loops in a round, excluding Flower.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ def budgets(
     """Return the epsilon of each client, from `privacy.budgets`.
 
     Args:
-        spec: A number for all clients, a list with one per client, a table with one per client name, a file (.json
-            with a list; .txt or .csv with numbers separated by lines or commas), or one of `distribution_names()`.
+        spec: A number for all clients, a list with one per client, a table with one per client name, a file (.json with
+            a list; .txt or .csv with numbers separated by lines or commas), or one of `distribution_names()`.
             "robust-hdp-paper:dist6" gives the exact values of the paper, for 20, 40 or 60 clients.
         clients: The number of clients.
         seed: The seed for sampling from a distribution.
@@ -68,8 +68,7 @@ def batch_sizes(
     Args:
         spec: A number for all clients, a list of choices (each used by an equal number of clients, up to one, in random
             order), a table with one per client name, or "robust-hdp-paper" for the values of the paper, for 20, 40 or
-    60
-            clients.
+            60 clients.
         clients: The number of clients.
         seed: The seed of the order.
         names: The client names that a table uses as keys; by default the client numbers.

@@ -29,11 +29,10 @@ class Dataset:
     """Rows and labels: images are (n, channels, height, width), tables (n, features).
 
     Attributes `owner`: the natural client of each row, if there is one. `schema`: the declared columns of a file.
-    `own`:
-    whether the user passed the arrays, whatever `name` is. `inputs`: what a row unpacks into, if not one array of real
-    numbers. `targets`: what `y` contains: int64 classes, or float32 for the other kinds. `class_names`: the values of
-    the
-    classes, if they are not 0 to K - 1. `not_covered`: what reading the data revealed that no accountant covers.
+    `own`: whether the user passed the arrays, whatever `name` is. `inputs`: what a row unpacks into, if not one array
+    of real numbers. `targets`: what `y` contains: int64 classes, or float32 for the other kinds. `class_names`: the
+    values of the classes, if they are not 0 to K - 1. `not_covered`: what reading the data revealed that no accountant
+    covers.
     """
 
     name: str

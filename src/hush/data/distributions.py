@@ -1,8 +1,7 @@
 """Distributions of the clients' epsilons used in the papers.
 
 The papers write N(m, s) without saying whether s is the variance. Robust-HDP's published samples indicate that it is
-the
-standard deviation: the 41 values near 1.0 of its Dist2 have a standard deviation of 0.12, close to 0.1 and far from
+the standard deviation: the 41 values near 1.0 of its Dist2 have a standard deviation of 0.12, close to 0.1 and far from
 sqrt(0.1) = 0.32. It is used for both papers.
 """
 

@@ -53,13 +53,11 @@ class Column:
         name: The name in the header of a file.
         kind: `number`, `integer`, `category`, `boolean` or `date`.
         low: The lower bound, or None. Values outside the bounds are clipped to them. For a date, days since 1970-01-01;
-    a
-            TOML file has the date itself.
+            a TOML file has the date itself.
         high: The upper bound.
         categories: The values of a category, as in the file.
         missing: What a blank becomes: `"refuse"` is an error, `"indicator"` a zero with an additional indicator column,
-    and
-            any other value (a number, a category) replaces it.
+            and any other value (a number, a category) replaces it.
         unknown: Whether unlisted categories form a category of their own; otherwise they are an error.
     """
 

@@ -22,8 +22,7 @@ def synthetic_users(
 
     `alpha` is the variance of the users' mean models and `beta` (nu in the appendix) that of their mean features; at
     (0, 0) users still differ. One label in twenty is changed to another class, independently. A user's rows depend only
-    on
-    the seed and on its own number, so adding users does not change the existing ones.
+    on the seed and on its own number, so adding users does not change the existing ones.
     """
     users = [_user(user, samples, alpha, beta, seed) for user in range(clients)]
     x = np.concatenate([features for features, _ in users])

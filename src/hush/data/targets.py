@@ -26,8 +26,8 @@ class Targets:
     """The values to predict, one value or one array of values per row.
 
     Attributes:
-        values: int64 (n,) for classes, float32 (n, k) of zeros and ones for multiple labels, float32 (n,) or (n, k)
-            for real numbers.
+        values: int64 (n,) for classes, float32 (n, k) of zeros and ones for multiple labels, float32 (n,) or (n, k) for
+            real numbers.
         kind: The kind of target.
         classes: The number of classes or of labels; 0 for real numbers.
         class_names: The names of the classes, in order; empty if they are 0 to K - 1.
@@ -47,8 +47,8 @@ def encode_targets(
     """Encode the targets in an array or in a column of a file.
 
     Args:
-        values: Integers, booleans or texts are classes; real numbers are continuous, unless `classes` is given;
-            arrays of zeros and ones (n, k) are multiple labels per row.
+        values: Integers, booleans or texts are classes; real numbers are continuous, unless `classes` is given; arrays
+            of zeros and ones (n, k) are multiple labels per row.
         classes: The number of classes, if they are 0 to K - 1, or the list of them.
         where: Describes the position of a row, for messages.
         kind: The kind of target, if the values are ambiguous: integers may be amounts, and 0.0 and 1.0 classes.

@@ -39,8 +39,7 @@ def enrolled(federation: Federation, held: RunLedgers, rows: Rows) -> tuple[Fede
     """Return the federation planned from the enrolment answers, and the state that the server sends to every client.
 
     `rows` returns a client's training rows, behind the model's fixed features. An enrolment answer is charged, sampled
-    and
-    sealed once per run: repeated requests get the same bytes, or the run is refused.
+    and sealed once per run: repeated requests get the same bytes, or the run is refused.
     """
     terms, config = federation.terms, federation.config
     if terms.stage_table.of[ENROLMENT] < 0:

@@ -1,8 +1,7 @@
 """Schedules with noisy counts: the number of rows is disclosed with noise, and nothing else follows from the true one.
 
 Enrolment is charged first, with noise that follows from public numbers alone; training is then planned from the
-disclosed
-number. Rows are sampled at the planned rate whatever their true number, so the plan's cost is exact.
+disclosed number. Rows are sampled at the planned rate whatever their true number, so the plan's cost is exact.
 
 Guarantees:
     - The plans of two clients that disclosed the same number differ only in `samples`, which is never released.

@@ -1,9 +1,8 @@
 """The ledgers of a run's clients: in memory for one simulation, or in files that persist.
 
 With files, a second run on the same data continues from what is spent, with the protocol of a deployment: charge,
-compute,
-seal, send, for rounds and for enrolment alike. An answer that was sealed before a crash is sent again as the same
-bytes.
+compute, seal, send, for rounds and for enrolment alike. An answer that was sealed before a crash is sent again as the
+same bytes.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ class RunLedgers:
         """Return the receipt for a round, or what was sealed for it before; or raise `BudgetSpentError`.
 
         A charge of this round that a dead process left without sealed bytes is forfeited and made again. None: the
-        round was
-        answered, and its bytes are no longer stored. It is not charged, and nothing may be released for it.
+        round was answered, and its bytes are no longer stored. It is not charged, and nothing may be released for it.
         """
         ledger = self.ledgers[client]
         if not self._durable:
@@ -94,8 +92,7 @@ def opened(
     A named client is identified by its name, in the ledger and in the file name; others by their number.
 
     Without `lifetimes`, a new ledger's lifetime budget is the client's budget, and an existing one keeps its own. If a
-    config
-    and a ledger differ, the stricter of the two applies from then on, and `warn` is called.
+    config and a ledger differ, the stricter of the two applies from then on, and `warn` is called.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     made: list[Ledger] = []

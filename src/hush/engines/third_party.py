@@ -16,8 +16,7 @@ def third_party_view(recipe: Recipe, schedules: Sequence[PrivacySchedule], parti
     """Return what can be said about a third party, in words.
 
     DP-SCAFFOLD's claim is for one model, equal weights, and identical clients: fixed batches, the same noise, the same
-    number
-    of rows. For a run of this kind the claim is reported as claimed, with the unproved assumption.
+    number of rows. For a run of this kind the claim is reported as claimed, with the unproved assumption.
     """
     plan = schedules[0].plan
     alike = len({_kind(schedule) for schedule in schedules}) == 1

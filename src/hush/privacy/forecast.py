@@ -1,8 +1,7 @@
 """A forecast, before a run, of the noise and rounds that a budget allows.
 
 It answers the questions of a privacy officer: how much noise does this budget need, how is it spent over the rounds,
-how
-many rounds does it cover at a given noise, and what would a larger batch or more local epochs cost? All answers are
+how many rounds does it cover at a given noise, and what would a larger batch or more local epochs cost? All answers are
 computed with the `PrivacyPlan` and the accountant of the run, so the run will match the forecast.
 
 Guarantees:

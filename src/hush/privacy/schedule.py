@@ -1,10 +1,8 @@
 """A privacy schedule: everything that a client computes and releases in a run, by stage, with calibrated noise.
 
 Rounds in which a recipe asks for the same belong to one stage: a full-batch round, warm-start rounds, rounds with a
-noisy
-choice, ordinary rounds. What a client releases in addition to its update (a `SideRelease`) is a cost like any other.
-All
-costs of a schedule are calibrated together: one factor scales every noise.
+noisy choice, ordinary rounds. What a client releases in addition to its update (a `SideRelease`) is a cost like any
+other. All costs of a schedule are calibrated together: one factor scales every noise.
 
 Guarantees:
     - `round_costs` of a stage are exactly what one of its rounds releases; the ledger is charged with these and no
@@ -94,8 +92,7 @@ class Stage:
     """The rounds of one client that ask for the same: how it trains, what else it releases, how often.
 
     `spare` is the number of additional rounds that its noise leaves budget for, since a client that crashes between a
-    charge
-    and its answer is charged again for the same round.
+    charge and its answer is charged again for the same round.
     """
 
     spec: RoundSpec

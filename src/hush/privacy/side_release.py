@@ -1,11 +1,9 @@
 """A side release: what a client releases in addition to its update, as a noisy sum over rows of bounded vectors.
 
 An option that needs numbers from clients declares a `SideRelease`: the vector of one row (`row`), and the maximum norm
-of
-a row's vector (`bound`). Rows are evaluated one by one, clipped to the bound, summed and noised by
+of a row's vector (`bound`). Rows are evaluated one by one, clipped to the bound, summed and noised by
 `hush.engines.side_releases`, with the noise of the client's plan; an option can omit neither the clipping nor the
-noise.
-The ledger is charged for it (`hush.privacy.schedule`), and the server receives the noisy sums.
+noise. The ledger is charged for it (`hush.privacy.schedule`), and the server receives the noisy sums.
 """
 
 from __future__ import annotations
@@ -64,8 +62,7 @@ class SideRelease(ABC):
     Attributes:
         what: Its name, as listed in the privacy guarantee.
         share: The cost of each release relative to an ordinary round of training. It determines the noise; the
-    accountant
-            then computes what that noise costs.
+            accountant then computes what that noise costs.
         sampled: Whether the sum is over one batch of the plan's sampler, instead of all rows.
     """
 

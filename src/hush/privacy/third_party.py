@@ -1,7 +1,7 @@
 """DP-SCAFFOLD's claim against a third party, who sees only the models, and what the server learns about one user.
 
-Noble, Bellet and Dieuleveut (2022, arXiv:2111.09278) give every user the same noise, sigma_g times the sensitivity
-2 C / (s R) of a mean over s R of its R rows, drawn without replacement. Their bound for T rounds: a Gaussian of noise
+Noble, Bellet and Dieuleveut (2022, arXiv:2111.09278) give every user the same noise, sigma_g times the sensitivity 2 C
+/ (s R) of a mean over s R of its R rows, drawn without replacement. Their bound for T rounds: a Gaussian of noise
 sigma_g sqrt(l M), subsampled by s, composed K times, subsampled by l over the M users, composed T times; each
 subsampling by theorem 9 of Wang, Balle and Kasiviswanathan (2019, arXiv:1808.00087). Neighbours differ in one replaced
 row. The names are the paper's (`ell` is its l).

@@ -63,8 +63,7 @@ def capped(weights: Tensor, reach: Tensor, share: float) -> Tensor:
     """Limit each client's share of the total, weight times reach, to `share`. The weights sum to one.
 
     A share below an equal one is impossible and is raised to it. If no client exceeds the limit, the weights are
-    returned
-    unchanged.
+    returned unchanged.
     """
     clients = len(weights)
     share = max(share, 1 / clients)

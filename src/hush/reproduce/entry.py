@@ -1,8 +1,8 @@
 """An entry: one table of a paper as its file defines it, with a config for every cell and the published values.
 
 A file has a `title`, the `metric`, the `printed` table, a base `config`, and `columns` and `algorithms`, each with the
-config keys that it sets. `rates` names the table with the paper's learning rates. `extends` includes another file.
-An algorithm's `as` is its name here; `row` and `column` say where its numbers are printed, if not under these names.
+config keys that it sets. `rates` names the table with the paper's learning rates. `extends` includes another file. An
+algorithm's `as` is its name here; `row` and `column` say where its numbers are printed, if not under these names.
 `ours` are algorithms that the paper does not have. Settings for faithful mode only are under an algorithm's `faithful`.
 A `tradeoff` replaces columns and algorithms. `orders` are the claims that the paper makes about its results in words.
 """

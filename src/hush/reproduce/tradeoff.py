@@ -19,10 +19,9 @@ def cells(table: Mapping[str, Any]) -> Iterator[tuple[str, str, str, dict[str, A
     """Return row, column, published column, settings and rounds for every noise and number of local steps.
 
     The learning rate is eta_0 divided by the number of whole epochs in its K batches, at least one as in the paper's
-    public
-    code: with K = 1 and s = 0.2 a round moves a fifth as far as with K = 5. That code also clips and noises each tensor
-    of
-    the model separately, which for the whole gradient means a larger clipping norm with relatively less noise.
+    public code: with K = 1 and s = 0.2 a round moves a fifth as far as with K = 5. That code also clips and noises each
+    tensor of the model separately, which for the whole gradient means a larger clipping norm with relatively less
+    noise.
 
     Args:
         table: `epsilon` against a third party, the fractions `s` of rows and `l` of users, `users`, `rows` per user,

@@ -22,8 +22,8 @@ Participants = tuple[tuple[int, ...], ...]
 def draw_participants(seed: int, clients: int, rounds: int, participation: float, shared: bool = False) -> Participants:
     """Return the clients of each round: a fixed number, sampled without replacement, in ascending order.
 
-    With `shared` draws they are those of DP-SCAFFOLD's public code, which seeds NumPy's legacy generator with
-    (seed + 1) times the number of completed rounds.
+    With `shared` draws they are those of DP-SCAFFOLD's public code, which seeds NumPy's legacy generator with (seed +
+    1) times the number of completed rounds.
     """
     chosen = max(1, round(participation * clients))
     if chosen == clients:

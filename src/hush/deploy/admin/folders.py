@@ -37,8 +37,7 @@ class Settings:
         patience: How long a round waits at most for the remaining members after a quorum has answered.
         max_rows: The maximum number of rows that a member may declare.
         slack: How long a round waits for the remaining members, as a multiple of the time in which half of them
-    answered.
-            It is shorter for members that failed before.
+            answered. It is shorter for members that failed before.
         gather: How long a run waits for its members before the first round.
     """
 
@@ -91,8 +90,7 @@ class FederationFolder:
         """The public keys of all members by name, in order.
 
         A file without a valid key is an error. If `fault` is given, it is called with the error instead, and the file
-        is
-        ignored.
+        is ignored.
         """
         found = {}
         for path in sorted((self.path / "members").glob("*.pub")):

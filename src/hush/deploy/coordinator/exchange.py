@@ -89,10 +89,8 @@ class Exchange:
         others.
 
         A message is sent when its member is online, and again if the member or the SuperLink was restarted. With
-        `gather`, the
-        exchange waits for members that are not online yet, as long as the settings allow. Otherwise it does not wait
-        for
-        offline members once there is a quorum.
+        `gather`, the exchange waits for members that are not online yet, as long as the settings allow. Otherwise it
+        does not wait for offline members once there is a quorum.
         """
         for _ in range(_ANEW):
             try:

@@ -1,8 +1,7 @@
 """Checks of a task, made by the member before anything is charged.
 
 The header of a message must announce models and the extras that the recipe declares (`Recipe.extras`) before anything
-is
-decoded. Then all values must be finite, and the plan must have noise for every release that is asked for.
+is decoded. Then all values must be finite, and the plan must have noise for every release that is asked for.
 """
 
 from __future__ import annotations

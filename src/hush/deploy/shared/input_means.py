@@ -1,8 +1,7 @@
 """Input means on the coordinator's side: the members' noisy means are checked, and combined by their noise.
 
 The noise of a mean follows from its sender's plan as the coordinator computes it. A member cannot increase the weight
-of
-its mean by declaring less noise.
+of its mean by declaring less noise.
 """
 
 from __future__ import annotations

@@ -115,8 +115,7 @@ def enrolment(config: Config, fact: RosterEntry, number: int, policy: Policy) ->
     """Return the schedule offered to a member before the other members are known, and what enrolment asks of it.
 
     If its number of rows is noisy, the noise of the enrolment releases must not depend on the true number: both sides
-    assume
-    a fixed number of batches.
+    assume a fixed number of batches.
     """
     _, recipe = recipes.parse(config.recipe, config.mode)
     if COUNT in fact.noised:

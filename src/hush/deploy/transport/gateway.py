@@ -2,12 +2,10 @@
 
 Flower's control and runtime interfaces (register a node, start a run, take a task) share a port with the nodes and
 require no password. The gateway requires the coordinator's secret for them. It rejects requests without a declared
-size,
-with chunked bodies, or with duplicate headers. The coordinator of each run sets the maximum size of an answer: a node
-can
-send neither a larger request nor more than a few such answers per round. Every run has its own limit. The gateway also
-reports unlisted keys and keys in use as different errors, which Flower does not. And it binds a key to one process: a
-copy of a member's kit is refused while the first process is active, and both are notified.
+size, with chunked bodies, or with duplicate headers. The coordinator of each run sets the maximum size of an answer: a
+node can send neither a larger request nor more than a few such answers per round. Every run has its own limit. The
+gateway also reports unlisted keys and keys in use as different errors, which Flower does not. And it binds a key to one
+process: a copy of a member's kit is refused while the first process is active, and both are notified.
 """
 
 from __future__ import annotations

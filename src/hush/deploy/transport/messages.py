@@ -48,8 +48,7 @@ def decode(content: bytes, cap: int, expected: Spec | Accepts | None = None) -> 
     """Decode a message, or raise a `HushError` that says briefly what is wrong with it.
 
     `expected` lists the tensors that must be present, with types and shapes, or is a function that raises an error for
-    an
-    unexpected header. Without it, any tensors within the cap are accepted.
+    an unexpected header. Without it, any tensors within the cap are accepted.
     """
     if len(content) > cap:
         raise HushError(f"{len(content)} bytes; accepted: at most {cap}")

@@ -109,8 +109,7 @@ def noise_scale(
     """Return the least factor by which the noise of all these costs must be multiplied to satisfy epsilon at delta.
 
     The costs can be of different kinds: stages of training with different batches, noisy choices, noisy counts. The
-    ratios of
-    their noise multipliers do not change.
+    ratios of their noise multipliers do not change.
     """
     _check(epsilon=epsilon, delta=delta, relation=relation, accountant=accountant)
     return _scaled(events.parts_of_costs(costs), float(epsilon), float(delta), relation, accountant)

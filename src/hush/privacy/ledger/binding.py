@@ -3,14 +3,14 @@
 Guarantees:
     - Rows covered by another ledger are refused as soon as any of the ledgers has been charged.
     - Changed rows under a charged ledger (some are missing and others are new) are refused. Additional rows are
-      registered: nothing was spent on them, and the ledger's epsilon is an upper bound for them too. Missing rows
-      are accepted.
+      registered: nothing was spent on them, and the ledger's epsilon is an upper bound for them too. Missing rows are
+      accepted.
     - All ledgers are checked before any of them changes.
     - If several runs replace each other's rows before the first charge, only the run whose rows remain can charge.
 
 Edge cases:
-    - The same row at several clients is accepted if they register it together, or before any of their ledgers has
-      been charged; each of these ledgers then covers it for its own releases.
+    - The same row at several clients is accepted if they register it together, or before any of their ledgers has been
+      charged; each of these ledgers then covers it for its own releases.
     - Until its first charge a ledger's rows can be replaced, because nothing was released about them.
     - Fingerprints under the key of another machine cannot be compared. After `adopt` the rows are registered again.
 """

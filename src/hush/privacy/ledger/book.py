@@ -61,8 +61,7 @@ class Row(NamedTuple):
     """One row of a ledger: an event that never changes.
 
     `at` is the client's clock in seconds, for information only. `salt` is random for each row of a file, so that two
-    copies
-    that are extended independently never have equal rows. `detail` depends on `kind` (see above).
+    copies that are extended independently never have equal rows. `detail` depends on `kind` (see above).
     """
 
     seq: int

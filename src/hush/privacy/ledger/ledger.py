@@ -285,8 +285,8 @@ class Ledger(Account):
         """Register new rows and missing rows. Missing rows remain covered by this ledger.
 
         `charged` is the state that the decision was based on: it is a `HushError` if another process has charged the
-        ledger
-        since. If another process replaces the rows before the first charge, this object makes no further charges.
+        ledger since. If another process replaces the rows before the first charge, this object makes no further
+        charges.
         """
         if self._key is None:
             raise HushError(f"{self._where}: a ledger in memory covers no rows; accepted: a ledger file")

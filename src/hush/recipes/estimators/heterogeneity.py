@@ -1,8 +1,8 @@
 """Heterogeneity of the clients: the variance of their updates beyond what noise explains.
 
 A client's mean update over c rounds is its signal plus noise of energy e = sigma^2 / c, so two clients' means are on
-average ||s_i - s_j||^2 + e_i + e_j apart. Half of what is left after the noise, averaged over pairs with weights
-1 / (e_i + e_j)^2, is the variance of the signals between clients.
+average ||s_i - s_j||^2 + e_i + e_j apart. Half of what is left after the noise, averaged over pairs with weights 1 /
+(e_i + e_j)^2, is the variance of the signals between clients.
 """
 
 from __future__ import annotations

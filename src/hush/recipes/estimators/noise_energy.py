@@ -1,11 +1,11 @@
 """Noise energy of each client's update, estimated from the updates alone.
 
-The updates U (n clients x p parameters) consist of signals that the clients partly share, and of independent noise.
-Two estimators of the noise energies sigma_i^2 (the expected squared norms of the noise) are available:
+The updates U (n clients x p parameters) consist of signals that the clients partly share, and of independent noise. Two
+estimators of the noise energies sigma_i^2 (the expected squared norms of the noise) are available:
 
 * `pairwise` needs only the n x n Gram matrix. With one common signal, the expectation of D_ij = ||u_i - u_j||^2 is
-  sigma_i^2 + sigma_j^2. With low-rank signals, the expectation of U U'/p is B B' + diag(sigma^2/p), a factor model.
-  The estimator selects between the two by fit.
+  sigma_i^2 + sigma_j^2. With low-rank signals, the expectation of U U'/p is B B' + diag(sigma^2/p), a factor model. The
+  estimator selects between the two by fit.
 * `rpca` is principal component pursuit as in Robust-HDP, in a faster implementation: the noise is the part of the
   matrix that is not low-rank.
 
@@ -49,8 +49,7 @@ def quiet(estimates: Tensor, planned: Tensor) -> tuple[Tensor, Tensor]:
     """Raise estimates that are far below what the client's plan produces, and return which ones were raised.
 
     Estimators have a common scale error: the median over clients of the estimate divided by the planned noise.
-    Estimates
-    below half of the planned noise times this factor are set to that value.
+    Estimates below half of the planned noise times this factor are set to that value.
     """
     known = planned > 0
     if not bool(known.any()):
@@ -64,18 +63,15 @@ def pairwise(U: Tensor) -> Tensor:
     """Estimate the noise energies of the rows of U from the Gram matrix alone.
 
     The first estimate is the least-squares solution of D_ij = sigma_i^2 + sigma_j^2 with weights 1/D_ij. It is kept if
-    one
-    common signal explains the differences between clients. Otherwise a factor model is fitted by maximum likelihood,
-    with
-    as many factors as the data require. A weak prior on the log energies regularises the fit.
+    one common signal explains the differences between clients. Otherwise a factor model is fitted by maximum
+    likelihood, with as many factors as the data require. A weak prior on the log energies regularises the fit.
 
     Args:
         U: Updates, (n, p); rows are clients. If there are millions of columns, evenly spaced runs of them are used.
 
     Returns:
         Estimates (n,) in float64, positive. A row of zeros gets the largest estimate of the other rows, so that a
-    client
-        that sends zeros does not receive all the weight.
+        client that sends zeros does not receive all the weight.
     """
     used = _spaced(U, _COLUMNS)
     G = _gram(used)
@@ -95,10 +91,9 @@ def rpca(
     """Estimate the noise energies of the rows of U as Robust-HDP does: squared norms of the sparse part of M = U'.
 
     Principal component pursuit, min ||L||_* + ||S||_1 / sqrt(max(p, n)) subject to L + S = M, by over-relaxed
-    alternating
-    directions with a growing penalty. Singular values are thresholded using the eigenvectors of the n x n Gram matrix.
-    With slow growth the weights are within one percent of the exact solution; with fast growth they differ more, mostly
-    for the clients with the most noise.
+    alternating directions with a growing penalty. Singular values are thresholded using the eigenvectors of the n x n
+    Gram matrix. With slow growth the weights are within one percent of the exact solution; with fast growth they differ
+    more, mostly for the clients with the most noise.
 
     Args:
         U: Updates, (n, p); rows are clients.

@@ -65,8 +65,7 @@ class CoordinatorClient:
     """The coordinator's end of the transport.
 
     `turn` is a lock file with which coordinators of one federation start runs one after the other, so that each gets
-    its
-    own task from the SuperLink.
+    its own task from the SuperLink.
     """
 
     def __init__(self, address: str, ca: bytes, secret: str, patience: float = 30.0, turn: Path | None = None) -> None:
