@@ -15,7 +15,9 @@ from hush.recipes.check import check
 from hush.types import HushError, Member, Policy
 
 # Who the clients are matters for a few refusals: budgets that stand out, two true clusters, enough rounds.
-MEMBERS = [Member(c, Policy(5.0 if c > 8 else 0.5, 1e-4), 100, 10, c % 2) for c in range(12)]
+MEMBERS = [
+    Member(client=c, policy=Policy(5.0 if c > 8 else 0.5, 1e-4), samples=100, batch=10, group=c % 2) for c in range(12)
+]
 ROUNDS = 16
 
 OPTIONS_HEAD = """

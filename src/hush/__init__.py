@@ -4,20 +4,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from hush.api import audit, compare, measure, plan, preview, simulate, sweep
-from hush.types import HushError, NothingTrainedError, Release, RunResult
+from hush.types import HushError, Layout, NothingTrainedError, Release, RunResult, TaskExtras
 
 if TYPE_CHECKING:
     from hush import data as data
     from hush.privacy.schedule import RoundSpec
     from hush.privacy.side_release import ReleaseShape, RowModel, SideRelease
     from hush.recipes.context import RoundView, ServerRng, State, Weights
-    from hush.recipes.interfaces import Assign, LocalRule, Project, Protect, ServerStep, Weight
+    from hush.recipes.interfaces import Assign, Extra, LocalRule, Project, Protect, ServerStep, TaskShape, Weight
     from hush.recipes.recipe import Recipe
 
 __version__ = "0.1.0"
 __all__ = [
     "Assign",
+    "Extra",
     "HushError",
+    "Layout",
     "LocalRule",
     "NothingTrainedError",
     "Project",
@@ -33,6 +35,8 @@ __all__ = [
     "ServerStep",
     "SideRelease",
     "State",
+    "TaskExtras",
+    "TaskShape",
     "Weight",
     "Weights",
     "__version__",
@@ -50,7 +54,10 @@ _LAZY = {
     "RoundSpec": "hush.privacy.schedule",
     **dict.fromkeys(("ReleaseShape", "RowModel", "SideRelease"), "hush.privacy.side_release"),
     **dict.fromkeys(("RoundView", "ServerRng", "State", "Weights"), "hush.recipes.context"),
-    **dict.fromkeys(("Assign", "LocalRule", "Project", "Protect", "ServerStep", "Weight"), "hush.recipes.interfaces"),
+    **dict.fromkeys(
+        ("Assign", "Extra", "LocalRule", "Project", "Protect", "ServerStep", "TaskShape", "Weight"),
+        "hush.recipes.interfaces",
+    ),
     "Recipe": "hush.recipes.recipe",
 }
 

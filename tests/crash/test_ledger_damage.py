@@ -12,7 +12,7 @@ from hush.privacy.ledger import BrokenLedgerError, Ledger, statement, witness
 from hush.seeds import rng
 from hush.types import HushError, Policy
 
-COSTS = (Cost("model update", "poisson-gaussian", 5.0, 5, 0.1),)
+COSTS = (Cost(what="model update", kind="poisson-gaussian", noise=5.0, steps=5, rate=0.1),)
 POLICY = Policy(8.0, 1e-5)
 NAMES = ("client.ledger", "client.ledger-wal", "client.ledger.head")
 

@@ -18,7 +18,7 @@ from hush.privacy.ledger import BrokenLedgerError, Ledger, book, schema, stateme
 from hush.types import HushError, Policy
 
 POLICY = Policy(2.0, 1e-5)
-COSTS = (Cost("model update", "gaussian", 60.0, 1),)
+COSTS = (Cost(what="model update", kind="gaussian", noise=60.0, steps=1),)
 NAME = "client.ledger"
 QUICK, SOAK = 3, 50
 

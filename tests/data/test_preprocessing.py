@@ -63,10 +63,10 @@ def test_every_kind_of_column() -> None:
 
 def test_unit_scale_index_encoding_and_values_for_blanks() -> None:
     columns = (
-        Column("age", low=0.0, high=100.0, missing=25.0),
-        Column("home", "category", categories=("own", "rent"), missing="rent", unknown=True),
+        Column(name="age", low=0.0, high=100.0, missing=25.0),
+        Column(name="home", kind="category", categories=("own", "rent"), missing="rent", unknown=True),
     )
-    schema = Schema((2,), 2, columns, "out", "unit")
+    schema = Schema(shape=(2,), classes=2, columns=columns, label="out", scale="unit")
     frame = pandas.DataFrame({"age": [None, -5.0, 50.0], "home": [None, "own", "boat"], "out": [0, 1, 1]})
     assert clients(frame, schema=schema).dataset.x.tolist() == [[0.25, 1.0], [0.0, 0.0], [0.5, 2.0]]
 
@@ -84,7 +84,9 @@ def test_each_row_depends_on_itself_alone() -> None:
 
 
 def test_the_defaults_leave_rows_as_they_are() -> None:
-    plain = Schema((2,), 2, (Column("a"), Column("b", "category", categories=("x", "y"))))
+    plain = Schema(
+        shape=(2,), classes=2, columns=(Column(name="a"), Column(name="b", kind="category", categories=("x", "y")))
+    )
     x = np.array([[1.5, 0.0], [-2.0, 1.0]], np.float32)
     assert features(x, plain) is x
     assert mapped(x, np.array([0, 1]), plain, plain)[0].tolist() == x.tolist()
@@ -92,14 +94,14 @@ def test_the_defaults_leave_rows_as_they_are() -> None:
 
 def test_a_members_rows_become_the_inputs_of_the_run() -> None:
     own = Schema(
-        (2,), 2,
-        (Column("home", "category", categories=("rent", "own"), unknown=True, missing="indicator"),
-         Column("age", low=0.0, high=150.0, missing="indicator")),
+        shape=(2,), classes=2,
+        columns=(Column(name="home", kind="category", categories=("rent", "own"), unknown=True, missing="indicator"),
+         Column(name="age", low=0.0, high=150.0, missing="indicator")),
     )  # fmt: skip
     run = Schema(
-        (2,), 2,
-        (Column("age", low=0.0, high=100.0, missing="indicator"),
-         Column("home", "category", categories=("own", "rent", "boat"), unknown=True, missing="indicator")),
+        shape=(2,), classes=2,
+        columns=(Column(name="age", low=0.0, high=100.0, missing="indicator"),
+         Column(name="home", kind="category", categories=("own", "rent", "boat"), unknown=True, missing="indicator")),
         scale="unit", encoding="one-hot",
     )  # fmt: skip
     check_fits(own, run)
@@ -112,7 +114,11 @@ def test_a_members_rows_become_the_inputs_of_the_run() -> None:
     assert x.tolist() == [
         [0.5, 0, 0, 1, 0, 0, 0], [0, 1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 0, 0, 1]
     ]  # fmt: skip
-    strict = Schema((2,), 2, (Column("age"), Column("home", "category", categories=("own", "rent"))))
+    strict = Schema(
+        shape=(2,),
+        classes=2,
+        columns=(Column(name="age"), Column(name="home", kind="category", categories=("own", "rent"))),
+    )
     with pytest.raises(HushError, match=r"unknown categories|blanks"):
         check_fits(own, strict)
 
@@ -172,9 +178,9 @@ def test_a_public_file_gives_its_schema(tmp_path: Path) -> None:
     found = infer_schema(path, label="out", client="site")
     assert found == infer_schema(frame, label="out")
     assert found.class_names == ("no", "yes") and found.names == NAMES[:-1]
-    assert found.columns[0] == Column("age", low=50.0, high=51.0, missing="indicator")
-    assert found.columns[1] == Column("home", "category", categories=("own", "rent"), unknown=True)
-    assert found.columns[3].kind == "date" and found.columns[4] == Column("pets", low=0.0, high=4.0)
+    assert found.columns[0] == Column(name="age", low=50.0, high=51.0, missing="indicator")
+    assert found.columns[1] == Column(name="home", kind="category", categories=("own", "rent"), unknown=True)
+    assert found.columns[3].kind == "date" and found.columns[4] == Column(name="pets", low=0.0, high=4.0)
     (tmp_path / "schema.toml").write_text(toml(found))
     assert read(tmp_path / "schema.toml") == found
     words = ["data", "schema", str(path), "--label", "out", "--client", "site"]

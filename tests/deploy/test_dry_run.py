@@ -54,7 +54,7 @@ def test_what_was_spent_counts_and_what_is_refused_is_said(tmp_path: Path) -> No
     assert tried(tmp_path / "a", local__batch_size=100).refused.startswith("limits: task: sampling rate")
     assert tried(tmp_path / "a", recipe={"name": "fedavg"}).refused.startswith("offer: ")
     with pytest.raises(HushError, match="schema: this member's rows have shape"):
-        tried(tmp_path / "a", Schema((7,), 3))
+        tried(tmp_path / "a", Schema(shape=(7,), classes=3))
 
 
 def test_a_noised_count_and_columns_with_categories(tmp_path: Path) -> None:

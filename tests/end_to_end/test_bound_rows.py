@@ -23,7 +23,7 @@ from hush.privacy.ledger.fingerprints import Rows
 from hush.privacy.ledger.ledger import inspect
 from hush.types import HushError, Policy
 
-COSTS = (Cost("model update", "gaussian", 60.0, 1),)
+COSTS = (Cost(what="model update", kind="gaussian", noise=60.0, steps=1),)
 QUICK, SOAK = 5, 100
 
 

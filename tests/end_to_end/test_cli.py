@@ -114,6 +114,12 @@ def test_plan_list_version_report(here: Path) -> None:
     assert (here / "out" / "report.html").exists()
 
 
+def test_help_is_plain_text(here: Path) -> None:
+    text = command("compare", "--help", cwd=here).stdout
+    assert "Recipe names, separated by commas.  [required]" in text
+    assert "\\" not in text
+
+
 def test_plan_of_a_federation(here: Path) -> None:
     done = command("plan", "run.toml", "--plot", "plan.html", "--json", cwd=here)
     assert done.returncode == 0, done.stderr

@@ -16,10 +16,10 @@ from hush.types import HushError, Policy, Relation
 
 def spent(choice: Choice, rounds: int, delta: float, relation: Relation) -> float:
     cost = Cost(
-        "model update",
-        "poisson-gaussian",
-        choice.noise_multiplier,
-        rounds * choice.epochs * math.ceil(2400 / choice.batch),
+        what="model update",
+        kind="poisson-gaussian",
+        noise=choice.noise_multiplier,
+        steps=rounds * choice.epochs * math.ceil(2400 / choice.batch),
         rate=choice.batch / 2400,
     )
     return api.epsilon(cost.event(), delta, relation)

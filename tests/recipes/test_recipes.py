@@ -30,7 +30,10 @@ def view(updates: Tensor) -> RoundView:
     )
 
 
-MEMBERS = [Member(c, Policy(e, d), 100, 10) for c, (e, d) in enumerate([(1.0, 1e-4), (0.2, 1e-5), (3.0, 1e-3)])]
+MEMBERS = [
+    Member(client=c, policy=Policy(e, d), samples=100, batch=10)
+    for c, (e, d) in enumerate([(1.0, 1e-4), (0.2, 1e-5), (3.0, 1e-3)])
+]
 
 
 def test_every_recipe_is_summed_up() -> None:
@@ -167,7 +170,7 @@ def test_faithful_mode_uses_the_papers_accountant() -> None:
     """Robust-HDP's accountant asks for 1.25 times the noise of a full Renyi one at epsilon 1, and 4.7 at 0.15."""
     name, recipe = parse({"name": "robust-hdp"}, "faithful")
     assert name == "robust-hdp"
-    members = [Member(c, Policy(e, 1e-4), 2400, 32) for c, e in enumerate([1.0, 0.15])]
+    members = [Member(client=c, policy=Policy(e, 1e-4), samples=2400, batch=32) for c, e in enumerate([1.0, 0.15])]
     config = Config(privacy=PrivacyConfig(accountant="rdp"))
     full = plans(DpSgd(), members, 200, config)
     dated = plans(DpSgd(accountant="rdp-64"), members, 200, config)

@@ -235,7 +235,7 @@ def test_markup_in_files_stays_text(tmp_path: Path) -> None:
 
 def test_chart_data_cannot_end_its_script() -> None:
     trace = {"type": "bar", "name": EVIL + "<!--"}
-    content = page.page("title", "kind", "", [figures.Chart("one", "", "", [trace], {})])
+    content = page.page("title", "kind", "", [figures.Chart(key="one", title="", words="", data=[trace], layout={})])
     held = content[content.index('id="charts">') + 12 : content.index("<script>")].strip().removesuffix("</script>")
     assert not set("<>&") & set(held)
     found = Page(content)
@@ -326,7 +326,10 @@ def test_log_ticks_are_round_and_inside() -> None:
 
 def test_panels_leave_no_holes() -> None:
     def widths(*kinds: str) -> str:
-        charts = [figures.Chart(kind, "", "", [{}] * (kind != "words"), wide=kind == "wide") for kind in kinds]
+        charts = [
+            figures.Chart(key=kind, title="", words="", data=[{}] * (kind != "words"), wide=kind == "wide")
+            for kind in kinds
+        ]
         return "".join(
             "w" if wide else "h" for wide in re.findall(r'<figure class="panel( wide)?"', page.panels(charts))
         )

@@ -29,7 +29,7 @@ def update(client: int, value: float = 1.0, round_number: int = 1) -> Update:
 
 
 def terms(recipe: str = "dp-fedavg", rounds: int = 3) -> RunTerms:
-    members = tuple(Member(c, Policy(1.0 + c, 1e-4), 10 * (c + 1), 5) for c in range(3))
+    members = tuple(Member(client=c, policy=Policy(1.0 + c, 1e-4), samples=10 * (c + 1), batch=5) for c in range(3))
     made, facts = RECIPES[recipe], torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64)
     return RunTerms(
         recipe=made,

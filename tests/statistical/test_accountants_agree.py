@@ -33,7 +33,13 @@ class Schedule(NamedTuple):
     def event(self, *, rate: float = 1.0, noise: float = 1.0, steps: int = 0) -> dp.DpEvent:
         """The composition, with rates and noise scaled and a share of 1 / `steps` of the steps added."""
         return composed(
-            Cost("x", "poisson-gaussian", noise * z, count + (count // steps + 1 if steps else 0), min(1.0, rate * q))
+            Cost(
+                what="x",
+                kind="poisson-gaussian",
+                noise=noise * z,
+                steps=count + (count // steps + 1 if steps else 0),
+                rate=min(1.0, rate * q),
+            )
             for q, z, count in self.parts
         )
 
@@ -205,7 +211,12 @@ def test_epsilon_is_monotone_in_noise_rounds_and_batch(relation: Relation) -> No
 def test_noise_scaled_by_the_rate_is_noticed_as_not_monotone() -> None:
     def wrong(event: dp.DpEvent, delta: float, relation: Relation) -> float:
         parts = [part for part in events.parts_of(event) if isinstance(part, pld.Part)]
-        costs = [Cost("x", "poisson-gaussian", 50.0 * part.noise * part.rate, part.steps, part.rate) for part in parts]
+        costs = [
+            Cost(
+                what="x", kind="poisson-gaussian", noise=50.0 * part.noise * part.rate, steps=part.steps, rate=part.rate
+            )
+            for part in parts
+        ]
         return api.epsilon(composed(costs), delta, relation)
 
     assert [broken(wrong, schedule) for schedule in TELLING] == [["batch"]] * len(TELLING)

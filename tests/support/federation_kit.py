@@ -113,7 +113,9 @@ def planned(offer: Config, node: Node, samples: int = ROWS) -> float:
         RosterEntry(name=name, epsilon=one.epsilon, delta=one.delta, relation=one.relation, samples=samples)
         for name in ("a", "b")
     ]
-    return run_spec.member_spec(offer, facts, 0, one, Schema(SHAPE, CLASSES)).schedule.plan.noise_multiplier
+    return run_spec.member_spec(
+        offer, facts, 0, one, Schema(shape=SHAPE, classes=CLASSES)
+    ).schedule.plan.noise_multiplier
 
 
 def answer(federation: Federation, task: Task) -> Update:

@@ -23,7 +23,7 @@ from hush.privacy.ledger import BudgetSpentError, Ledger, account, book, ledger
 from hush.types import HushError, Policy, Receipt
 
 RUN = "spring"
-COSTS = (Cost("model update", "gaussian", 100.0, 5),)
+COSTS = (Cost(what="model update", kind="gaussian", noise=100.0, steps=5),)
 POLICY = Policy(0.5, 1e-5)
 FAILED = 9  # the exit status of a process that ended itself at a failpoint
 
@@ -93,7 +93,7 @@ def forgetful(path: str, witness: str, rounds: int) -> None:
 def spender(path: str, run: str, rounds: int, noise: float, out: str) -> None:
     """Charge as many rounds as there is budget for, against others who do the same."""
     heads = []
-    costs = [Cost("model update", "gaussian", noise, 1)]
+    costs = [Cost(what="model update", kind="gaussian", noise=noise, steps=1)]
     with Ledger.open(path, wait=120) as held, contextlib.suppress(BudgetSpentError):
         for number in range(1, rounds + 1):
             receipt = held.reserve(costs, run, number)

@@ -102,7 +102,13 @@ class Toy:
     def members(self) -> tuple[Member, ...]:
         """Their public facts."""
         return tuple(
-            Member(i, Policy(e, DELTA), c.size, c.size if self.whole else int(c.divisor), g)
+            Member(
+                client=i,
+                policy=Policy(e, DELTA),
+                samples=c.size,
+                batch=c.size if self.whole else int(c.divisor),
+                group=g,
+            )
             for i, (c, e, g) in enumerate(zip(self.clients, self.epsilons, self.groups, strict=True))
         )
 

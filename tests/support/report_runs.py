@@ -34,7 +34,7 @@ def guarantee(client: int, rounds: int, **changes: Any) -> Guarantee:
     """A card as the engine would write it: the noise is round, and what it costs is what the accountant says."""
     batch, z = BATCHES[client % 2], (6.0, 3.0, 2.0, 1.0)[client % 4]
     rate = batch / 72
-    cost = Cost("model update", "poisson-gaussian", z, STEPS, rate)
+    cost = Cost(what="model update", kind="poisson-gaussian", noise=z, steps=STEPS, rate=rate)
     made = Guarantee(
         client=client, epsilon_budget=BUDGETS[client % 4] * 10, epsilon_spent=epsilon_after(rate, z, rounds * STEPS),
         delta=DELTA, relation="add-remove", accountant="pld", sampler="poisson", noise=noise.SEEDED,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
+import typer.core
 
 from hush.cli.data import data_app
 from hush.cli.federation import federation_app
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from hush.types import RunResult
 
 _LONGEST = 4000
+# Help is plain text. With rich installed, typer would escape its brackets nevertheless: "\\[default: 1]".
+typer.core.HAS_RICH = False
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,

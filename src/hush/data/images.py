@@ -19,7 +19,7 @@ SIDE = 28
 Pixels = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class IdxImages:
     """One dataset of square grey images in IDX files, and the public constants that normalise it."""
 

@@ -139,9 +139,14 @@ def infer_schema(
     columns = tuple(_inferred(column, values, rest.place) for column, values in rest.columns.items())
     found = class_values(table.columns[label])
     return Schema(
-        (len(columns),), None if found is None else len(found), columns, label, "signed", "one-hot",
-        () if found is None else tuple(map(str, found)),
-    )  # fmt: skip
+        shape=(len(columns),),
+        classes=None if found is None else len(found),
+        columns=columns,
+        label=label,
+        scale="signed",
+        encoding="one-hot",
+        class_names=() if found is None else tuple(map(str, found)),
+    )
 
 
 def _numbers(table: Table) -> Rows:
@@ -271,15 +276,15 @@ def _inferred(name: str, values: Values, where: Callable[[int], str]) -> Column:
     if not held:
         raise HushError(f"schema: column {name!r:.80} is blank in every row, so nothing says what it may hold")
     if all(isinstance(value, bool | np.bool_) for value in held):
-        return Column(name, "boolean", missing=missing)
+        return Column(name=name, kind="boolean", missing=missing)
     numbers = _as_numbers(values)
     if numbers is not None:
         low, high = float(np.nanmin(numbers)), float(np.nanmax(numbers))
         if not math.isfinite(low) or not math.isfinite(high):
             raise HushError(f"schema: column {name!r:.80} holds infinity; accepted: finite numbers")
-        return Column(name, "number", low, high if high > low else low + 1.0, missing=missing)
+        return Column(name=name, kind="number", low=low, high=high if high > low else low + 1.0, missing=missing)
     try:
-        days = [_date(value, Column(name, "date"), {}) for value in held]
+        days = [_date(value, Column(name=name, kind="date"), {}) for value in held]
     except ValueError:
         found = sorted({str(value) for value in held})
         if len(found) > _MOST_CATEGORIES:
@@ -287,8 +292,8 @@ def _inferred(name: str, values: Values, where: Callable[[int], str]) -> Column:
                 f"schema: column {name!r:.80} has {len(found)} different texts; accepted: up to {_MOST_CATEGORIES} "
                 "categories; leave such a column out"
             ) from None
-        return Column(name, "category", categories=tuple(found), missing=missing, unknown=True)
-    return Column(name, "date", min(days), max(max(days), min(days) + 1.0), missing=missing)
+        return Column(name=name, kind="category", categories=tuple(found), missing=missing, unknown=True)
+    return Column(name=name, kind="date", low=min(days), high=max(max(days), min(days) + 1.0), missing=missing)
 
 
 def _listed(names: Sequence[str]) -> str:

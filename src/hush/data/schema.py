@@ -45,7 +45,7 @@ _MOST = 1 << 31
 _EPOCH = date(1970, 1, 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Column:
     """One feature.
 
@@ -102,7 +102,7 @@ class Column:
         return len(self.categories) + int(self.unknown) + indicator if encoding == "one-hot" else 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Schema:
     """The rows of a file or of a run.
 
@@ -177,7 +177,7 @@ def from_record(raw: Any) -> Schema:
         raise HushError("schema: class_names must be a list of strings")
     rest = {key: raw[key] for key in ("classes", "label", "scale", "encoding") if key in raw}
     return Schema(
-        tuple(raw["shape"]), columns=tuple(_column(each) for each in columns), class_names=tuple(names), **rest
+        shape=tuple(raw["shape"]), columns=tuple(_column(each) for each in columns), class_names=tuple(names), **rest
     )
 
 
@@ -234,7 +234,7 @@ def toml(schema: Schema) -> str:
 
 def named(names: Sequence[str], label: str) -> Schema:
     """Return the schema of a header without declaration: numeric columns."""
-    return Schema((len(names),), None, tuple(Column(name) for name in names), label)
+    return Schema(shape=(len(names),), classes=None, columns=tuple(Column(name=name) for name in names), label=label)
 
 
 def check_fits(own: Schema, run: Schema) -> None:
@@ -287,9 +287,14 @@ def _column(raw: Any) -> Column:
     if kind == "date":
         low, high, missing = (_days(value) for value in (low, high, missing))
     return Column(
-        raw["name"], kind, low, high, tuple(categories), REFUSE if missing is None else missing,
-        raw.get("unknown", False),
-    )  # fmt: skip
+        name=raw["name"],
+        kind=kind,
+        low=low,
+        high=high,
+        categories=tuple(categories),
+        missing=REFUSE if missing is None else missing,
+        unknown=raw.get("unknown", False),
+    )
 
 
 def _days(value: Any) -> Any:

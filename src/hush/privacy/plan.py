@@ -136,8 +136,15 @@ class PrivacyPlan:
         """What that many rounds cost."""
         steps = rounds * self.steps
         if self.sampler == "fixed":
-            return Cost(UPDATE, "fixed-gaussian", self.noise_multiplier, steps, samples=self.samples, batch=self.batch)
-        return Cost(UPDATE, "poisson-gaussian", self.noise_multiplier, steps, self.rate)
+            return Cost(
+                what=UPDATE,
+                kind="fixed-gaussian",
+                noise=self.noise_multiplier,
+                steps=steps,
+                samples=self.samples,
+                batch=self.batch,
+            )
+        return Cost(what=UPDATE, kind="poisson-gaussian", noise=self.noise_multiplier, steps=steps, rate=self.rate)
 
     def event(self, rounds: int) -> DpEvent:
         """The same for dp_accounting."""

@@ -121,7 +121,7 @@ class Stage:
         noise = ratio * self.plan.noise_multiplier
         if side_release.sampled and self.plan.rate < 1:
             return replace(self.plan.cost(rounds), what=side_release.what, noise=noise, steps=rounds)
-        return Cost(side_release.what, "gaussian", noise, rounds)
+        return Cost(what=side_release.what, kind="gaussian", noise=noise, steps=rounds)
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,14 @@ def tight_server_epsilon(
     _check(sigma_g=sigma_g, s=s, K=K, seen=seen)
     delta = _delta(M, R, delta)
     # sigma_g is relative to the replace-one sensitivity, twice the clipping norm; a cost is relative to the norm.
-    steps = Cost("model update", "fixed-gaussian", 2.0 * sigma_g, seen * K, samples=R, batch=max(1, round(s * R)))
+    steps = Cost(
+        what="model update",
+        kind="fixed-gaussian",
+        noise=2.0 * sigma_g,
+        steps=seen * K,
+        samples=R,
+        batch=max(1, round(s * R)),
+    )
     return api.epsilon(steps.event(), delta, "replace-one", "rdp")
 
 

@@ -210,6 +210,10 @@ class Project(Option):
         super().__init_subclass__(**kwargs)
         cls.encodes = cls.encode is not Project.encode
 
+    def start(self, clients: int, size: int) -> State:
+        """Return the state before the first round; `size` is the number of parameters of a model."""
+        return {}
+
     def sends(self, view: RoundView, state: State) -> list[Mapping[str, Tensor]]:
         """Return what each client needs in order to encode: `slots` of its task's extras, as `extras` declares them."""
         return [{} for _ in view.clients]
@@ -244,6 +248,10 @@ class Project(Option):
 
 class Weight(Option, ABC):
     """How much each client's update counts in the aggregate."""
+
+    def start(self, clients: int) -> State:
+        """Return the state before the first round."""
+        return {}
 
     @abstractmethod
     def weight(self, view: RoundView, state: State) -> tuple[Weights, State]:

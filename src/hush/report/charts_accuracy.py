@@ -17,7 +17,7 @@ def accuracy_by_round(view: RunView) -> Chart:
     title = "Accuracy by round"
     rows = [(r.round, finite(r.accuracy_per_client), r.loss) for r in view.records if finite(r.accuracy_per_client)]
     if not rows:
-        return Chart("accuracy", title, "No round has been evaluated yet.")
+        return Chart(key="accuracy", title=title, words="No round has been evaluated yet.")
     x = [number for number, _, _ in rows]
     means = [statistics.fmean(values) for _, values, _ in rows]
     edge = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "x": x}
@@ -42,7 +42,7 @@ def accuracy_by_round(view: RunView) -> Chart:
         axis("accuracy", tickformat=".0%", domain=[0.36, 1]),
         yaxis2={**axis("loss", nticks=4), "domain": [0, 0.24], "zeroline": False, "automargin": True},
     )
-    return Chart("accuracy", title, words, data, shape, height=360)
+    return Chart(key="accuracy", title=title, words=words, data=data, layout=shape, height=360)
 
 
 def accuracy_by_client(view: RunView) -> Chart:
@@ -50,7 +50,7 @@ def accuracy_by_client(view: RunView) -> Chart:
     title = "Final accuracy per client" if view.finished else f"Accuracy per client after round {view.rounds}"
     ranked = sorted((a, client) for client, a in enumerate(view.accuracies) if math.isfinite(a))
     if not ranked:
-        return Chart("clients", title, "No round has been evaluated yet.")
+        return Chart(key="clients", title=title, words="No round has been evaluated yet.")
     mean = statistics.fmean(a for a, _ in ranked)
     names = [view.name(client) for _, client in ranked]
     bars = {
@@ -68,4 +68,11 @@ def accuracy_by_client(view: RunView) -> Chart:
         bargap=0.25 if len(ranked) <= 60 else 0.05,
         shapes=[line],
     )
-    return Chart("clients", title, "From worst to best; the dashed line is the mean.", [bars], shape, height=360)
+    return Chart(
+        key="clients",
+        title=title,
+        words="From worst to best; the dashed line is the mean.",
+        data=[bars],
+        layout=shape,
+        height=360,
+    )

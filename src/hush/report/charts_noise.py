@@ -18,7 +18,9 @@ def weights(view: RunView) -> Chart:
     title = "Weight per client"
     mean, last = _weights(view)
     if not mean:
-        return Chart("weights", title, "No update was used." if view.finished else "No update has been used yet.")
+        return Chart(
+            key="weights", title=title, words="No update was used." if view.finished else "No update has been used yet."
+        )
     if not view.guarantees:
         trace = {
             "type": "bar", "x": [view.name(client) for client in mean],
@@ -26,10 +28,17 @@ def weights(view: RunView) -> Chart:
             "hovertemplate": "client %{x}<br>weight %{y:.4f}<extra></extra>",
         }  # fmt: skip
         words = "Mean over the rounds so far; budgets and batch sizes are available when the run ends."
-        return Chart("weights", title, words, [trace], layout(axis("client"), axis("weight")), height=360)
+        return Chart(
+            key="weights",
+            title=title,
+            words=words,
+            data=[trace],
+            layout=layout(axis("client"), axis("weight")),
+            height=360,
+        )
     known = [g for g in view.guarantees if g.client in mean and math.isfinite(g.epsilon_budget or math.inf)]
     if not known:
-        return Chart("weights", title, "No client has a budget to plot the weights against.")
+        return Chart(key="weights", title=title, words="No client has a budget to plot the weights against.")
     batches = sorted({g.batch_size for g in known})
     if len(batches) <= len(figures.COLOURS):
         data = [
@@ -52,7 +61,7 @@ def weights(view: RunView) -> Chart:
     words = "Mean over the rounds in which the client's update was used; the dashed line marks equal weights."
     if any(record.placed for record in view.records):
         words += " The weights of each cluster model sum to one."
-    return Chart("weights", title, words, data, shape, height=360)
+    return Chart(key="weights", title=title, words=words, data=data, layout=shape, height=360)
 
 
 def noise(view: RunView) -> Chart:
@@ -66,12 +75,14 @@ def noise(view: RunView) -> Chart:
                 estimated.setdefault(client, []).append(value)
         planned |= record.noise_planned
     if not any(record.weights for record in view.records):
-        return Chart("noise", title, "No update was used, so there was no noise to estimate.")
+        return Chart(key="noise", title=title, words="No update was used, so there was no noise to estimate.")
     if not estimated:
-        return Chart("noise", title, "This recipe does not estimate noise.")
+        return Chart(key="noise", title=title, words="This recipe does not estimate noise.")
     shown = [client for client in sorted(estimated) if planned.get(client, 0) > 0]
     if not shown:
-        return Chart("noise", title, "The clients add no noise, so there is no planned noise to compare with.")
+        return Chart(
+            key="noise", title=title, words="The clients add no noise, so there is no planned noise to compare with."
+        )
     middle = {client: statistics.median(estimated[client]) for client in shown}
     everything = [v for client in shown for v in (*estimated[client], planned[client])]
     ends = [min(everything) / 1.3, max(everything) * 1.3]
@@ -94,7 +105,7 @@ def noise(view: RunView) -> Chart:
         "(median and range over rounds). The dashed line marks equality."
     )
     shape = layout(log_axis("planned noise", everything), log_axis("estimated noise", everything))
-    return Chart("noise", title, words, [diagonal, points], shape, height=360)
+    return Chart(key="noise", title=title, words=words, data=[diagonal, points], layout=shape, height=360)
 
 
 def _weights(view: RunView) -> tuple[dict[int, float], dict[int, float]]:

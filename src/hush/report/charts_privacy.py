@@ -16,12 +16,14 @@ def privacy_by_round(view: RunView) -> Chart:
     """Return the chart of epsilon spent after each round, with the budgets."""
     title = "Privacy spent by round"
     if not view.guarantees:
-        return Chart("privacy", title, "Available when the run ends.", wide=True)
+        return Chart(key="privacy", title=title, words="Available when the run ends.", wide=True)
     if view.untrained:
-        return Chart("privacy", title, "No client released an update in this run.", wide=True)
+        return Chart(key="privacy", title=title, words="No client released an update in this run.", wide=True)
     found = spending(view)
     if not found.lines:
-        return Chart("privacy", title, "No client has a bounded epsilon: no noise was added.", wide=True)
+        return Chart(
+            key="privacy", title=title, words="No client has a bounded epsilon: no noise was added.", wide=True
+        )
     lines = sorted(found.lines, key=lambda line: line.budget)
     budgets = sorted({line.budget for line in lines if math.isfinite(line.budget)})
     y = scale("epsilon", [epsilon for line in lines for epsilon in line.epsilon] + budgets, 30)
@@ -45,7 +47,15 @@ def privacy_by_round(view: RunView) -> Chart:
     }  # fmt: skip
     x = round_axis(view.rounds) | ({} if log else {"range": [0, view.rounds + 0.5]})
     shape = layout(x, y)
-    return Chart("privacy", title, _privacy_words(found), [marks, *data], shape, height=400, wide=True)
+    return Chart(
+        key="privacy",
+        title=title,
+        words=_privacy_words(found),
+        data=[marks, *data],
+        layout=shape,
+        height=400,
+        wide=True,
+    )
 
 
 def _privacy_words(found: Spending) -> str:

@@ -76,7 +76,15 @@ def accuracy_by_recipe(view: ComparisonView) -> Chart:
         if several
         else "Bars: mean over clients, one seed. Markers: worst client."
     )
-    return Chart("recipes", "Final accuracy by recipe", words, [bars, worst], shape, height=380, wide=True)
+    return Chart(
+        key="recipes",
+        title="Final accuracy by recipe",
+        words=words,
+        data=[bars, worst],
+        layout=shape,
+        height=380,
+        wide=True,
+    )
 
 
 def accuracy_by_round(view: ComparisonView) -> Chart:
@@ -95,10 +103,12 @@ def accuracy_by_round(view: ComparisonView) -> Chart:
                 }
             )  # fmt: skip
     if not data:
-        return Chart("rounds", title, "The rounds of these runs are not in this directory.", wide=True)
+        return Chart(key="rounds", title=title, words="The rounds of these runs are not in this directory.", wide=True)
     last = max(max(trace["x"]) for trace in data)
     shape = layout(round_axis(last), axis("accuracy", tickformat=".0%"), showlegend=True)
-    return Chart("rounds", title, "Mean over clients and seeds.", data, shape, height=380, wide=True)
+    return Chart(
+        key="rounds", title=title, words="Mean over clients and seeds.", data=data, layout=shape, height=380, wide=True
+    )
 
 
 def _by_round(recipe: RecipeView) -> dict[int, float]:

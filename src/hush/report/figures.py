@@ -14,7 +14,7 @@ STRICT_TO_LOOSE = ("#7a5fc0", "#4d74c9", "#2f93b8", "#2a9d8f", "#6aa84f", "#c9a2
 MAIN, ALERT, QUIET = COLOURS[0], COLOURS[4], "#8a919c"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Chart:
     """A plotly figure with its title and caption. Texts are not yet escaped."""
 

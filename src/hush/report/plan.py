@@ -43,14 +43,16 @@ def _by_round(found: Forecast) -> Chart:
         f"{found.affordable_rounds} rounds."
     )
     shape = layout(round_axis(found.rounds), scale("epsilon", [*found.spent, budget], 1e9))
-    return Chart("plan", "Privacy spent by round", words, [mark, line], shape, height=420, wide=True)
+    return Chart(
+        key="plan", title="Privacy spent by round", words=words, data=[mark, line], layout=shape, height=420, wide=True
+    )
 
 
 def _by_client(found: Sequence[Preview]) -> Chart:
     private = [each for each in found if each.noise_variance > 0]
     title = "Noise and weight per client"
     if not private:
-        return Chart("plan", title, "No client adds noise under this recipe.", wide=True)
+        return Chart(key="plan", title=title, words="No client adds noise under this recipe.", wide=True)
     dots = {
         "x": [each.epsilon_budget for each in private], "y": [each.noise_variance for each in private],
         "mode": "markers",
@@ -66,4 +68,4 @@ def _by_client(found: Sequence[Preview]) -> Chart:
         log_axis("epsilon budget", [each.epsilon_budget for each in private]),
         log_axis("noise in an update", [each.noise_variance for each in private]),
     )
-    return Chart("plan", title, words, [dots], shape, height=460, wide=True)
+    return Chart(key="plan", title=title, words=words, data=[dots], layout=shape, height=460, wide=True)

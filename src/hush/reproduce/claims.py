@@ -26,7 +26,7 @@ _FORM = re.compile(
 Values = Mapping[tuple[str, str], float]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Order:
     """One claim.
 
@@ -56,7 +56,15 @@ def parsed(text: str) -> Order:
         raise HushError(f"orders: cannot parse {text!r}; accepted: such as 'a > b + 5 @ column [measure]'")
     sign = 1 if found["op"] == ">" or found["top"] == "best" else -1
     margin = float(f"{found['sign'] or ''}{found['margin'] or 0}")
-    return Order(text, found["one"], found["other"], sign, sign * margin, found["place"], found["measure"] or "value")
+    return Order(
+        text=text,
+        one=found["one"],
+        other=found["other"],
+        sign=sign,
+        margin=sign * margin,
+        place=found["place"],
+        measure=found["measure"] or "value",
+    )
 
 
 def checked(orders: Sequence[str], cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

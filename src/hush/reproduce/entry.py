@@ -30,7 +30,7 @@ class Printed:
     std: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cell:
     """One algorithm under one column's setting.
 
@@ -58,7 +58,7 @@ class Cell:
         return f"{self.algorithm}:{self.column}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Entry:
     """A table or a figure."""
 
@@ -116,10 +116,18 @@ def entry(name: str) -> Entry:
     table = files.printed(raw.get("printed", ""))
     cells = _traded(raw["tradeoff"], table["rows"]) if "tradeoff" in raw else _crossed(raw, table["rows"])
     return Entry(
-        name, raw["title"], raw["metric"], raw.get("seeds", 3), raw["config"], tuple(cells),
-        tuple(raw.get("modes", ("faithful", "sound"))), tuple(raw.get("notes", ())), tuple(raw.get("orders", ())),
-        table.get("doubt", ""), raw.get("options", {}),
-    )  # fmt: skip
+        name=name,
+        title=raw["title"],
+        metric=raw["metric"],
+        seeds=raw.get("seeds", 3),
+        config=raw["config"],
+        cells=tuple(cells),
+        modes=tuple(raw.get("modes", ("faithful", "sound"))),
+        notes=tuple(raw.get("notes", ())),
+        orders=tuple(raw.get("orders", ())),
+        doubt=table.get("doubt", ""),
+        options=raw.get("options", {}),
+    )
 
 
 def _crossed(raw: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Cell]:
@@ -128,18 +136,21 @@ def _crossed(raw: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[
     rates = {(row["algorithm"], row["column"]): row["value"] for row in listed}
     return [
         Cell(
-            slug(values.get("as", algorithm)), slug(column),
-            {
+            algorithm=slug(values.get("as", algorithm)),
+            column=slug(column),
+            settings={
                 **({"local.lr": rates[algorithm, column]} if (algorithm, column) in rates else {}),
                 **{key: value for key, value in settings.items() if key not in _MARKS},
                 **{key: value for key, value in values.items() if key not in _MARKS},
             },
-            _cell(rows, values.get("row", algorithm), values.get("column", column)), own, values.get("faithful", {}),
+            printed=_cell(rows, values.get("row", algorithm), values.get("column", column)),
+            own=own,
+            faithful=values.get("faithful", {}),
         )
         for own, algorithms in ((False, raw["algorithms"]), (True, raw.get("ours", {})))
         for algorithm, values in algorithms.items()
         for column, settings in raw["columns"].items()
-    ]  # fmt: skip
+    ]
 
 
 def _traded(table: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Cell]:
@@ -149,7 +160,15 @@ def _traded(table: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list
         values = _cell(rows, table["row"], printed)
         known = [Printed(float(each["T"])) for each in rows if each["column"] == printed]
         values |= {tradeoff.ROUNDS: known[0]} if known else {}
-        found.append(Cell(slug(row), slug(column), settings, values, facts={tradeoff.ROUNDS: float(rounds)}))
+        found.append(
+            Cell(
+                algorithm=slug(row),
+                column=slug(column),
+                settings=settings,
+                printed=values,
+                facts={tradeoff.ROUNDS: float(rounds)},
+            )
+        )
     return found
 
 

@@ -92,6 +92,9 @@ def start(terms: RunTerms, models: Tensor, enrolment: State | None = None) -> Se
             "samples": torch.tensor([float(member.samples) for member in terms.members], dtype=torch.float64),
         },
     }
+    for model in range(len(models)):
+        slots[f"project-{model}"] = recipe.project.start(clients, models.shape[1])
+        slots[f"weight-{model}"] = recipe.weight.start(clients)
     return ServerState(0, models, models, slots)
 
 

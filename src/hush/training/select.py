@@ -45,7 +45,7 @@ from hush.types import HushError
 _SUPPORTED = "Linear, Conv1d, Conv2d, Embedding, GroupNorm, LayerNorm, InstanceNorm, RMSNorm, RNN, LSTM, GRU"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Facts:
     """What the choice depends on. Each fact is computed when a row of the table first asks for it."""
 
@@ -159,7 +159,7 @@ def select(
 
     Fails if a layer has no rule and `strict`, if vmap's gradients are wrong for the model, or if hooks could mix rows.
     """
-    facts = _Facts(model, x, y, jobs, physical_batch, precision, strict)
+    facts = _Facts(model=model, x=x, y=y, jobs=jobs, limit=physical_batch, precision=precision, strict=strict)
     if not facts.closed_form:
         # The closed form alone never runs the module.
         check_global_hooks(model.name)

@@ -72,12 +72,12 @@ def test_an_enrolment_cut_short_is_charged_anew_also_while_the_ledger_is_held(tm
     """What was reserved and not sealed is forfeited; what was sealed is told again as the same bytes."""
     words: dict[str, Any] = {"samples": "noised", "more": "lifetime = 9.0"}
     before = kit.member(tmp_path / "a", **words)
-    before.ledger.reserve([Cost(COUNT, "gaussian", 10.0, 1)], kit.RUN, ENROLMENT)
+    before.ledger.reserve([Cost(what=COUNT, kind="gaussian", noise=10.0, steps=1)], kit.RUN, ENROLMENT)
     before.ledger.close()
     with Ledger.open(tmp_path / "a" / "ledger.db") as holder:
-        holder.reserve([Cost(COUNT, "gaussian", 10.0, 1)], "other", ENROLMENT)
+        holder.reserve([Cost(what=COUNT, kind="gaussian", noise=10.0, steps=1)], "other", ENROLMENT)
         node = kit.member(tmp_path / "a", **words)
-        node.ledger.reserve([Cost(COUNT, "gaussian", 10.0, 1)], kit.RUN, ENROLMENT, 2)
+        node.ledger.reserve([Cost(what=COUNT, kind="gaussian", noise=10.0, steps=1)], kit.RUN, ENROLMENT, 2)
         node.ledger.close()
         asks = kit.Coordinator(kit.member(tmp_path / "a", **words))
         first = asks.enrol(kit.config())

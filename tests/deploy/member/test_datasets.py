@@ -29,11 +29,17 @@ from tests.support import federation_kit as kit
 QUICK, SOAK = 8, 200
 NAMES = ("age", "bmi", "sbp", "sex", "smoker")
 RUN = Schema(
-    (5,), 3,
-    (Column("age", "integer", 18, 95), Column("bmi", low=10.0, high=60.0), Column("sbp"),
-     Column("sex", "category", categories=("F", "M", "X")), Column("smoker", "category", categories=("no", "yes"))),
-    "outcome",
-)  # fmt: skip
+    shape=(5,),
+    classes=3,
+    columns=(
+        Column(name="age", kind="integer", low=18, high=95),
+        Column(name="bmi", low=10.0, high=60.0),
+        Column(name="sbp"),
+        Column(name="sex", kind="category", categories=("F", "M", "X")),
+        Column(name="smoker", kind="category", categories=("no", "yes")),
+    ),
+    label="outcome",
+)
 
 
 def table(number: int = 90, seed: int = 0) -> list[dict[str, Any]]:
@@ -191,14 +197,20 @@ def test_a_table_without_a_declared_schema_has_the_names_of_its_header(tmp_path:
     check_fits(swapped.schema, run)
     assert np.array_equal(mapped(swapped.x, swapped.y, swapped.schema, run)[0], x)
     # An array has no names that could tell an order, so it does not fit a run that has them, nor the reverse.
-    for own, other in ((Schema((6,)), run), (swapped.schema, Schema((6,), 2))):
+    for own, other in ((Schema(shape=(6,)), run), (swapped.schema, Schema(shape=(6,), classes=2))):
         with pytest.raises(HushError, match=r"schema\.toml names the columns of arrays"):
             check_fits(own, other)
 
 
 def test_values_outside_a_range_are_clipped_row_by_row() -> None:
-    own = Schema((2,), None, (Column("b"), Column("a", "category", categories=("y", "x"))))
-    run = Schema((2,), 3, (Column("a", "category", categories=("x", "z", "y")), Column("b", low=-1.0, high=1.0)))
+    own = Schema(
+        shape=(2,), classes=None, columns=(Column(name="b"), Column(name="a", kind="category", categories=("y", "x")))
+    )
+    run = Schema(
+        shape=(2,),
+        classes=3,
+        columns=(Column(name="a", kind="category", categories=("x", "z", "y")), Column(name="b", low=-1.0, high=1.0)),
+    )
     x, y = np.array([[5.0, 0.0], [-5.0, 1.0], [0.5, 0.0]], np.float32), np.array([0, 7, 2])
     found, labels = mapped(x, y, own, run)
     assert found.tolist() == [[2.0, 1.0], [0.0, -1.0], [2.0, 0.5]]

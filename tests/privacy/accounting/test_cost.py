@@ -29,16 +29,16 @@ def test_round_trip(costs: list[Cost]) -> None:
 def test_events() -> None:
     import dp_accounting as dp
 
-    poisson = Cost("model update", "poisson-gaussian", 1.5, 3, rate=0.1).event()
+    poisson = Cost(what="model update", kind="poisson-gaussian", noise=1.5, steps=3, rate=0.1).event()
     assert poisson == dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(1.5)), 3)
-    fixed = Cost("model update", "fixed-gaussian", 1.5, 3, samples=50, batch=5).event()
+    fixed = Cost(what="model update", kind="fixed-gaussian", noise=1.5, steps=3, samples=50, batch=5).event()
     assert fixed.event == dp.SampledWithoutReplacementDpEvent(50, 5, dp.GaussianDpEvent(1.5))
-    assert Cost("x", "gaussian", 0.0, 1).event() == dp.NonPrivateDpEvent()
-    assert Cost("x", "gaussian", 0.0, 0).event() == dp.NoOpDpEvent()
+    assert Cost(what="x", kind="gaussian", noise=0.0, steps=1).event() == dp.NonPrivateDpEvent()
+    assert Cost(what="x", kind="gaussian", noise=0.0, steps=0).event() == dp.NoOpDpEvent()
     assert composed([]) == dp.ComposedDpEvent([])
 
 
-GOOD = json.loads(to_json([Cost("model update", "gaussian", 1.0, 1)]))[0]
+GOOD = json.loads(to_json([Cost(what="model update", kind="gaussian", noise=1.0, steps=1)]))[0]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ DELTA = 1e-5
 
 
 def fixed(samples: int, batch: int, noise: float, steps: int = 1) -> Cost:
-    return Cost("model update", "fixed-gaussian", noise, steps, samples=samples, batch=batch)
+    return Cost(what="model update", kind="fixed-gaussian", noise=noise, steps=steps, samples=samples, batch=batch)
 
 
 def spent(*costs: Cost) -> float:
@@ -42,7 +42,7 @@ def attained(samples: int, batch: int, noise: float, steps: int) -> float:
 
 def test_a_full_batch_is_a_plain_gaussian_under_replace_one() -> None:
     full = spent(fixed(100, 100, 2.0))
-    assert full == spent(Cost("model update", "gaussian", 2.0, 1))
+    assert full == spent(Cost(what="model update", kind="gaussian", noise=2.0, steps=1))
     exact = dp.get_epsilon_gaussian(1.0, DELTA)
     assert exact == pytest.approx(4.38, abs=0.005)
     assert exact <= full <= 1.1 * exact
@@ -63,7 +63,11 @@ def test_the_factor_of_two_is_needed_and_enough(samples: int, batch: int, noise:
 
 def test_it_composes_with_itself_and_with_plain_gaussians() -> None:
     halved = dp.SampledWithoutReplacementDpEvent(500, 25, dp.GaussianDpEvent(1.5))
-    both = spent(fixed(500, 25, 3.0, 40), Cost("sample count", "gaussian", 20.0, 1), fixed(500, 25, 3.0, 60))
+    both = spent(
+        fixed(500, 25, 3.0, 40),
+        Cost(what="sample count", kind="gaussian", noise=20.0, steps=1),
+        fixed(500, 25, 3.0, 60),
+    )
     assert both == pytest.approx(upstream((halved, 100), (dp.GaussianDpEvent(10.0), 1)), rel=1e-12)
     assert both > spent(fixed(500, 25, 3.0, 100)) > spent(fixed(500, 25, 3.0, 99))
     nested = dp.SelfComposedDpEvent(fixed(500, 25, 3.0, 10).event(), 10)
@@ -81,7 +85,7 @@ def test_no_noise_costs_everything_and_no_step_nothing() -> None:
 )
 def test_elsewhere_it_is_refused(relation: Relation, accountant: Accountant) -> None:
     words = r"^event: found batches of a fixed size.*accepted for these: accountant rdp under relation replace-one$"
-    for others in ([], [Cost("sample count", "gaussian", 9.0, 1)]):
+    for others in ([], [Cost(what="sample count", kind="gaussian", noise=9.0, steps=1)]):
         event = composed([fixed(100, 10, 2.0), *others])
         with pytest.raises(HushError, match=words):
             api.epsilon(event, DELTA, relation, accountant)
@@ -92,7 +96,9 @@ def test_elsewhere_it_is_refused(relation: Relation, accountant: Accountant) -> 
 @pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_the_two_samplers_are_never_mixed(relation: Relation, accountant: Accountant) -> None:
-    event = composed([fixed(100, 10, 2.0), Cost("model update", "poisson-gaussian", 2.0, 5, rate=0.1)])
+    event = composed(
+        [fixed(100, 10, 2.0), Cost(what="model update", kind="poisson-gaussian", noise=2.0, steps=5, rate=0.1)]
+    )
     with pytest.raises(HushError, match=r"^event: found Poisson batches and batches of a fixed size"):
         api.epsilon(event, DELTA, relation, accountant)
 
@@ -107,10 +113,10 @@ def test_an_impossible_batch_is_refused(samples: int, batch: int) -> None:
 @pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
 def test_plain_and_poisson_releases_of_all_kinds_compose(relation: Relation) -> None:
     costs = [
-        Cost("first round on all rows", "gaussian", 12.0, 1),
-        Cost("model update", "poisson-gaussian", 2.0, 300, rate=0.02),
-        Cost("model update", "poisson-gaussian", 1.5, 40, rate=0.01),
-        Cost("sample count", "gaussian", 30.0, 2),
+        Cost(what="first round on all rows", kind="gaussian", noise=12.0, steps=1),
+        Cost(what="model update", kind="poisson-gaussian", noise=2.0, steps=300, rate=0.02),
+        Cost(what="model update", kind="poisson-gaussian", noise=1.5, steps=40, rate=0.01),
+        Cost(what="sample count", kind="gaussian", noise=30.0, steps=2),
     ]
     event = composed(costs)
     ours, theirs = api.epsilon(event, DELTA, relation), events.reference_epsilon(event, DELTA, relation)

@@ -22,7 +22,7 @@ from hush.privacy.ledger.terms import LedgerTerms
 from hush.types import HushError, Policy
 
 POLICY = Policy(1.0, 1e-4)
-SMALL = (Cost("model update", "gaussian", 50.0, 1),)
+SMALL = (Cost(what="model update", kind="gaussian", noise=50.0, steps=1),)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from hush.privacy.plan import PrivacyPlan, calibrated
 from hush.types import HushError, Policy
 
 POLICY = Policy(1.0, 1e-4)
-SMALL = (Cost("model update", "gaussian", 50.0, 1),)
+SMALL = (Cost(what="model update", kind="gaussian", noise=50.0, steps=1),)
 
 
 def plan(rounds: int = 5, epsilon: float = 1.0) -> PrivacyPlan:
@@ -51,9 +51,12 @@ def test_rounds_are_charged_until_the_budget_is_spent(ledger: Ledger) -> None:
 
 def test_spent_is_what_the_accountant_says_of_all_costs(ledger: Ledger) -> None:
     ledger.reserve([plan(5).cost()], "", 1)
-    ledger.reserve([plan(5).cost(), Cost("cluster choice", "gaussian", 20.0, 1)], "", 2)
+    ledger.reserve([plan(5).cost(), Cost(what="cluster choice", kind="gaussian", noise=20.0, steps=1)], "", 2)
     rate, noise, steps = plan(5).rate, plan(5).noise_multiplier, plan(5).steps
-    parts = [Cost("a", "poisson-gaussian", noise, 2 * steps, rate), Cost("b", "gaussian", 20.0, 1)]
+    parts = [
+        Cost(what="a", kind="poisson-gaussian", noise=noise, steps=2 * steps, rate=rate),
+        Cost(what="b", kind="gaussian", noise=20.0, steps=1),
+    ]
     assert ledger.spent() == account.epsilon(book.add_costs({}, parts), POLICY, "pld")
     alone = api.epsilon_after(rate, noise, [2 * steps], POLICY.delta)[0]
     assert alone < ledger.spent()
@@ -197,7 +200,9 @@ def test_bad_arguments(ledger: Ledger) -> None:
 
 def test_a_cost_that_cannot_be_accounted_charges_nothing(ledger: Ledger) -> None:
     with pytest.raises(HushError):
-        ledger.reserve([Cost("x", "fixed-gaussian", 1.0, 1, 1.0, 10, 5)], "", 1)
+        ledger.reserve(
+            [Cost(what="x", kind="fixed-gaussian", noise=1.0, steps=1, rate=1.0, samples=10, batch=5)], "", 1
+        )
     assert ledger.rounds == 0
     assert ledger.reserve(SMALL, "", 1).serial == 1
 

@@ -54,7 +54,7 @@ def load(
         found = from_arrays(x if blank is None else np.where(blank, 0.0, x), y, path.name, classes)
         if blank is not None:
             found.x[blank] = np.nan
-        schema = declared or (named(names, label) if names else Schema(found.x.shape[1:]))
+        schema = declared or (named(names, label) if names else Schema(shape=found.x.shape[1:]))
         if schema.shape != found.x.shape[1:]:
             raise HushError(f"rows of shape {found.x.shape[1:]}; the schema has {schema.shape}")
         return replace(found, schema=schema)
@@ -103,7 +103,7 @@ def declared(folder: Path) -> Schema | None:
 
 def schema_of(data: Dataset) -> Schema:
     """Return the schema of a run over such rows, with the number of classes."""
-    return replace(data.schema or Schema(data.x.shape[1:]), classes=data.classes)
+    return replace(data.schema or Schema(shape=data.x.shape[1:]), classes=data.classes)
 
 
 def _read(path: Path, label: str, declared: Schema | None) -> tuple[list[str] | None, Array, Array]:

@@ -109,8 +109,12 @@ class Disclosures:
 
     def costs(self) -> tuple[Cost, ...]:
         """What must be charged before anything is sent."""
-        found = [Cost(number.what, "gaussian", number.noise, 1) for number in self.numbers.values() if number.noise]
-        return (*found, *((Cost(CENTRE, "gaussian", self.centre, 1),) if self.centre else ()))
+        found = [
+            Cost(what=number.what, kind="gaussian", noise=number.noise, steps=1)
+            for number in self.numbers.values()
+            if number.noise
+        ]
+        return (*found, *((Cost(what=CENTRE, kind="gaussian", noise=self.centre, steps=1),) if self.centre else ()))
 
     def drawn(self) -> tuple[RosterEntry, dict[str, Tensor]]:
         """Sample the numbers and the mean. Must be called only once per run."""

@@ -94,7 +94,7 @@ class Node:
         self, name: str, policy: MemberPolicy, data: Dataset, ledger: Ledger, path: Path, key: keys.PrivateKey
     ) -> None:
         self.name, self.policy, self.data, self.ledger = name, policy, data, ledger
-        self.schema = data.schema or Schema(data.x.shape[1:])
+        self.schema = data.schema or Schema(shape=data.x.shape[1:])
         self.log = AuditLog(path / "audit.jsonl")
         self._runs = path / "runs"
         self._runs.mkdir(exist_ok=True)
@@ -493,7 +493,7 @@ class Node:
         rest = {key: max(0, steps - charged.get(key, 0)) for key, steps in whole.items()}
         with contextlib.suppress(BudgetSpentError):
             self.ledger.approve(
-                Cost("rest", kind, spread, steps, rate, samples, batch)
+                Cost(what="rest", kind=kind, noise=spread, steps=steps, rate=rate, samples=samples, batch=batch)
                 for (kind, spread, rate, samples, batch), steps in rest.items()
             )
 

@@ -44,7 +44,9 @@ class RosterEntry:
 
     def costs(self) -> tuple[Cost, ...]:
         """What was charged at enrolment."""
-        return tuple(Cost(what, "gaussian", float(noise), 1) for what, (noise, _) in self.noised.items())
+        return tuple(
+            Cost(what=what, kind="gaussian", noise=float(noise), steps=1) for what, (noise, _) in self.noised.items()
+        )
 
     def extremes(self, least: int) -> tuple[RosterEntry, ...]:
         """The entry at the ends of the 1 - 10^-9 confidence intervals of its noisy numbers."""
@@ -60,7 +62,13 @@ def roster(config: Config, facts: Sequence[RosterEntry]) -> tuple[Member, ...]:
         raise HushError(f"data.clients: {config.data.clients}, but {len(facts)} members are enrolled", "data.clients")
     batches = budgets.batch_sizes(config.local.batch_size, len(facts), config.seed)
     members = tuple(
-        Member(c, Policy(fact.epsilon, fact.delta, fact.relation), _rows(fact, batches[c]), batches[c], fact.group or 0)
+        Member(
+            client=c,
+            policy=Policy(fact.epsilon, fact.delta, fact.relation),
+            samples=_rows(fact, batches[c]),
+            batch=batches[c],
+            group=fact.group or 0,
+        )
         for c, fact in enumerate(facts)
     )
     for member, fact in zip(members, facts, strict=True):

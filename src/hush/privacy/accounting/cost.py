@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Kind = Literal["poisson-gaussian", "gaussian", "fixed-gaussian"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cost:
     """Equal noisy steps.
 

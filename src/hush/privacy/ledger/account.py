@@ -128,7 +128,7 @@ def remaining(spent: float, policy: Policy) -> float:
 @lru_cache(maxsize=16384)
 def _epsilon(totals: tuple[tuple[CostKey, int], ...], policy: Policy, accountant: Accountant) -> float:
     costs = [
-        Cost("total", kind, noise, steps, rate, samples, batch)
+        Cost(what="total", kind=kind, noise=noise, steps=steps, rate=rate, samples=samples, batch=batch)
         for (kind, noise, rate, samples, batch), steps in totals
         if steps
     ]
