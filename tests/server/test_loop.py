@@ -1,15 +1,18 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from hush.engines.server_rng import server_rng
 from hush.privacy.schedule import RoundSpec, StageTable
-from hush.recipes import RECIPES, parse
+from hush.recipes import RECIPES, Recipe, parse
+from hush.recipes.context import RoundView, ServerRng, State, Weights
+from hush.recipes.interfaces import Project, Weight
 from hush.server.loop import RunTerms, ServerState, serve, short_of_quorum, start
 from hush.server.participation import draw_participants, stages_of
 from hush.server.run_directory import RunDir
@@ -217,3 +220,41 @@ def test_run_directory_mistakes(tmp_path: Path) -> None:
     next(directory.path.glob("checkpoint-*")).write_bytes(b"rubbish")
     with pytest.raises(HushError, match="not a checkpoint"):
         directory.restore()
+
+
+@dataclass(frozen=True)
+class KeepsMask(Project):
+    """Needs a state of its own in the first round."""
+
+    def start(self, clients: int, size: int) -> State:
+        return {"mask": torch.ones(size)}
+
+    def project(self, view: RoundView, state: State, rng: ServerRng) -> tuple[Tensor, State]:
+        return view.updates * state["mask"], {"mask": torch.zeros_like(state["mask"])}
+
+
+@dataclass(frozen=True)
+class Counts(Weight):
+    """Counts the rounds of each client."""
+
+    def start(self, clients: int) -> State:
+        return {"rounds": torch.zeros(clients)}
+
+    def weight(self, view: RoundView, state: State) -> tuple[Weights, State]:
+        rounds = state["rounds"].index_add(0, torch.tensor(view.clients), torch.ones(len(view.clients)))
+        return Weights(self.foreseen(view)), {"rounds": rounds}
+
+
+def test_project_and_weight_start_with_a_state_of_their_own() -> None:
+    with_state = replace(terms(rounds=2), recipe=Recipe(project=KeepsMask(), weight=Counts()))
+    first = start(with_state, torch.zeros(1, 5))
+    assert first.slots["project-0"]["mask"].tolist() == [1.0] * 5
+    states: list[ServerState] = []
+    loop = serve(with_state, first, keep=lambda state, record: states.append(state))
+    next(loop)
+    loop.send([update(0), update(1), update(2)])
+    assert states[0].models.tolist() == [[1.0] * 5]
+    with pytest.raises(StopIteration):
+        loop.send([update(client, round_number=2) for client in range(3)])
+    assert states[1].models.tolist() == [[1.0] * 5]
+    assert states[1].slots["weight-0"]["rounds"].tolist() == [2.0] * 3
