@@ -1,4 +1,4 @@
-"""FedYogi (Reddi et al. 2021, https://arxiv.org/abs/2003.00295): a server step of one's own, in one file."""
+"""FedYogi (Reddi et al. 2021, https://arxiv.org/abs/2003.00295): a custom server step in one file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FedYogi(hush.ServerStep):
             raise ValueError(f"tau: expected a positive number, found {self.tau}")
 
     def start(self, models: Tensor) -> hush.State:
-        """At rest; the second moment starts at tau squared."""
+        """Return zero momentum, and a second moment of tau squared."""
         return {"first": torch.zeros_like(models), "second": torch.full_like(models, self.tau**2)}
 
     def step(self, models: Tensor, move: Tensor, state: hush.State, rng: hush.ServerRng) -> tuple[Tensor, hush.State]:

@@ -1,4 +1,4 @@
-"""Weights by how evenly a client's labels are spread: an option with a side release of its own."""
+"""Weights by how evenly a client's labels are spread: an option with its own side release."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LabelBalance(hush.Weight):
         return (hush.Release("label counts", True, "noised and charged in every round", "sampled-gaussian"),)
 
     def weight(self, view: hush.RoundView, state: hush.State) -> tuple[hush.Weights, hush.State]:
-        """Add the counts of the round to those before, and compare how evenly they are spread."""
+        """Add the counts of the round to the previous ones, and return weights by how even the totals are."""
         counts = view.answers["label counts"]
         before = state.get("counts", torch.zeros(len(view.budgets), counts.shape[1], dtype=torch.float64))
         total = before.index_add(0, torch.tensor(view.clients), counts)

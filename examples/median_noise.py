@@ -1,4 +1,4 @@
-"""Noise by distance from the median update: an estimator of one's own, in one file."""
+"""Noise by distance from the median update: a custom estimator in one file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A network with residual connections: a model of one's own, in one file."""
+"""A network with residual connections: a custom model in one file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two noisy circles, one inside the other: a dataset of one's own, in one file."""
+"""Two noisy circles, one inside the other: a custom dataset in one file."""
 
 from __future__ import annotations
 

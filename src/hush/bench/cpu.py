@@ -71,7 +71,7 @@ def _flower(rival: tuple[float, float], ours_seconds: float, ours_busy: float) -
     clock, busy_too = rival[0] / ours_seconds, rival[1] / ours_busy
     shared = crowded()
     note = (
-        f"By the clock {clock:.2f}; by processor time {busy_too:.2f} ({rival[1]:.0f} s of the baseline's clients, "
+        f"By the clock {clock:.2f}; by CPU time {busy_too:.2f} ({rival[1]:.0f} s of the baseline's clients, "
         "without "
         f"anything of Flower's, over {ours_busy:.0f} s). "
     )

@@ -43,7 +43,7 @@ def rpca_over_naive(small: Tensor, most: int = _MOST) -> Findings:
     note = (
         f"The rival takes {in_sum:,} iterations of {1e3 * each:.0f} ms (SVD in float64, {_TIMED} of them timed; the "
         f"path was followed through the Gram matrix, which gives the same iterates) until the absolute differences of "
-        f"its weights from ours sum to a per cent. After {needed:,}, {end}.{word}"
+        f"its weights from ours sum to one percent. After {needed:,}, {end}.{word}"
     )
     return Findings(
         {"server.rpca.seconds": seconds["ours"], "server.rpca_naive_over_ours": in_sum * each / seconds["ours"]},

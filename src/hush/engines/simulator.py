@@ -308,7 +308,7 @@ def train_together(asked: Sequence[tuple[Simulator, list[Work]]]) -> list[list[T
 def _kind(cohort: Simulator) -> object:
     """What must be equal for two runs to be trained in one piece."""
     model = cohort.federation.model
-    # Long rows, and all rows on a processor, are not worth copying side by side: runs that share them go together.
+    # Long rows, and all rows on a CPU, are not worth copying side by side: runs that share them go together.
     shared = None if cohort.x.is_cuda and cohort.x.numel() <= _SHORT else id(cohort.x)
     return (str(model.module), model.layout, cohort.x.shape[1:], cohort.federation.config.engine, shared)
 

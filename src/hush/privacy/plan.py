@@ -100,7 +100,7 @@ class PrivacyPlan:
 
     @cached_property
     def private(self) -> bool:
-        """Whether anything is promised at all."""
+        """Whether there is any privacy guarantee."""
         return self.noise_multiplier > 0
 
     def sample(self, source: Source) -> Tensor:

@@ -30,7 +30,7 @@ Judge = Callable[[str, bytes | HushError], Verdict]
 _POLL = 0.04
 _EACH = 0.01
 _LOOK = 1.0
-_ANEW = 4
+_RESENDS = 4
 _LATE = 60.0
 _LEAST = 5.0  # minimum seconds that a round waits for the remaining members after half have answered
 _FAILURES, _FAILING = (
@@ -92,7 +92,7 @@ class Exchange:
         `gather`, the exchange waits for members that are not online yet, as long as the settings allow. Otherwise it
         does not wait for offline members once there is a quorum.
         """
-        for _ in range(_ANEW):
+        for _ in range(_RESENDS):
             try:
                 return self._ask(letters, cap, quorum, gather, judge)
             except ForgottenError:

@@ -13,7 +13,7 @@ Guarantees:
 
 Edge cases:
     Noise is never below `LEAST_NOISE`. At that noise a sampled record is as good as exposed, so less of it would change
-    delta by nothing that can be computed. It is returned when sampling alone keeps the promise, that is when delta is
+    delta by nothing that can be computed. It is returned when sampling alone is sufficient, that is when delta is
     at least 1 - (1 - sample_rate) ** steps.
     An event without noise has infinite epsilon; no event at all has epsilon 0.
     `rdp` has no bound for Poisson sampling under replace-one: refused.
@@ -160,7 +160,7 @@ def _calibrated(
     if accountant == "pld" and rate == 1.0:
         return max(LEAST_NOISE, twice * math.sqrt(steps) * gaussian.noise_for(epsilon, delta) * (1.0 + _LAST_DIGITS))
 
-    def promised(noise: float) -> float:
+    def guaranteed(noise: float) -> float:
         return _spent((Part(rate, noise, steps),), delta, relation, accountant)
 
     def quick(noise: float) -> float:
@@ -173,7 +173,7 @@ def _calibrated(
         # noise.
         share = 1.0 / (gaussian.noise_for(epsilon, delta) * twice * rate * math.sqrt(steps))
         guess = 1.0 / math.sqrt(math.log1p(share**2))
-        cost = quick if accountant == "pld" else promised
+        cost = quick if accountant == "pld" else guaranteed
         found = calibrate.least_noise(cost, epsilon * (1.0 - _MARGIN), guess, floor=LEAST_NOISE, ceiling=_MOST_NOISE)
         if found is None:
             raise HushError(
@@ -184,7 +184,7 @@ def _calibrated(
         noise = found
     noise = max(noise, LEAST_NOISE)
     # The search evaluated one direction only; the guarantee must hold in both.
-    while promised(noise) > epsilon:
+    while guaranteed(noise) > epsilon:
         noise *= 1.001
     return noise
 

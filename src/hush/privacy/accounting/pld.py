@@ -12,7 +12,7 @@ Guarantees:
     closed forms.
 
 Edge cases:
-    When delta is at least the chance that a record is ever sampled, sampling alone keeps the promise: epsilon is 0.
+    When delta is at least the chance that a record is ever sampled, sampling alone is sufficient: epsilon is 0.
     A delta below about 1e-11 drowns in the rounding of the FFT: epsilon is `math.inf`, still an upper bound.
     Losses beyond 700, and noise below 0.035 of the clip, count as infinite loss.
 """

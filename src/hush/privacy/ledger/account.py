@@ -5,7 +5,7 @@ Guarantees:
       of them together, under the policy's delta and relation. `fits` decides by that bound alone.
     - `spent` is computed from every cost that was ever reserved, forfeited charges included.
     - `affords` and `approve` decide by the accountant's bound for all of it together, over all runs.
-    - What is approved are totals, not a promise to one caller: any charges that stay within them keep the budget,
+    - Totals are approved, not the charges of one caller: any charges that stay within them keep the budget,
       whoever makes them. Totals that are nowhere above approved ones need no accountant: fewer steps never cost more.
 
 Edge cases:

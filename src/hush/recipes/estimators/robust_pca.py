@@ -18,16 +18,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_CACHED = 1 << 17  # entries of M that go through iterations at a time
-_RELAXED = 1.8  # how far an iteration goes, one being as far as it knows: nearer the exact solution in fewer of them
-_AHEAD = 6  # one column in so many goes ahead, in runs of 64
+_CACHED = 1 << 17  # entries of M per block
+_RELAXED = 1.8  # over-relaxation: fewer iterations to the exact solution
+_AHEAD = 6  # one column in this many is processed first, in runs of 64
 _RUN = 64
-_ALONE = 26.0  # the penalty up to which they go alone
-_FEWEST = 16_384  # columns that may go ahead: fewer would mislead the others
-_BLIND = 12  # iterations before it is asked whether anything still moves
-_ASKED = 4  # one block in so many is asked
+_ALONE = 26.0  # the penalty up to which these columns are processed alone
+_FEWEST = 16_384  # minimum number of columns to process first: fewer would mislead the others
+_BLIND = 12  # iterations before convergence is checked
+_ASKED = 4  # convergence is checked on one block in this many
 
-Step = tuple[Tensor, float]  # what A is multiplied with, and the bound of C
+Step = tuple[Tensor, float]  # the factor of A, and the bound of C
 
 
 def sparse_energies(M: Tensor, top: float, growth: float, tolerance: float, iterations: int) -> Tensor:
@@ -69,18 +69,18 @@ def sparse_energies(M: Tensor, top: float, growth: float, tolerance: float, iter
 
 
 class _BufferPool:
-    """A block of each width that nothing is in: it is still in the cache, so it is what is written to next."""
+    """A free block of each width, which is still in the cache and therefore written to next."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Tensor] = {}
 
     def like(self, c: Tensor) -> Tensor:
-        """One as wide as this."""
+        """Return a free block of the same width."""
         kept = self._kept.get(c.shape[1])
         return torch.empty_like(c) if kept is None else kept
 
     def put(self, block: Tensor) -> None:
-        """Nothing is in this one any more."""
+        """Mark this block as free."""
         self._kept[block.shape[1]] = block
 
 
@@ -92,7 +92,7 @@ def _gram(blocks: Sequence[Tensor]) -> Tensor:
 
 
 def _step(G: Tensor, mu: float, p: int) -> Step:
-    """The iteration with penalty mu, from the Gram matrix of A."""
+    """Return the iteration with penalty mu, from the Gram matrix of A."""
     w, V = torch.linalg.eigh(G.to(torch.float64))
     removed = (mu * w.clamp_min(0).sqrt()).clamp_min(1).reciprocal()
     T = ((V * (1 - _RELAXED * removed)) @ V.T).to(G.dtype)
@@ -100,7 +100,7 @@ def _step(G: Tensor, mu: float, p: int) -> Step:
 
 
 def _iterated(m: Tensor, a: Tensor, c: Tensor, steps: Sequence[Step], growth: float, pool: _BufferPool) -> Tensor:
-    """Some columns through some iterations: `a` is new then, and what is returned is C, not `c`, which is spare."""
+    """Apply iterations to some columns: `a` is updated in place, and the new C is returned; `c` becomes free."""
     other = pool.like(c)
     for T, bound in steps:
         c.addmm_(T, a, beta=-(2 - _RELAXED) / growth)
@@ -112,7 +112,7 @@ def _iterated(m: Tensor, a: Tensor, c: Tensor, steps: Sequence[Step], growth: fl
 
 
 def _leading_iterations(M: Tensor, top: float, growth: float, iterations: int, pool: _BufferPool) -> list[Step]:
-    """The first iterations, as a part of the columns finds them; none where there are too few."""
+    """Return the first iterations, computed on a part of the columns; none if there are too few columns."""
     p = M.shape[1]
     most = min(iterations, math.ceil(math.log(_ALONE) / math.log(growth))) if growth > 1 else 0
     if M.is_cuda or p < _AHEAD * _FEWEST or most < 2:

@@ -13,7 +13,7 @@ from hush.types import Layout
 
 
 def directions(updates: Tensor, k: int, layout: Layout) -> Tensor:
-    """The k leading right singular vectors of the updates in each tensor, k x p. What has no direction is zero."""
+    """The k leading right singular vectors of the updates in each tensor, k x p; zeros where there are fewer."""
     parts = updates.double().split(layout.sizes, dim=1)
     return torch.cat([_leading(part, k) for part in parts], dim=1)
 
@@ -30,13 +30,13 @@ def random_directions(normals: Tensor, layout: Layout) -> Tensor:
 
 
 def coefficients(updates: Tensor, basis: Tensor, layout: Layout) -> Tensor:
-    """How far updates go in each direction of each tensor: updates x tensors x k."""
+    """The coordinates of updates in the directions of each tensor: updates x tensors x k."""
     parts = zip(updates.double().split(layout.sizes, dim=1), basis.split(layout.sizes, dim=1), strict=True)
     return torch.stack([part @ rows.T for part, rows in parts], dim=1)
 
 
 def combined(far: Tensor, basis: Tensor, layout: Layout) -> Tensor:
-    """The updates that go so far in each direction: the part of the original ones that lies in the basis."""
+    """The updates with these coordinates: the part of the original ones that lies in the subspace."""
     parts = zip(far.unbind(1), basis.split(layout.sizes, dim=1), strict=True)
     return torch.cat([each @ rows for each, rows in parts], dim=1)
 

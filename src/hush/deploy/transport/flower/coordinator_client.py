@@ -114,7 +114,7 @@ class CoordinatorClient:
 
     def _open(self) -> None:
         self._stop.set()
-        self._finish("failed", "begun anew")
+        self._finish("failed", "restarted")
         self._incoming = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the level at which a library used by Flower logs
