@@ -14,7 +14,7 @@ Guarantees:
     `if_gaussian` assumes normal scores of equal variance, and is an approximation: additional information, not a bound.
 
 Edge cases:
-    Uninformative scores give 0. With n evaluating rows no bound can exceed about log(n): see `highest`.
+    Uninformative scores give 0. With n evaluating rows no bound can exceed about log(n).
     A NaN score counts as lower than every number, because being NaN is observable, too. `if_gaussian` requires finite
     scores; with fewer than two of a kind it returns 0.
     Equal scores are ordered by position, which carries no information about inclusion.
@@ -128,12 +128,6 @@ def if_gaussian(absent: Array, present: Array, delta: float, confidence: float) 
     error = math.sqrt(1.0 / len(a) + 1.0 / len(b) + found**2 / (2.0 * degrees))
     separation = found - float(ndtri(0.5 + 0.5 * confidence)) * error
     return gaussian.epsilon_of(1.0 / separation, delta) if separation > 0.0 else 0.0
-
-
-def highest(runs: int, confidence: float) -> float:
-    """Return the largest bound that this many evaluating runs on each dataset can give: the one without any privacy."""
-    every = np.array(runs)
-    return float(_ratio(every, runs, np.array(0), runs, 0.0, confidence))
 
 
 def log_likelihood(x: Array, rate: float, steps: int, noise: float, relation: Relation = "add-remove") -> Array:
