@@ -215,8 +215,8 @@ class RoundRecord:
 
     `stage` says what the round asked (see `Guarantee.stages`), `placed` which model each client worked on where there
     are several, `bytes_up` and `bytes_down` what went over the wire, `warnings` which clients count less than what they
-    declare would give them, and why. `accuracy_per_client` is the primary score of classification,
-    `score_per_client` that of other tasks.
+    declare would give them, and why. `primary` names the score of the clients: an accuracy is in
+    `accuracy_per_client`, any other score in `score_per_client`.
     """
 
     round: int
@@ -234,6 +234,7 @@ class RoundRecord:
     bytes_down: int = 0
     warnings: Mapping[int, str] = field(default_factory=dict)
     score_per_client: tuple[float, ...] = ()
+    primary: str = "accuracy"
 
     @property
     def scores(self) -> tuple[float, ...]:
@@ -311,6 +312,11 @@ class RunResult:
     score: Mapping[str, float] = field(default_factory=dict)
     score_per_client: tuple[float, ...] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def primary(self) -> str:
+        """The name of the score that runs are compared by."""
+        return str(self.metrics.get("primary", "accuracy"))
 
     @property
     def scores(self) -> tuple[float, ...]:

@@ -177,7 +177,7 @@ def measure(
     model: Model, vectors: Tensor, placed: Sequence[int], x: Tensor, y: Tensor, test: Sequence[range],
     names: Sequence[str],
 ) -> dict[str, Any]:  # fmt: skip
-    """All metrics over the clients' test rows; arguments as for `evaluate`, and what clients are called in the result."""
+    """All metrics over the clients' test rows; arguments as for `evaluate`, and the names of the clients."""
     outputs = []
     for home, own in zip(placed, test, strict=True):
         vector = vectors[home].to(x.device)
@@ -187,6 +187,6 @@ def measure(
 
 
 def scored(federation: Federation, scores: Sequence[float]) -> dict[str, Any]:
-    """The fields of a round's record and of a result that hold the clients' primary scores."""
-    accuracy = federation.model.objective.primary.name == ACCURACY
-    return {"accuracy_per_client" if accuracy else "score_per_client": tuple(scores)}
+    """The fields of a round's record that hold the clients' primary scores."""
+    primary = federation.model.objective.primary.name
+    return {"primary": primary, "accuracy_per_client" if primary == ACCURACY else "score_per_client": tuple(scores)}

@@ -70,10 +70,10 @@ def _callable(given: Any) -> Iterator[object]:
     if isinstance(given, functools.partial):
         yield from (repr(given.args), repr(sorted(given.keywords.items())))
         given = given.func
-    if not isinstance(given, types.FunctionType | types.MethodType) and hasattr(type(given), "__call__"):
-        yield from sorted((key, repr(value)) for key, value in getattr(given, "__dict__", {}).items() if _is_plain(value))
-        yield type(given).__qualname__
-        given = getattr(type(given).__call__, "__func__", type(given).__call__)
+    if not isinstance(given, types.FunctionType | types.MethodType):
+        held = getattr(given, "__dict__", {})
+        yield from (type(given).__qualname__, *sorted((k, repr(v)) for k, v in held.items() if _is_plain(v)))
+        given = type(given).__call__
     yield getattr(given, "__qualname__", "")
     yield from _functions(given, seen)
 

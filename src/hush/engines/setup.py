@@ -452,8 +452,8 @@ def _check_choice(table: StageTable, objective: Objective) -> None:
     """Refuse the choice of a model by losses, cut to [0, privacy.loss_clip], that may be negative."""
     if any(spec.choose for spec in table.specs) and not objective.loss.non_negative:
         raise HushError(
-            "recipe.assign: clients choose a model by losses that are cut to [0, privacy.loss_clip], and a loss of your "
-            f"own ({objective.loss.name}) may be negative; accepted: a loss by name, or a recipe without that choice",
+            "recipe.assign: clients choose a model by losses that are cut to [0, privacy.loss_clip], and a loss of "
+            f"your own ({objective.loss.name}) may be negative; accepted: a loss by name, or a recipe without choices",
             "recipe.assign",
         )
 

@@ -320,8 +320,8 @@ def _kind(cohort: Simulator) -> object:
     model = cohort.federation.model
     # Long rows, and all rows on a processor, are not worth copying side by side: runs that share them go together.
     shared = None if cohort.x.is_cuda and cohort.x.numel() <= _SHORT else id(cohort.x)
-    engine = cohort.federation.config.engine
-    return (str(model.module), model.layout, model.objective.loss, cohort.x.shape[1:], cohort.y.shape[1:], engine, shared)
+    engine, shapes = cohort.federation.config.engine, (cohort.x.shape[1:], cohort.y.shape[1:])
+    return (str(model.module), model.layout, model.objective.loss, shapes, engine, shared)
 
 
 def _rows(cohorts: Sequence[Simulator]) -> tuple[Tensor, Tensor, list[int]]:

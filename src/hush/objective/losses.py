@@ -144,14 +144,15 @@ class UserLoss(Loss):
         module = self._module(outputs)
 
         def one(output: Tensor, target: Tensor) -> Tensor:
-            found: Tensor = module(torch.cat([output, target])[None])
-            return found[0, 0]
+            loss: Tensor = module(torch.cat([output, target])[None])
+            return loss[0, 0]
 
         examples = last.reshape(-1, last.shape[-1])
         if not len(examples):
             return torch.zeros_like(outputs)
         each = torch.func.vmap(torch.func.grad(one))(examples, truth.reshape(len(examples), -1))
-        return each.detach().view_as(last).movedim(-1, dim)
+        found: Tensor = each.detach().view_as(last)
+        return found.movedim(-1, dim)
 
     def _each(self, outputs: Tensor, targets: Tensor) -> Tensor:
         outputs = _precise(outputs)

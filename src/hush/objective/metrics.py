@@ -109,6 +109,13 @@ def metric_named(name: str) -> Metric:
     return METRICS[name]
 
 
+def shown(metric: Metric, value: float | None) -> str:
+    """A value as it is printed."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{100 * value:.1f}%" if metric.percent else f"{value:.4g}"
+
+
 def user_metric(function: Callable[..., Any], name: str) -> Metric:
     """A user's function of true values and of predictions, or of probabilities, as a metric."""
     try:
@@ -235,6 +242,12 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "multiclass": ("balanced_accuracy", "f1", "roc_auc", "log_loss", "calibration_error"),
     "multilabel": ("balanced_accuracy", "f1", "roc_auc", "average_precision", "calibration_error"),
     "regression": ("mae", "r2"),
+}
+# Shown wherever the primary score is, which says little of rare classes or of targets of unknown spread.
+BESIDE: Mapping[str, str] = {
+    "binary": "balanced_accuracy",
+    "multilabel": "balanced_accuracy",
+    "regression": "r2",
 }
 BASELINES: Mapping[str, str] = {
     "binary": "always the most frequent class",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hush.objective.losses import CrossEntropy, Loss
-from hush.objective.metrics import DEFAULTS, PRIMARY, Metric, metric_named
+from hush.objective.metrics import BESIDE, DEFAULTS, PRIMARY, Metric, metric_named
 from hush.types import TargetKind
 
 TaskName = Literal["binary", "multiclass", "multilabel", "regression"]
@@ -69,9 +69,10 @@ class Objective:
 
     @property
     def reported(self) -> tuple[Metric, ...]:
-        """All metrics of a finished run: the primary one, and those asked for or usual for the task."""
+        """All metrics of a finished run: the primary one, that beside it, and those asked for or usual for the task."""
+        always = [metric_named(table[self.task]) for table in (PRIMARY, BESIDE) if self.task in table]
         asked = self.metrics or tuple(map(metric_named, DEFAULTS[self.task]))
-        return (self.primary, *(each for each in asked if each.name != self.primary.name))
+        return tuple({each.name: each for each in (*always, *asked)}.values())
 
     def scaled(self, targets: Tensor) -> Tensor:
         """Targets as training sees them."""

@@ -1,7 +1,8 @@
 """The closed form of linear models: clipped sums of a model that is one linear layer, such as softmax regression.
 
-An example's gradient is the outer product of its loss's gradient for the outputs (softmax - label, or twice the error) and
-its input, so its norm is a product of two norms, of which that of the input never changes. Nothing is recorded and no gradient is formed.
+An example's gradient is the outer product of the loss's gradient for the outputs (softmax - label, or twice the error)
+and its input, so its norm is a product of two norms, of which that of the input never changes. Nothing is recorded and
+no gradient is formed.
 
 Guarantees:
     - Those of `hush.training.clipped_sum.ClippedSum`.
