@@ -62,7 +62,7 @@ class Simulator:
         self._arrays: Arrays = {} if arrays is None else arrays
         self._ledgers = ledgers
         self._progress = progress
-        federation.model.module.to(federation.device)
+        federation.model.to(federation.device)
         self._bounds = federation.data.bounds()
         self._phase: tuple[int, ...] | None = None
         self._round = -1
