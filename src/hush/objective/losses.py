@@ -40,8 +40,9 @@ class Loss(ABC):
     softmax: ClassVar[bool] = False
     non_negative: ClassVar[bool] = True
 
-    def to(self, device: torch.device) -> None:
-        """Be ready to run on a device, beside those before."""
+    def to(self, device: torch.device) -> Loss:
+        """The loss, ready to run on a device too."""
+        return self
 
     def __call__(self, outputs: Tensor, targets: Tensor, reduction: Reduction = "none") -> Tensor:
         """The loss of each example (examples x outputs), or their mean or sum."""
@@ -142,11 +143,12 @@ class UserLoss(Loss):
     def __post_init__(self) -> None:
         self.to(torch.device("cpu"))
 
-    def to(self, device: torch.device) -> None:
-        """Copy the graph's constants to a device: beforehand, since nothing can be moved where gradients are taken."""
+    def to(self, device: torch.device) -> UserLoss:
+        """The loss with its constants on a device: beforehand, as none can be moved where gradients are taken."""
         for dtype in _PRECISE:
             if (device.type, dtype) not in self._cast:
                 self._cast[device.type, dtype] = copy.deepcopy(self.module).to(device, dtype)
+        return self
 
     def gradient(self, outputs: Tensor, targets: Tensor, dim: int) -> Tensor:
         """The derivative of the graph, example by example."""
