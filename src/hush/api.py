@@ -35,6 +35,9 @@ def simulate(
     data: str | None = None,
     dataset: object = None,
     model: nn.Module | None = None,
+    task: str | None = None,
+    loss: str | Callable[..., Any] | None = None,
+    metrics: Sequence[str | Callable[..., Any]] | None = None,
     command: str = "",
     progress: Progress | None = None,
     announce: Callable[[tuple[str, ...], tuple[str, ...]], None] | None = None,
@@ -52,6 +55,10 @@ def simulate(
         data: The directory with the public dataset files; else the environment's HUSH_DATA.
         dataset: Your own data in place of a named dataset: whatever `hush.data.clients` accepts.
         model: Your own module in place of a named model.
+        task: "binary", "multiclass", "multilabel" or "regression", in place of the config's; by default it follows from
+            the targets.
+        loss: The name of a loss, or your own function of the output and the target of one example.
+        metrics: Names of metrics, and your own functions of the true values and of predictions or probabilities.
         command: What to note in the manifest as the way to run it again.
         progress: Called after every round.
         announce: Called before the first round with what no epsilon covers, and with what to warn of.
@@ -62,7 +69,7 @@ def simulate(
         NothingTrainedError: No client could afford a round. The run directory is written, and says so.
         HushError: Any other mistake in what was given.
     """
-    checked = _config(config, overrides, recipe)
+    checked = _with_objective(_config(config, overrides, recipe), task=task, loss=loss, metrics=metrics)
     if resume and out is None:
         raise HushError("resume: requires out, the directory of the run to resume")
     with _located(config, overrides):
@@ -277,6 +284,9 @@ def _config(config: ConfigLike, overrides: Sequence[str], recipe: RecipeLike | N
         # The options of a recipe that was given in Python are kept as they are. What is not given stays so: the number
         # of clients may follow from the data.
         raw = {**config.model_dump(exclude_unset=True), "recipe": config.recipe}
+        if "objective" in config.model_fields_set:
+            given = config.objective
+            raw["objective"] = {name: getattr(given, name) for name in given.model_fields_set}
     else:
         raw = dict(config)
         if not isinstance(raw.get("recipe", {}), Mapping):
@@ -284,6 +294,18 @@ def _config(config: ConfigLike, overrides: Sequence[str], recipe: RecipeLike | N
     if recipe is not None:
         raw["recipe"] = _table(recipe)
     return parse(overridden(raw, overrides))
+
+
+def _with_objective(config: Config, **given: object) -> Config:
+    """The config with what is given of its objective."""
+    from hush.config import parse
+
+    changed = {name: value for name, value in given.items() if value is not None}
+    if not changed:
+        return config
+    table = {name: getattr(config.objective, name) for name in config.objective.model_fields_set} | changed
+    objective = parse({"objective": table}).objective
+    return config.model_copy(update={"objective": objective})
 
 
 def _with_recipe(config: Config, recipe: RecipeLike) -> Config:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,11 +42,14 @@ def compared(
     root = Path(out) if out is not None else None
     numbers = [config.seed + i for i in range(seeds)]
     runs = executed(variants, numbers, root, resume, data, command, progress)
+    first = next(result for results in runs.values() for result in results)
     summary = {
         "command": command,
         "seeds": numbers,
         "config": config.model_dump(),
         "versions": versions(),
+        "task": first.metrics["task"],
+        "primary": first.primary,
         "recipes": {name: _gathered(name, results) for name, results in runs.items()},
     }
     if root is not None:
@@ -140,14 +145,18 @@ def path_of(name: str, seed: int) -> str:
 
 def _gathered(name: str, results: Sequence[RunResult]) -> dict[str, Any]:
     return {
-        "accuracy": spread([result.accuracy["mean"] for result in results]),
+        **({"accuracy": spread([result.accuracy["mean"] for result in results])} if results[0].accuracy else {}),
+        "score": spread([result.score["mean"] for result in results]),
+        "metrics": _means([result.metrics["mean"] for result in results]),
         "not_covered": list(results[0].not_covered),
         "warnings": list(dict.fromkeys(text for result in results for text in result.warnings)),
         "runs": [
             {
                 "seed": result.seed,
                 "path": path_of(name, result.seed),
-                "accuracy": dict(result.accuracy),
+                **({"accuracy": dict(result.accuracy)} if result.accuracy else {}),
+                "score": dict(result.score),
+                "worst": result.metrics["worst"][result.primary],
                 "loss": result.loss,
                 "epsilon_spent_max": max(g.epsilon_spent or 0.0 for g in result.guarantees),
                 "seconds": result.seconds,
@@ -157,3 +166,9 @@ def _gathered(name: str, results: Sequence[RunResult]) -> dict[str, Any]:
             for result in results
         ],
     }
+
+
+def _means(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric over the seeds for which it is defined."""
+    found = {name: [values[name] for values in each if math.isfinite(values[name])] for name in each[0]}
+    return {name: statistics.fmean(values) if values else math.nan for name, values in found.items()}
