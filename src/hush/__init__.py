@@ -4,19 +4,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from hush.api import audit, compare, measure, plan, preview, simulate, sweep
-from hush.types import HushError, NothingTrainedError, Release, RunResult
+from hush.types import HushError, NothingTrainedError, Release, RunInterrupted, RunResult
 
 if TYPE_CHECKING:
     from hush import data as data
+    from hush.callbacks import Callback, RunStart
+    from hush.fit_result import FitResult
     from hush.privacy.schedule import RoundSpec
     from hush.privacy.side_release import ReleaseShape, RowModel, SideRelease
     from hush.recipes.context import RoundView, ServerRng, State, Weights
     from hush.recipes.interfaces import Assign, LocalRule, Project, Protect, ServerStep, Weight
     from hush.recipes.recipe import Recipe
+    from hush.simulation import Simulation
+    from hush.table import Table
 
 __version__ = "0.1.0"
 __all__ = [
     "Assign",
+    "Callback",
+    "FitResult",
     "HushError",
     "LocalRule",
     "NothingTrainedError",
@@ -28,11 +34,15 @@ __all__ = [
     "RoundSpec",
     "RoundView",
     "RowModel",
+    "RunInterrupted",
     "RunResult",
+    "RunStart",
     "ServerRng",
     "ServerStep",
     "SideRelease",
+    "Simulation",
     "State",
+    "Table",
     "Weight",
     "Weights",
     "__version__",
@@ -51,7 +61,11 @@ _LAZY = {
     **dict.fromkeys(("ReleaseShape", "RowModel", "SideRelease"), "hush.privacy.side_release"),
     **dict.fromkeys(("RoundView", "ServerRng", "State", "Weights"), "hush.recipes.context"),
     **dict.fromkeys(("Assign", "LocalRule", "Project", "Protect", "ServerStep", "Weight"), "hush.recipes.interfaces"),
+    **dict.fromkeys(("Callback", "RunStart"), "hush.callbacks"),
+    "FitResult": "hush.fit_result",
     "Recipe": "hush.recipes.recipe",
+    "Simulation": "hush.simulation",
+    "Table": "hush.table",
 }
 
 
