@@ -23,7 +23,7 @@ class LastRound(Callback):
 
 @contextmanager
 def interruptible(path: Path | None) -> Iterator[LastRound]:
-    """Inside, Ctrl-C raises `RunInterrupted`, which says which round of the runs in a directory or memory was the last."""
+    """Inside, Ctrl-C raises `RunInterrupted`, which names the last round of the runs in a directory or in memory."""
     last = LastRound()
     try:
         yield last
