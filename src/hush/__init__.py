@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hush.recipes.context import RoundView, ServerRng, State, Weights
     from hush.recipes.interfaces import Assign, LocalRule, Project, Protect, ServerStep, Weight
     from hush.recipes.recipe import Recipe
+    from hush.trained_model import TrainedModel, load
 
 __version__ = "0.1.0"
 __all__ = [
@@ -33,11 +34,13 @@ __all__ = [
     "ServerStep",
     "SideRelease",
     "State",
+    "TrainedModel",
     "Weight",
     "Weights",
     "__version__",
     "audit",
     "compare",
+    "load",
     "measure",
     "plan",
     "preview",
@@ -52,6 +55,7 @@ _LAZY = {
     **dict.fromkeys(("RoundView", "ServerRng", "State", "Weights"), "hush.recipes.context"),
     **dict.fromkeys(("Assign", "LocalRule", "Project", "Protect", "ServerStep", "Weight"), "hush.recipes.interfaces"),
     "Recipe": "hush.recipes.recipe",
+    **dict.fromkeys(("TrainedModel", "load"), "hush.trained_model"),
 }
 
 

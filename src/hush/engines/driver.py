@@ -16,15 +16,18 @@ from torch.nn import functional
 
 from hush.engines.results import outcome
 from hush.engines.setup import Federation
-from hush.models import Model, unflatten
+from hush.engines.trained import trained_model
+from hush.models import Model
 from hush.privacy.ledger import Ledger
 from hush.recipes.context import State
 from hush.server.loop import Answer, ServerState, serve, short_of_quorum, start
 from hush.server.run_directory import RunDir
+from hush.trained_model import TrainedModel, contents
 from hush.training import input_mean
 from hush.types import RoundRecord, RunResult, Task
 
 _AT_ONCE = 4096  # rows that are evaluated at a time
+OnModel = Callable[[TrainedModel], None]
 Rounds = Generator[list[Task], list[Answer], RunResult]
 
 
@@ -44,6 +47,11 @@ class Host(Protocol):
     @property
     def warnings(self) -> Sequence[str]:
         """What to warn of before anything that a round brings."""
+        ...
+
+    @property
+    def on_model(self) -> OnModel | None:
+        """Who is given the trained model, if anyone."""
         ...
 
     @property
@@ -70,6 +78,7 @@ class Host(Protocol):
     def saved(self, record: RoundRecord) -> None:
         """Tell whoever waits for it that a round is over and saved."""
         ...
+
 
 
 def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -> Rounds:
@@ -103,8 +112,13 @@ def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -
     ended = short_of_quorum(federation.terms, state) or "all rounds are done"
     result = outcome(federation, host.ledgers, records, ended, host.names)
     result = replace(result, warnings=(*host.warnings, *result.warnings))
-    if directory is not None:
-        directory.finish(result, named(federation, uncentred(federation, state.released, state.slots["protect"])))
+    if directory is not None or host.on_model is not None:
+        models = uncentred(federation, state.released, state.slots["protect"])
+        model = trained_model(federation, models, recipe.assign.homes(everyone, state.slots["assign"]), result)
+        if directory is not None:
+            directory.finish(result, contents(model))
+        if host.on_model is not None:
+            host.on_model(model)
     return result
 
 
@@ -117,18 +131,6 @@ def answered(rounds: Rounds, answer: Callable[[list[Task]], list[Answer]]) -> Ru
     except StopIteration as end:
         result: RunResult = end.value
         return result
-
-
-def named(federation: Federation, models: Tensor) -> dict[str, Tensor]:
-    """The released models by the names of their tensors, as they are stored."""
-    layout = federation.model.layout
-    if len(models) == 1:
-        return {name: value.contiguous() for name, value in unflatten(models[0], layout).items()}
-    return {
-        f"{number}.{name}": value.contiguous()
-        for number, model in enumerate(models)
-        for name, value in unflatten(model, layout).items()
-    }
 
 
 def uncentred(federation: Federation, models: Tensor, protect: State) -> Tensor:

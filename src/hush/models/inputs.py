@@ -40,9 +40,15 @@ class UnpackedInputs(nn.Module):
         self.training = own.training
         self.spread = _takes(own, spec)
 
+    @property
+    def own(self) -> nn.Module:
+        """The module that takes the unpacked inputs."""
+        own: nn.Module = self.__dict__["_own"]
+        return own
+
     def forward(self, x: Tensor) -> Any:
         """The module's output for stored rows."""
-        own = self.__dict__["_own"]
+        own = self.own
         parts = unpack(x, self.spec)
         if self.spec.kind == "array":
             return own(parts[0])
