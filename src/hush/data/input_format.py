@@ -1,4 +1,4 @@
-"""The input format of a trained model: how new rows are read and preprocessed, so that they are as its training rows were.
+"""The input format of a trained model: how new rows are read and preprocessed, as its training rows were.
 
 Columns are matched by name, in any order; the columns with labels and clients are ignored where they are there.
 """
@@ -116,7 +116,9 @@ class InputFormat:
         x = preprocessed(table, self.schema if self.schema is not None and self.schema.columns else None)
         if not np.isfinite(x).all():
             row = int(np.argmin(np.isfinite(x).all(axis=1)))
-            raise HushError(f"{table.place(row)}: a number that is infinite or exceeds float32; accepted: finite numbers")
+            raise HushError(
+                f"{table.place(row)}: a number that is infinite or exceeds float32; accepted: finite numbers"
+            )
         return x
 
     def _from_arrays(self, given: object, packed: bool = False) -> Stored:
@@ -170,7 +172,9 @@ class _Columns:
         held = {str(name): np.asarray(values) for name, values in columns.items()}
         if any(not values.ndim for values in held.values()) or len({len(values) for values in held.values()}) > 1:
             raise HushError("rows: columns of different lengths; accepted: a list of as many values for each column")
-        self._columns = {name: list(values) if values.dtype.kind == "M" else values.tolist() for name, values in held.items()}
+        self._columns = {
+            name: list(values) if values.dtype.kind == "M" else values.tolist() for name, values in held.items()
+        }
 
     def __getitem__(self, name: str, /) -> Any:
         return self._columns[name]
@@ -194,7 +198,9 @@ def _arrays(given: object) -> Any:
     try:
         return np.asarray(given)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise HushError(f"rows: not a regular array ({str(error).splitlines()[0]}); accepted: rows of one shape") from None
+        raise HushError(
+            f"rows: not a regular array ({str(error).splitlines()[0]}); accepted: rows of one shape"
+        ) from None
 
 
 def _fits(found: InputSpec | None, wanted: InputSpec | None) -> bool:

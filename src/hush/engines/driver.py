@@ -22,12 +22,11 @@ from hush.privacy.ledger import Ledger
 from hush.recipes.context import State
 from hush.server.loop import Answer, ServerState, serve, short_of_quorum, start
 from hush.server.run_directory import RunDir
-from hush.trained_model import TrainedModel, contents
+from hush.trained_model import contents
 from hush.training import input_mean
 from hush.types import RoundRecord, RunResult, Task
 
 _AT_ONCE = 4096  # rows that are evaluated at a time
-OnModel = Callable[[TrainedModel], None]
 Rounds = Generator[list[Task], list[Answer], RunResult]
 
 
@@ -47,11 +46,6 @@ class Host(Protocol):
     @property
     def warnings(self) -> Sequence[str]:
         """What to warn of before anything that a round brings."""
-        ...
-
-    @property
-    def on_model(self) -> OnModel | None:
-        """Who is given the trained model, if anyone."""
         ...
 
     @property
@@ -78,7 +72,6 @@ class Host(Protocol):
     def saved(self, record: RoundRecord) -> None:
         """Tell whoever waits for it that a round is over and saved."""
         ...
-
 
 
 def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -> Rounds:
@@ -112,13 +105,10 @@ def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -
     ended = short_of_quorum(federation.terms, state) or "all rounds are done"
     result = outcome(federation, host.ledgers, records, ended, host.names)
     result = replace(result, warnings=(*host.warnings, *result.warnings))
-    if directory is not None or host.on_model is not None:
+    if directory is not None:
         models = uncentred(federation, state.released, state.slots["protect"])
-        model = trained_model(federation, models, recipe.assign.homes(everyone, state.slots["assign"]), result)
-        if directory is not None:
-            directory.finish(result, contents(model))
-        if host.on_model is not None:
-            host.on_model(model)
+        placed = recipe.assign.homes(everyone, state.slots["assign"])
+        directory.finish(result, contents(trained_model(federation, models, placed, result)))
     return result
 
 

@@ -16,20 +16,18 @@ from torch import Tensor
 
 from hush.engines import client_round
 from hush.engines.client_round import Client, Work
-from hush.engines.driver import OnModel, drive, evaluate
+from hush.engines.driver import drive, evaluate
 from hush.engines.enrolment import enrolled
 from hush.engines.fingerprint import Hashes, identity
 from hush.engines.results import manifest
 from hush.engines.run_ledgers import RunLedgers
 from hush.engines.setup import Federation
-from hush.engines.trained import architecture
 from hush.privacy.ledger import BudgetSpentError, Ledger
 from hush.privacy.schedule import ENROLMENT
 from hush.recipes.context import State
 from hush.server.loop import Answer, ServerState
 from hush.server.participation import BUDGET_SPENT
 from hush.server.run_directory import MANIFEST, RunDir, read_json
-from hush.trained_model import load as load_model
 from hush.training.job import Job
 from hush.training.train import train
 from hush.types import Decline, HushError, Receipt, RoundRecord, RunResult, SideAnswers, Task, Update
@@ -45,7 +43,7 @@ class Simulator:
     """The clients, simulated together: the `Host` of a simulation.
 
     `arrays` are shared between runs on the same data. `warnings` is what opening the ledgers brought, `progress` is
-    called after each round, `on_model` with the trained model at the end.
+    called after each round.
     """
 
     names: Sequence[str] = ()
@@ -58,9 +56,8 @@ class Simulator:
         *,
         warnings: Sequence[str] = (),
         progress: Progress | None = None,
-        on_model: OnModel | None = None,
     ) -> None:
-        self.federation, self.warnings, self.on_model = federation, warnings, on_model
+        self.federation, self.warnings = federation, warnings
         self._arrays: Arrays = {} if arrays is None else arrays
         self._ledgers = ledgers
         self._progress = progress
@@ -200,17 +197,15 @@ def run(
     progress: Progress | None = None,
     announce: Announce | None = None,
     ledgers: Path | None = None,
-    on_model: OnModel | None = None,
 ) -> RunResult:
     """Run a federation to its end, keeping every round in `out` if that is given.
 
     `announce` is told, before the first round, what no epsilon covers, and what to warn of. `ledgers` is a directory
-    of ledger files to go on with; without one, ledgers live as long as the run. `on_model` is given the trained model.
+    of ledger files to go on with; without one, ledgers live as long as the run.
     """
     one = execution(
-        federation, out, resume=resume, command=command, progress=progress, announce=announce, ledgers=ledgers,
-        on_model=on_model,
-    )  # fmt: skip
+        federation, out, resume=resume, command=command, progress=progress, announce=announce, ledgers=ledgers
+    )
     (result,) = lockstep([one])
     return result
 
@@ -226,7 +221,6 @@ def execution(
     ledgers: Path | None = None,
     arrays: Arrays | None = None,
     hashes: Hashes | None = None,
-    on_model: OnModel | None = None,
 ) -> Execution:
     """One run as a generator: it gives what is to be trained, is sent the updates, and returns the result."""
     began = time.perf_counter()
@@ -235,8 +229,6 @@ def execution(
     if announce is not None:
         announce(federation.not_covered(), federation.warnings())
     if directory is not None and (done := directory.finished()) is not None:
-        if on_model is not None and done.trained:
-            on_model(load_model(directory.path, architecture(federation)))
         return done
     if directory is not None:
         _check_ledgers(directory, ledgers)
@@ -250,7 +242,7 @@ def execution(
         raise
     held = RunLedgers(opened, _run_name(directory), durable=ledgers is not None)
     try:
-        simulator = Simulator(federation, held, arrays, warnings=warned, progress=progress, on_model=on_model)
+        simulator = Simulator(federation, held, arrays, warnings=warned, progress=progress)
         rounds = drive(simulator, directory, resume=resume, began=began)
         try:
             tasks = next(rounds)

@@ -68,7 +68,8 @@ def load(directory: str | Path, model: Architecture | None = None) -> TrainedMod
     Args:
         directory: The model's or the run's. Its files are data, and no code in them is run.
         model: The architecture, where it is a module of your own: an instance, whose weights do not matter and which is
-            not changed, a function of the shape of a row and the number of outputs that returns one, or `module:function`.
+            not changed, a function of the shape of a row and the number of outputs that returns one, or
+            `module:function`.
 
     Raises:
         HushError: The directory holds no trained model, was changed, or needs another architecture.
@@ -87,7 +88,9 @@ def _read(path: Path) -> dict[str, Any]:
         if (path / MANIFEST).exists() and not (path / RESULT).exists():
             raise HushError(f"{path}: a run that has not finished; resume it first")
         if (path / RESULT).exists():
-            raise HushError(f"{path}: a run of an earlier version, without {DESCRIPTION}; run it again in a new directory")
+            raise HushError(
+                f"{path}: a run of an earlier version, without {DESCRIPTION}; run it again in a new directory"
+            )
         raise HushError(f"{path}: holds no trained model; accepted: a directory that save() or a finished run wrote")
     raw = read_json(path / DESCRIPTION)
     if raw.get("format") != FORMAT:
@@ -169,7 +172,7 @@ def _architecture(path: Path, raw: Mapping[str, Any], reading: InputFormat, give
 
 
 def _trained(model: TrainedModel) -> dict[str, Tensor]:
-    held = {}
+    held: dict[str, Tensor] = {}
     for number, network in enumerate(model.networks):
         inner = network.module if isinstance(network, WithFeatures) else network
         parameters = dict(inner.named_parameters())

@@ -32,17 +32,17 @@ class WithFeatures(nn.Module):
 
 def network_of(model: Model, vector: Tensor) -> nn.Module:
     """A model's own module with these weights, for rows as they are stored, in evaluation mode."""
-    return filled(model, unflatten(vector.detach().cpu().to(torch.float32), model.layout), {})
+    return filled(model, unflatten(vector.detach().cpu().to(torch.float32), model.layout))
 
 
-def filled(model: Model, trained: Mapping[str, Tensor], fixed: Mapping[str, Tensor]) -> nn.Module:
-    """The same from named tensors; `fixed` are those that were not trained, as `fixed_of` gives them.
+def filled(model: Model, trained: Mapping[str, Tensor], fixed: Mapping[str, Tensor] | None = None) -> nn.Module:
+    """The same from named tensors; `fixed` are those that were not trained (`fixed_of`), by default the module's own.
 
     Raises:
         HushError: The module has other parameters than these.
     """
     network = copied(model.module if model.source is None else model.source, model.name)
-    _assign(network, trained, fixed, model.name)
+    _assign(network, {**trained, **(fixed or {})}, model.name, complete=fixed is not None)
     for name, value in network.named_parameters():
         value.requires_grad_(name in trained)
     own_module(network).eval()
@@ -87,16 +87,19 @@ def probe_outputs(network: nn.Module, shape: tuple[int, ...], inputs: InputSpec 
 
 
 @torch.no_grad()
-def _assign(network: nn.Module, trained: Mapping[str, Tensor], fixed: Mapping[str, Tensor], name: str) -> None:
-    places = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-    open_ = {key for key, value in network.named_parameters() if value.requires_grad} - set(trained) - set(fixed)
-    missing = [key for key in (*trained, *fixed) if key not in places]
-    if missing or (fixed and open_):
+def _assign(network: nn.Module, tensors: Mapping[str, Tensor], name: str, *, complete: bool) -> None:
+    parameters = dict(network.named_parameters())
+    places = {**parameters, **dict(network.named_buffers())}
+    apart = [
+        *(key for key in tensors if key not in places),
+        *(key for key in parameters if complete and key not in tensors),
+    ]
+    if apart:
         raise HushError(
-            f"model {name}: has not the parameters of the trained one: {', '.join(missing or sorted(open_))[:200]}; "
-            "accepted: the module that was trained"
+            f"model {name}: its parameters are not those of the trained one, which differs in "
+            f"{', '.join(apart)[:200]}; accepted: the module that was trained"
         )
-    for key, value in (*trained.items(), *fixed.items()):
+    for key, value in tensors.items():
         if places[key].shape != value.shape:
             raise HushError(
                 f"model {name}: {key} has shape {tuple(places[key].shape)}, the trained one {tuple(value.shape)}; "

@@ -138,6 +138,14 @@ class TrainedModel:
         found: Array = powers / powers.sum(axis=1, keepdims=True)
         return found
 
+    def prediction_table(self, raw: Array, probabilities: bool = False) -> dict[str, list[Any]]:
+        """Predictions as columns by name: `prediction`, and `probability of CLASS` for each class if asked."""
+        table = {"prediction": self.labels(raw).tolist()}
+        if probabilities:
+            found = self.probabilities(raw)
+            table |= {f"probability of {value}": found[:, at].tolist() for at, value in enumerate(self.class_values)}
+        return table
+
     def save(self, directory: str | Path) -> Path:
         """Write the model to an empty or new directory, for `hush.load`: weights as safetensors, all else as JSON.
 

@@ -32,7 +32,7 @@ from hush.deploy.shared.roster import MEAN, RosterEntry
 from hush.deploy.shared.run_spec import assemble, plausible, settled, tells_centre, width_of
 from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Message
-from hush.engines.driver import OnModel, answered, drive, evaluate
+from hush.engines.driver import answered, drive, evaluate
 from hush.engines.enrolment import EnrolmentAnswer
 from hush.engines.results import manifest
 from hush.engines.setup import Federation, shaped
@@ -322,7 +322,6 @@ class _Members:
 
     warnings: Sequence[str] = ()
     idle = 0.0
-    on_model: OnModel | None = None
 
     def __init__(
         self, coordinator: Coordinator, federation: Federation, agreement: Agreement, progress: Progress | None
