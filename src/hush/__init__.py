@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hush.recipes.recipe import Recipe
     from hush.simulation import Simulation
     from hush.table import Table
+    from hush.trained_model import TrainedModel, load
 
 __version__ = "0.1.0"
 __all__ = [
@@ -43,11 +44,13 @@ __all__ = [
     "Simulation",
     "State",
     "Table",
+    "TrainedModel",
     "Weight",
     "Weights",
     "__version__",
     "audit",
     "compare",
+    "load",
     "measure",
     "plan",
     "preview",
@@ -66,6 +69,7 @@ _LAZY = {
     "Recipe": "hush.recipes.recipe",
     "Simulation": "hush.simulation",
     "Table": "hush.table",
+    **dict.fromkeys(("TrainedModel", "load"), "hush.trained_model"),
 }
 
 

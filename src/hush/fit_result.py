@@ -6,13 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from torch import Tensor
+import numpy.typing as npt
+from torch import Tensor, nn
 
 from hush.engines.driver import CompletedRun
+from hush.engines.trained import trained_model
 from hush.result_tables import guarantee_table, history_table, summary_table
 from hush.table import Table
+from hush.trained_model import TrainedModel
 from hush.types import RoundRecord, RunResult
+
+Array = npt.NDArray[Any]
 
 _SHOWN = 3  # gaps and warnings of the short form
 
@@ -74,6 +80,39 @@ class FitResult:
     def weights(self) -> Tensor:
         """The released models as flat vectors, models x p."""
         return self.completed.models
+
+    @cached_property
+    def trained(self) -> TrainedModel:
+        """The trained model, to predict with, to save and to export."""
+        done = self.completed
+        return trained_model(done.federation, done.models, done.homes, done.result)
+
+    @property
+    def module(self) -> nn.Module:
+        """The module with the trained weights: of your own class, or the built-in architecture."""
+        return self.trained.module
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """One module for each model that was trained, where there are clusters."""
+        return self.trained.modules
+
+    def predict(self, x: object, *, client: str | int | None = None) -> Array:
+        """The predicted label of each row, given as the training data were (`TrainedModel.predict`).
+
+        Args:
+            x: Arrays, a DataFrame, a tuple or dict of arrays, or the path of a CSV, Parquet or NPZ file.
+            client: Whose model to use, by name or number, where several were trained.
+        """
+        return self.trained.predict(x, client=client)
+
+    def predict_proba(self, x: object, *, client: str | int | None = None) -> Array:
+        """The probability of each class (n, classes); arguments as for `predict`."""
+        return self.trained.predict_proba(x, client=client)
+
+    def save(self, directory: str | Path) -> Path:
+        """Write the trained model to an empty or new directory, for `hush.load`."""
+        return self.trained.save(directory)
 
     @cached_property
     def history(self) -> Table:

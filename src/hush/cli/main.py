@@ -18,6 +18,7 @@ from click.exceptions import NoArgsIsHelpError
 
 from hush.cli.data import data_app
 from hush.cli.federation import federation_app
+from hush.cli.predict import predict
 from hush.cli.privacy import audit, ledger_app
 from hush.cli.reproduce import reproduce
 from hush.text import printable
@@ -41,6 +42,7 @@ app.add_typer(federation_app, name="federation")
 app.add_typer(data_app, name="data")
 app.command()(audit)
 app.command()(reproduce)
+app.command()(predict)
 
 File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The config of the run.")]
 Out = Annotated[Path | None, typer.Option(help="The output directory; default: a new one under runs/.")]

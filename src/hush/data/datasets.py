@@ -32,7 +32,9 @@ class Dataset:
     says that the user gave the arrays, whatever `name` is. `inputs` is what a row unpacks into, where that is not one
     array of real numbers. `targets` is what `y` holds: int64 classes, or float32 for the other kinds. `class_names` are
     the values that the classes stand for, where they are not 0 to K - 1 already, and `not_covered` what reading the
-    data revealed that no accountant covers.
+    data revealed that no accountant covers. `class_values` are the classes as the labels of the rows have them (texts,
+    integers, ...). `columns` are the names of the features in order, `label_columns` and `client_column` those of what
+    else a table or an archive holds.
     """
 
     name: str
@@ -46,6 +48,10 @@ class Dataset:
     targets: TargetKind = "classes"
     class_names: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
+    class_values: tuple[Any, ...] = ()
+    columns: tuple[str, ...] = ()
+    label_columns: tuple[str, ...] = ()
+    client_column: str | None = None
 
     @property
     def title(self) -> str:

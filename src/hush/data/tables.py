@@ -134,6 +134,12 @@ def frame_table(frame: Any, name: str) -> Table:
     return Table(_checked(columns, name), (Source(name, rows),))
 
 
+def is_nested(table: Table) -> bool:
+    """Whether a column holds sequences, such as token numbers, in place of single values."""
+    held = (values[0] for values in table.columns.values() if len(values))
+    return any(isinstance(first, list | tuple | np.ndarray) for first in held)
+
+
 def stacked(tables: Sequence[Table]) -> Table:
     """One table of the rows of several, whose columns are the same, in any order."""
     first = tables[0]

@@ -16,11 +16,13 @@ from torch.nn import functional
 
 from hush.engines.results import outcome
 from hush.engines.setup import Federation
-from hush.models import Model, unflatten
+from hush.engines.trained import trained_model
+from hush.models import Model
 from hush.privacy.ledger import Ledger
 from hush.recipes.context import State
 from hush.server.loop import Answer, ServerState, serve, short_of_quorum, start
 from hush.server.run_directory import RunDir
+from hush.trained_model import contents
 from hush.training import input_mean
 from hush.types import RoundRecord, RunResult, Task
 
@@ -129,7 +131,7 @@ def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -
     result = replace(result, warnings=(*host.warnings, *result.warnings))
     done = completed(federation, result, records, state)
     if directory is not None and not stopped:
-        directory.finish(result, named(federation, done.models))
+        directory.finish(result, contents(trained_model(federation, done.models, done.homes, result)))
     return done
 
 
@@ -155,18 +157,6 @@ def answered(rounds: Rounds, answer: Callable[[list[Task]], list[Answer]]) -> Co
     except StopIteration as end:
         done: CompletedRun = end.value
         return done
-
-
-def named(federation: Federation, models: Tensor) -> dict[str, Tensor]:
-    """The released models by the names of their tensors, as they are stored."""
-    layout = federation.model.layout
-    if len(models) == 1:
-        return {name: value.contiguous() for name, value in unflatten(models[0], layout).items()}
-    return {
-        f"{number}.{name}": value.contiguous()
-        for number, model in enumerate(models)
-        for name, value in unflatten(model, layout).items()
-    }
 
 
 def uncentred(federation: Federation, models: Tensor, protect: State) -> Tensor:

@@ -4,7 +4,7 @@ manifest.json       config, its hash, fingerprints of data and model, seed, vers
 rounds.jsonl        one line a round
 checkpoint-N         the server's state after round N (safetensors),
 result.json         the outcome, once there is one
-model.safetensors   the released model
+model.safetensors   the released model; model.json describes it (`hush.trained_model.files`)
 report.html         the same for people
 """
 
@@ -138,9 +138,10 @@ class RunDir:
         """Every round so far."""
         return [_record(line) for line in (self.path / ROUNDS).read_bytes().splitlines()]
 
-    def finish(self, result: Any, model: Mapping[str, Tensor]) -> None:
-        """Write the outcome. The result comes last: where it is, all the rest is."""
-        write_atomically(self.path / MODEL, save(dict(model)))
+    def finish(self, result: Any, model: Mapping[str, bytes]) -> None:
+        """Write the files of the model and the outcome. The result comes last: where it is, all the rest is."""
+        for name, content in model.items():
+            write_atomically(self.path / name, content)
         write_atomically(self.path / RESULT, to_json(result))
 
     def finished(self) -> RunResult | None:
