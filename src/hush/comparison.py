@@ -162,8 +162,8 @@ def axes_of(grid: str | Sequence[str]) -> Axes:
     return axes
 
 
-def by_axes(config: Config, axes: Axes) -> dict[str, Config]:
-    """A variant for each combination of values, labelled "key=value, key=value"."""
+def by_axes(config: Config, axes: Axes, option: str = "--grid") -> dict[str, Config]:
+    """A variant for each combination of values, labelled "key=value, key=value"; `option` is cited in errors."""
     found = {}
     # The options of a recipe that was given in Python are kept as they are.
     given = {**config.model_dump(exclude_unset=True), "recipe": config.recipe}
@@ -175,7 +175,7 @@ def by_axes(config: Config, axes: Axes) -> dict[str, Config]:
         try:
             found[", ".join(labels)] = parse(raw)
         except HushError as error:
-            raise located(error, None, labels, "--grid") from None
+            raise located(error, None, labels, option) from None
     return found
 
 

@@ -10,7 +10,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
@@ -277,12 +277,12 @@ def located(error: HushError, path: Path | None, overrides: Sequence[str] = (), 
 
 
 @contextmanager
-def locating(path: Path | None, overrides: Sequence[str] = (), elsewhere: Container[str] = ()) -> Iterator[None]:
+def locating(path: Path | None, overrides: Sequence[str] = (), elsewhere: Iterable[str] = ()) -> Iterator[None]:
     """Errors about a key say where in the file, or on the command line, it stands; not where its key is elsewhere."""
     try:
         yield
     except HushError as error:
-        if type(error) is not HushError or error.key in elsewhere:
+        if type(error) is not HushError or any(_overlap(key, error.key or "") for key in elsewhere):
             raise
         raise located(error, path, overrides) from None
 

@@ -34,7 +34,7 @@ from hush.result_tables import audit_table, comparison_table, measure_table, pre
 from hush.server.participation import trained
 from hush.server.run_directory import write_atomically
 from hush.table import Table
-from hush.types import HushError, NothingTrainedError, RoundRecord, RunResult
+from hush.types import HushError, NothingTrainedError, RoundRecord, RunResult, unknown
 from hush.user_code import user_code
 
 _log = logging.getLogger("hush")
@@ -166,6 +166,8 @@ class Simulation:
             "steps": steps, "lr": lr, "weight_decay": weight_decay, "device": device, "precision": precision,
         }  # fmt: skip
         self._keywords = {KEYWORDS[name]: name for name, value in given.items() if value is not None}
+        self._keywords |= {**dict.fromkeys(named, "data"), **({} if recipe is None else {"recipe": "recipe"})}
+        self._keywords |= {} if model is None else {"model.name": "model"}
         self._path = Path(config) if isinstance(config, str | Path) else None
         self._settings, self._overrides = _checked_settings(settings, self._keywords)
         self._data_dir = None if data_dir is None else str(data_dir)
@@ -336,7 +338,7 @@ class Simulation:
         axes = _axes(grid) if isinstance(grid, Mapping) else comparison.axes_of(grid)
         keys = [str(key) for key in (grid if isinstance(grid, Mapping) else axes)]
         with self._citing():
-            variants = comparison.by_axes(self.config, axes)
+            variants = comparison.by_axes(self.config, axes, "grid:" if isinstance(grid, Mapping) else "--grid")
         summary = self._side_by_side(variants, seeds, out, resume, progress, command)
         labels = dict(zip(variants, comparison.combinations(axes), strict=True))
         return comparison_table(summary, keys, labels)
@@ -453,7 +455,7 @@ class Simulation:
     def _citing(self) -> Iterator[None]:
         """Errors name the keyword argument in place of its key, or say where in the file a key stands."""
         try:
-            with locating(self._path, self._overrides, self._keywords):
+            with locating(self._path, self._overrides, [*self._keywords, *self._settings]):
                 yield
         except HushError as error:
             key = error.key or ""
@@ -571,7 +573,10 @@ def _plain(value: Any) -> Any:
 def _axes(grid: Mapping[str, Sequence[Any]]) -> comparison.Axes:
     """The axes of a grid given in Python, with a label for each value."""
     axes: dict[str, list[tuple[str, Any]]] = {}
+    known = [*KEYWORDS, "recipe"]
     for name, values in grid.items():
+        if not isinstance(name, str) or ("." not in name and name not in known):
+            raise unknown("grid", "setting", name, known, ", or a dotted key such as local.lr")
         if isinstance(values, str) or not hasattr(values, "__iter__"):
             raise HushError(f"grid: found {values!r:.80} for {name}; accepted: a list of values to try")
         listed = [as_table(value) if name == "recipe" else _plain(value) for value in values]
