@@ -107,7 +107,8 @@ VALUES: dict[str, Any] = {
     "epsilon": {"north": 1.0, "south": 2.0}, "delta": 1e-6, "lifetime": 9.0, "clip": 2.0, "noise": "secure",
     "relation": "replace-one", "accountant": "rdp", "rounds": 7, "seed": 5, "participation": 0.5, "quorum": 2,
     "max_weight": 0.7, "mode": "faithful", "clients": 2, "partition": "iid", "label": "y", "client": "site",
-    "schema": "schema.toml", "test_fraction": 0.3, "batch_size": [8, 16], "epochs": 3, "steps": 4, "lr": "auto",
+    "schema": "schema.toml", "test_fraction": 0.3, "task": "multiclass", "loss": "cross-entropy",
+    "metrics": ["f1"], "batch_size": [8, 16], "epochs": 3, "steps": 4, "lr": "auto",
     "weight_decay": 0.1, "device": "auto", "precision": "tf32",
 }  # fmt: skip
 
@@ -418,3 +419,38 @@ def test_errors_cite_the_file_for_what_stands_in_it_alone(tmp_path: Path) -> Non
 def test_a_budget_without_guarantee_has_none_in_the_table() -> None:
     result = simulation(recipe="fedavg", rounds=1).fit()
     assert result.guarantees["epsilon_spent"] == (math.inf, math.inf)
+
+
+def squared(output: Tensor, target: Tensor) -> Tensor:
+    return ((output - target) ** 2).sum()
+
+
+def within_one(truth: np.ndarray, predicted: np.ndarray) -> float:
+    return float((np.abs(truth - predicted) < 1).mean())
+
+
+def test_regression_with_a_loss_and_a_metric_of_your_own() -> None:
+    def site(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        x, _ = hospital(rows, seed)
+        return x, (x @ np.arange(6) / 4).astype(np.float32)
+
+    data = {"north": site(300, 1), "south": site(300, 2)}
+    options = {
+        "task": "regression",
+        "settings": {"objective.target_bounds": [-8.0, 8.0]},
+        "metrics": ["mae", within_one],
+    }
+    sim = simulation(data=data, model=nn.Linear(6, 1), loss=squared, lr=0.05, rounds=5, **options)
+    result = sim.fit()
+    assert result.metrics["primary"] == "rmse"
+    assert result.history.columns[1] == "rmse"
+    assert result.history["rmse"][-1] < 0.7 * result.metrics["baseline"]["value"]
+    assert result.accuracy_per_client == {}
+    assert "within_one" in repr(result.metrics_table)
+    assert result.metrics_table["north"][0] == result.metrics["per_client"]["north"]["rmse"]
+    assert "mean RMSE" in repr(result)
+    table = sim.sweep({"lr": [0.05, 0.0001]})
+    assert table["lr"] == (0.05, 0.0001), "best first: the least error"
+    text = sim.to_toml()
+    assert tomllib.loads(text)["objective"]["loss"] == f"{__name__}:squared"
+    assert "# metrics:" in simulation(metrics=[lambda truth, predicted: 1.0]).to_toml()
