@@ -4,20 +4,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from hush.api import audit, compare, measure, plan, preview, simulate, sweep
-from hush.types import HushError, NothingTrainedError, Release, RunResult
+from hush.types import HushError, NothingTrainedError, Release, RunInterrupted, RunResult
 
 if TYPE_CHECKING:
     from hush import data as data
+    from hush.callbacks import Callback, RunStart
+    from hush.fit_result import FitResult
     from hush.privacy.schedule import RoundSpec
     from hush.privacy.side_release import ReleaseShape, RowModel, SideRelease
     from hush.recipes.context import RoundView, ServerRng, State, Weights
     from hush.recipes.interfaces import Assign, LocalRule, Project, Protect, ServerStep, Weight
     from hush.recipes.recipe import Recipe
+    from hush.simulation import Simulation
+    from hush.table import Table
     from hush.trained_model import TrainedModel, load
 
 __version__ = "0.1.0"
 __all__ = [
     "Assign",
+    "Callback",
+    "FitResult",
     "HushError",
     "LocalRule",
     "NothingTrainedError",
@@ -29,11 +35,15 @@ __all__ = [
     "RoundSpec",
     "RoundView",
     "RowModel",
+    "RunInterrupted",
     "RunResult",
+    "RunStart",
     "ServerRng",
     "ServerStep",
     "SideRelease",
+    "Simulation",
     "State",
+    "Table",
     "TrainedModel",
     "Weight",
     "Weights",
@@ -54,7 +64,11 @@ _LAZY = {
     **dict.fromkeys(("ReleaseShape", "RowModel", "SideRelease"), "hush.privacy.side_release"),
     **dict.fromkeys(("RoundView", "ServerRng", "State", "Weights"), "hush.recipes.context"),
     **dict.fromkeys(("Assign", "LocalRule", "Project", "Protect", "ServerStep", "Weight"), "hush.recipes.interfaces"),
+    **dict.fromkeys(("Callback", "RunStart"), "hush.callbacks"),
+    "FitResult": "hush.fit_result",
     "Recipe": "hush.recipes.recipe",
+    "Simulation": "hush.simulation",
+    "Table": "hush.table",
     **dict.fromkeys(("TrainedModel", "load"), "hush.trained_model"),
 }
 

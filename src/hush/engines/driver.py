@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -27,7 +27,28 @@ from hush.training import input_mean
 from hush.types import RoundRecord, RunResult, Task
 
 _AT_ONCE = 4096  # rows that are evaluated at a time
-Rounds = Generator[list[Task], list[Answer], RunResult]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CompletedRun:
+    """All that a run leaves in memory.
+
+    Attributes:
+        result: As it is saved.
+        records: Of every round.
+        models: The released models, models x p, for inputs as they are.
+        homes: The model of each client.
+        federation: As it was planned from enrolment.
+    """
+
+    result: RunResult
+    records: tuple[RoundRecord, ...]
+    models: Tensor
+    homes: tuple[int, ...]
+    federation: Federation
+
+
+Rounds = Generator[list[Task], list[Answer], CompletedRun]
 
 
 class Host(Protocol):
@@ -69,15 +90,16 @@ class Host(Protocol):
         """Count what a round released, where it was not charged here, before the round is saved."""
         ...
 
-    def saved(self, record: RoundRecord) -> None:
-        """Tell whoever waits for it that a round is over and saved."""
+    def saved(self, record: RoundRecord) -> bool | None:
+        """Tell whoever waits for it that a round is over and saved; True stops the run there."""
         ...
 
 
 def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -> Rounds:
     """All rounds of a run, from enrolment or from the last one that was saved: gives tasks, is sent answers.
 
-    `began` is when the run began, by `time.perf_counter`. Returns the result, which is then in the directory as well.
+    `began` is when the run began, by `time.perf_counter`. The result is then in the directory as well, unless the run
+    was stopped: what is saved can then be resumed.
     """
     restored = directory.restore() if directory is not None and resume else None
     records: list[RoundRecord] = []
@@ -90,7 +112,7 @@ def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -
         state = start(federation.terms, federation.starts(), told)
     recipe, everyone = federation.recipe, range(len(federation.members))
 
-    def keep(new: ServerState, record: RoundRecord) -> None:
+    def keep(new: ServerState, record: RoundRecord) -> bool | None:
         placed = recipe.assign.homes(everyone, new.slots["assign"])
         accuracies, loss = host.evaluate(uncentred(federation, new.released, new.slots["protect"]), placed, new.round)
         seconds = time.perf_counter() - began - host.idle
@@ -99,28 +121,42 @@ def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -
         host.closed(done)
         if directory is not None:
             directory.save(new, done)
-        host.saved(done)
+        return host.saved(done)
 
     state = yield from serve(federation.terms, state, keep)
-    ended = short_of_quorum(federation.terms, state) or "all rounds are done"
+    ended = short_of_quorum(federation.terms, state)
+    stopped = ended is None and state.round < len(federation.terms.participants)
+    ended = ended or (f"stopped after round {state.round}" if stopped else "all rounds are done")
     result = outcome(federation, host.ledgers, records, ended, host.names)
     result = replace(result, warnings=(*host.warnings, *result.warnings))
-    if directory is not None:
-        models = uncentred(federation, state.released, state.slots["protect"])
-        placed = recipe.assign.homes(everyone, state.slots["assign"])
-        directory.finish(result, contents(trained_model(federation, models, placed, result)))
-    return result
+    done = completed(federation, result, records, state)
+    if directory is not None and not stopped:
+        directory.finish(result, contents(trained_model(federation, done.models, done.homes, result)))
+    return done
 
 
-def answered(rounds: Rounds, answer: Callable[[list[Task]], list[Answer]]) -> RunResult:
+def completed(
+    federation: Federation, result: RunResult, records: Sequence[RoundRecord], state: ServerState
+) -> CompletedRun:
+    """A run with the models that its last state releases."""
+    return CompletedRun(
+        result=result,
+        records=tuple(records),
+        models=uncentred(federation, state.released, state.slots["protect"]),
+        homes=tuple(federation.recipe.assign.homes(range(len(federation.members)), state.slots["assign"])),
+        federation=federation,
+    )
+
+
+def answered(rounds: Rounds, answer: Callable[[list[Task]], list[Answer]]) -> CompletedRun:
     """Run all rounds with answers that a function obtains."""
     try:
         tasks = next(rounds)
         while True:
             tasks = rounds.send(answer(tasks))
     except StopIteration as end:
-        result: RunResult = end.value
-        return result
+        done: CompletedRun = end.value
+        return done
 
 
 def uncentred(federation: Federation, models: Tensor, protect: State) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hush import models, recipes
-from hush.config import Config
+from hush.config import Config, silent_settings
 from hush.data import ClientData, budgets, client_data, client_rows, datasets, transforms
 from hush.engines import auto_lr, noisy_counts, run_ledgers
 from hush.engines.client_config import member_names, with_clients
@@ -197,7 +197,20 @@ class Federation:
 
     def warnings(self) -> tuple[str, ...]:
         """The same for all clients, each text once."""
-        return gathered((member.name or member.client, self.warned(member.client)) for member in self.members)
+        named = gathered((member.name or member.client, self.warned(member.client)) for member in self.members)
+        return (*named, *self.silent_settings())
+
+    def silent_settings(self) -> tuple[str, ...]:
+        """Settings of the config that have no effect beside others, in words."""
+        steps, local = self.recipe.protect.round_steps, self.config.local
+        if steps is None:
+            return silent_settings(self.config)
+        given = [("epochs", local.epochs)] if local.epochs != 1 else []
+        given += [("steps", local.steps)] if local.steps is not None else []
+        return tuple(
+            f"local.{name} = {value} has no effect, because the recipe takes {steps} steps a round"
+            for name, value in given
+        )
 
     def third_party(self) -> str:
         """What can be said toward someone who sees only the models."""

@@ -127,6 +127,13 @@ class RunDir:
         write_atomically(self.path / ROUNDS, b"".join(line + b"\n" for line in lines))
         return state, [_record(line) for line in lines]
 
+    def last(self) -> tuple[ServerState, list[RoundRecord]]:
+        """The state and the rounds that a finished run ended with."""
+        kept = self.restore() if any(self.path.glob("checkpoint-*.safetensors")) else None
+        if kept is None:
+            raise HushError(f"{self.path}: has a result and no checkpoint; choose another directory to run again")
+        return kept
+
     def records(self) -> list[RoundRecord]:
         """Every round so far."""
         return [_record(line) for line in (self.path / ROUNDS).read_bytes().splitlines()]
@@ -152,6 +159,11 @@ class RunDir:
 
     def _checkpoint(self, number: int) -> Path:
         return self.path / f"checkpoint-{number:06d}.safetensors"
+
+
+def saved_round(path: Path) -> int:
+    """The last round that is saved in a directory of one or more runs; 0 where there is none."""
+    return max((int(each.stem.rpartition("-")[2]) for each in path.rglob("checkpoint-*.safetensors")), default=0)
 
 
 def check_identity(path: Path, manifest: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
