@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,8 @@ class TokenNet(nn.Module):
 class PartlyFrozen(nn.Module):
     """A frozen first layer with tied weights behind it, and a buffer."""
 
+    scale: Tensor
+
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         with seeded(seed):
@@ -69,9 +70,7 @@ def numbers(rows: int = 240, classes: int = 3) -> tuple[Any, Any]:
     return x, np.abs(x).argmax(1) % classes
 
 
-def fitted(
-    out: Path, dataset: object = None, module: nn.Module | None = None, **changes: Mapping[str, Any] | int
-) -> TrainedModel:
+def fitted(out: Path, dataset: object = None, module: nn.Module | None = None, **changes: Any) -> TrainedModel:
     """The model of a run in a new directory."""
     config: dict[str, Any] = {**CONFIG, **changes}
     hush.simulate(config, dataset=dataset, model=module, out=out)

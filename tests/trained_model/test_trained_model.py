@@ -213,8 +213,8 @@ def test_a_module_with_fixed_parts(tmp_path: Path) -> None:
 
 
 def test_fixed_features_are_part_of_the_module(tmp_path: Path) -> None:
-    config = {"data": {"name": "digits", "clients": 3}, "model": {"name": "scattering-linear"}}
-    model = fitted(tmp_path / "run", **config)
+    data, architecture = {"name": "digits", "clients": 3}, {"name": "scattering-linear"}
+    model = fitted(tmp_path / "run", data=data, model=architecture)
     images = torch.from_numpy(hush.data.load("digits", root=None).x[:20])
     assert isinstance(model.module, nn.Module)
     assert np.array_equal(model.module(images).detach().numpy(), model.raw_outputs(images))

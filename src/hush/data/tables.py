@@ -49,6 +49,29 @@ class ColumnDataset(Protocol):
         """The number of rows."""
 
 
+class Columns:
+    """A mapping from names to columns, with the interface of a dataset with named columns."""
+
+    def __init__(self, columns: Mapping[Any, Any]) -> None:
+        held = {str(name): np.asarray(values) for name, values in columns.items()}
+        if any(not values.ndim for values in held.values()) or len({len(values) for values in held.values()}) > 1:
+            raise HushError("rows: columns of different lengths; accepted: a list of as many values for each column")
+        self.column_names = list(held)
+        self._columns = {
+            name: list(values) if values.dtype.kind == "M" else values.tolist() for name, values in held.items()
+        }
+
+    def joined(self, name: str, values: object) -> Columns:
+        """The same with a column more."""
+        return Columns({**self._columns, name: values})
+
+    def __getitem__(self, name: str, /) -> Any:
+        return self._columns[name]
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values()), []))
+
+
 @dataclass(frozen=True)
 class Source:
     """Where some rows of a table come from: `lines` are the lines of a text file, where it is one."""
