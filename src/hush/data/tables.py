@@ -53,13 +53,11 @@ class Columns:
     """A mapping from names to columns, with the interface of a dataset with named columns."""
 
     def __init__(self, columns: Mapping[Any, Any]) -> None:
-        held = {str(name): np.asarray(values) for name, values in columns.items()}
-        if any(not values.ndim for values in held.values()) or len({len(values) for values in held.values()}) > 1:
-            raise HushError("rows: columns of different lengths; accepted: a list of as many values for each column")
+        held = {str(name): _plain(values) for name, values in columns.items()}
+        if len({len(values) for values in held.values()}) > 1:
+            raise HushError("rows: columns of different lengths; accepted: as many values in each column")
         self.column_names = list(held)
-        self._columns = {
-            name: list(values) if values.dtype.kind == "M" else values.tolist() for name, values in held.items()
-        }
+        self._columns = held
 
     def joined(self, name: str, values: object) -> Columns:
         """The same with a column more."""
@@ -246,6 +244,18 @@ def _series(series: Any) -> Values:
     values = list(series.to_list())
     # pandas has a marker of its own for blanks, whose comparisons have no truth value.
     return [None if type(value).__name__ in ("NAType", "NaTType") else value for value in values]
+
+
+def _plain(column: Any) -> list[Any]:
+    """The values of a column, as Python has them but for times."""
+    if hasattr(column, "to_numpy") and hasattr(column, "to_list"):
+        column = _series(column)
+    found = column if isinstance(column, list) else np.asarray(column)
+    if isinstance(found, np.ndarray):
+        if not found.ndim:
+            raise HushError("rows: a column is a single value; accepted: a list of values for each column")
+        return list(found) if found.dtype.kind == "M" else list(found.tolist())
+    return [value.item() if isinstance(value, np.number | np.bool_) else value for value in found]
 
 
 def _listed(column: Any) -> Values:
