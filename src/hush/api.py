@@ -36,6 +36,9 @@ def simulate(
     data: str | None = None,
     dataset: object = None,
     model: nn.Module | None = None,
+    task: str | None = None,
+    loss: str | Callable[..., Any] | None = None,
+    metrics: Sequence[str | Callable[..., Any]] | None = None,
     command: str = "",
     progress: Progress | None = None,
     callbacks: Sequence[Callback] = (),
@@ -53,6 +56,10 @@ def simulate(
         data: The directory with the public dataset files; else the environment's HUSH_DATA.
         dataset: Your own data in place of a named dataset: whatever `hush.data.clients` accepts.
         model: Your own module in place of a named model.
+        task: "binary", "multiclass", "multilabel" or "regression", in place of the config's; by default it follows from
+            the targets.
+        loss: The name of a loss, or your own function of the output and the target of one example.
+        metrics: Names of metrics, and your own functions of the true values and of predictions or probabilities.
         command: What to note in the manifest as the way to run it again.
         progress: Called with the record of every round.
         callbacks: `hush.Callback` objects, which hear of the start and the end as well, and can stop the run.
@@ -63,7 +70,8 @@ def simulate(
         NothingTrainedError: No client could afford a round. The run directory is written, and says so.
         HushError: Any other mistake in what was given.
     """
-    given = _simulation(config, overrides, data, dataset, model, recipe)
+    objective = {"task": task, "loss": loss, "metrics": metrics}
+    given = _simulation(config, overrides, data, dataset, model, recipe, **objective)
     listed: list[Callback | Progress] = [*callbacks, *([] if progress is None else [progress])]
     done = given.fit(out, resume=resume, callbacks=listed, progress=False, ledgers=ledgers, command=command)
     return done.run
@@ -262,6 +270,7 @@ def _simulation(
     dataset: object,
     model: nn.Module | None,
     recipe: RecipeLike | None = None,
+    **objective: Any,
 ) -> Simulation:
     from hush.simulation import Simulation
 
@@ -269,7 +278,9 @@ def _simulation(
         raise HushError(f"overrides: found the string {overrides!r}; accepted: a list of strings")
     if model is not None:
         _check_module(model)
-    return Simulation(dataset, model, config=config, settings=tuple(overrides), data_dir=data, recipe=recipe)
+    return Simulation(
+        dataset, model, config=config, settings=tuple(overrides), data_dir=data, recipe=recipe, **objective
+    )
 
 
 def _check_module(model: object) -> None:

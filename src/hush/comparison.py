@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hush import report
 from hush.callbacks import RoundFunction
-from hush.config import Config, assigned, located, parse, text_value
+from hush.config import Config, assigned, given, located, parse, text_value
 from hush.engines import simulator
 from hush.engines.fingerprint import Hashes
 from hush.engines.results import spread, versions
@@ -43,11 +45,14 @@ def compared(
     root = Path(out) if out is not None else None
     numbers = [config.seed + i for i in range(seeds)]
     runs = executed(variants, numbers, root, resume, federation_of, command, progress)
+    first = next(result for results in runs.values() for result in results)
     summary = {
         "command": command,
         "seeds": numbers,
         "config": config.model_dump(),
         "versions": versions(),
+        "task": first.metrics["task"],
+        "primary": first.primary,
         "recipes": {name: _gathered(name, results) for name, results in runs.items()},
     }
     if root is not None:
@@ -162,20 +167,18 @@ def axes_of(grid: str | Sequence[str]) -> Axes:
     return axes
 
 
-def by_axes(config: Config, axes: Axes) -> dict[str, Config]:
-    """A variant for each combination of values, labelled "key=value, key=value"."""
+def by_axes(config: Config, axes: Axes, option: str = "--grid") -> dict[str, Config]:
+    """A variant for each combination of values, labelled "key=value, key=value"; `option` is cited in errors."""
     found = {}
-    # The options of a recipe that was given in Python are kept as they are.
-    given = {**config.model_dump(exclude_unset=True), "recipe": config.recipe}
     for chosen in itertools.product(*axes.values()):
-        raw = given
+        raw = given(config)
         for key, (_, value) in zip(axes, chosen, strict=True):
             raw = assigned(raw, key, value)
         labels = [f"{key}={text}" for key, (text, _) in zip(axes, chosen, strict=True)]
         try:
             found[", ".join(labels)] = parse(raw)
         except HushError as error:
-            raise located(error, None, labels, "--grid") from None
+            raise located(error, None, labels, option) from None
     return found
 
 
@@ -206,14 +209,18 @@ def path_of(name: str, seed: int) -> str:
 
 def _gathered(name: str, results: Sequence[RunResult]) -> dict[str, Any]:
     return {
-        "accuracy": spread([result.accuracy["mean"] for result in results]),
+        **({"accuracy": spread([result.accuracy["mean"] for result in results])} if results[0].accuracy else {}),
+        "score": spread([result.score["mean"] for result in results]),
+        "metrics": _means([result.metrics["mean"] for result in results]),
         "not_covered": list(results[0].not_covered),
         "warnings": list(dict.fromkeys(text for result in results for text in result.warnings)),
         "runs": [
             {
                 "seed": result.seed,
                 "path": path_of(name, result.seed),
-                "accuracy": dict(result.accuracy),
+                **({"accuracy": dict(result.accuracy)} if result.accuracy else {}),
+                "score": dict(result.score),
+                "worst": result.metrics["worst"][result.primary],
                 "loss": result.loss,
                 "epsilon_spent_max": max(g.epsilon_spent or 0.0 for g in result.guarantees),
                 "seconds": result.seconds,
@@ -223,3 +230,9 @@ def _gathered(name: str, results: Sequence[RunResult]) -> dict[str, Any]:
             for result in results
         ],
     }
+
+
+def _means(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric over the seeds for which it is defined."""
+    found = {name: [values[name] for values in each if math.isfinite(values[name])] for name in each[0]}
+    return {name: statistics.fmean(values) if values else math.nan for name, values in found.items()}

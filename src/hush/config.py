@@ -10,7 +10,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
@@ -55,6 +55,29 @@ def _rate(value: Any) -> Any:
     return value
 
 
+def _loss(value: Any) -> Any:
+    if callable(value) or value in LOSSES or (isinstance(value, str) and ":" in value):
+        return value
+    raise ValueError(f"expected one of {', '.join(LOSSES)}, module:function, or a function in Python")
+
+
+def _metrics(value: Any) -> Any:
+    listed = list(value) if isinstance(value, list | tuple) else [value]
+    if not all(callable(each) or (isinstance(each, str) and each) for each in listed):
+        raise ValueError("expected a list of names, of module:function, or of functions in Python")
+    return listed
+
+
+def _target_bounds(value: Any) -> Any:
+    pairs = value if isinstance(value, list | tuple) and value and isinstance(value[0], list | tuple) else [value]
+    for pair in pairs:
+        numbers = isinstance(pair, list | tuple) and len(pair) == 2 and not any(isinstance(v, bool) for v in pair)
+        if not numbers or not all(isinstance(v, int | float) and math.isfinite(v) for v in pair) or pair[0] >= pair[1]:
+            raise ValueError("expected [low, high] with low < high, or a list of such pairs, one for each target")
+    return [list(pair) for pair in value] if pairs is value else list(value)
+
+
+LOSSES = ("auto", "cross-entropy", "mse", "huber")
 Name = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 # Bounds on what a row adds, with room for the squares of float64 and the noise's multiples of float32.
@@ -110,6 +133,22 @@ class ModelConfig(_Strict):
     hidden: Annotated[int, Field(ge=1)] = 200
 
 
+class ObjectiveConfig(_Strict):
+    """`[objective]`: what is predicted, by which loss it is learned, and by which metrics it is judged.
+
+    Functions given in Python are kept as they are, and written as `module:name`.
+    """
+
+    task: Literal["auto", "binary", "multiclass", "multilabel", "regression"] = "auto"
+    loss: Annotated[Any, BeforeValidator(_loss)] = "auto"
+    metrics: Annotated[list[Any], BeforeValidator(_metrics)] = Field(default_factory=list)
+    target_bounds: Annotated[Any, BeforeValidator(_target_bounds)] | None = None
+
+    @field_serializer("loss", "metrics")
+    def _code(self, value: Any) -> Any:
+        return [code_name(each) for each in value] if isinstance(value, list) else code_name(value)
+
+
 class PrivacyConfig(_Strict):
     """`[privacy]`: the privacy requirements of the clients."""
 
@@ -156,6 +195,7 @@ class Config(_Strict):
     max_weight: Annotated[float, Field(gt=0, le=1)] | None = None
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     local: LocalConfig = LocalConfig()
     recipe: dict[str, Any] = Field(default_factory=lambda: {"name": "robust-hdp"})
@@ -180,6 +220,22 @@ def described(value: Any) -> Any:
         named = {field.name: described(value.__dict__[field.name]) for field in fields}
         return {"rule": f"{kind.__module__}:{kind.__qualname__}", **named}
     return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+
+
+def code_name(value: Any) -> str:
+    """A function as `module:name`; a text as it is."""
+    if isinstance(value, str):
+        return value
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def given(config: Config) -> dict[str, Any]:
+    """What a config was given, as a nested mapping; options and functions of Python are kept as they are."""
+    raw = {**config.model_dump(exclude_unset=True), "recipe": dict(config.recipe)}
+    if "objective" in config.model_fields_set:
+        raw["objective"] = {name: getattr(config.objective, name) for name in config.objective.model_fields_set}
+    return raw
 
 
 def config_hash(config: Config) -> str:
@@ -277,12 +333,12 @@ def located(error: HushError, path: Path | None, overrides: Sequence[str] = (), 
 
 
 @contextmanager
-def locating(path: Path | None, overrides: Sequence[str] = (), elsewhere: Container[str] = ()) -> Iterator[None]:
+def locating(path: Path | None, overrides: Sequence[str] = (), elsewhere: Iterable[str] = ()) -> Iterator[None]:
     """Errors about a key say where in the file, or on the command line, it stands; not where its key is elsewhere."""
     try:
         yield
     except HushError as error:
-        if type(error) is not HushError or error.key in elsewhere:
+        if type(error) is not HushError or any(_overlap(key, error.key or "") for key in elsewhere):
             raise
         raise located(error, path, overrides) from None
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hush.engines.driver import CompletedRun
 from hush.engines.trained import trained_model
-from hush.result_tables import guarantee_table, history_table, summary_table
+from hush.result_tables import guarantee_table, history_table, metrics_table, summary_table
 from hush.table import Table
 from hush.trained_model import TrainedModel
 from hush.types import RoundRecord, RunResult
@@ -42,14 +42,24 @@ class FitResult:
 
     @property
     def accuracy(self) -> Mapping[str, float]:
-        """Mean, smallest, largest and sample standard deviation of test accuracy over the clients."""
+        """Mean, smallest, largest and sample standard deviation over the clients; empty in regression."""
         return self.run.accuracy
 
     @property
     def accuracy_per_client(self) -> Mapping[str, float]:
         """Test accuracy by the client's name, or by its number as text."""
-        names = self.run.clients or map(str, range(len(self.run.accuracy_per_client)))
-        return dict(zip(names, self.run.accuracy_per_client, strict=True))
+        scores = self.run.accuracy_per_client
+        return dict(zip(self.run.clients or map(str, range(len(scores))), scores, strict=bool(scores)))
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        """All metrics: `pooled`, `mean`, `worst` and `per_client`, by name; `metrics_table` shows them."""
+        return self.run.metrics
+
+    @cached_property
+    def metrics_table(self) -> Table:
+        """One row per metric."""
+        return metrics_table(self.run)
 
     @property
     def loss(self) -> float:

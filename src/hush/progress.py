@@ -14,7 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as RichProgress
 
 from hush.callbacks import Callback
-from hush.terminal import error_console, percent
+from hush.objective.metrics import metric_named, shown
+from hush.terminal import error_console
 from hush.text import printable
 from hush.types import RoundRecord
 
@@ -154,7 +155,5 @@ def in_notebook() -> bool:
 
 def round_words(record: RoundRecord, label: str = "training") -> str:
     """How a round went, in words."""
-    accuracies = record.accuracy_per_client
-    if not accuracies:
-        return f"{label}: loss {record.loss:.4g}"
-    return f"{label}: accuracy {percent(sum(accuracies) / len(accuracies))}"
+    metric, scores = metric_named(record.primary), record.scores
+    return f"{label}: {metric.label} {shown(metric, sum(scores) / len(scores))}"

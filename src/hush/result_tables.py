@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from hush.objective.metrics import Metric, metric_named
 from hush.table import Table
 from hush.types import Guarantee, RoundRecord, RunResult
 
@@ -23,14 +24,16 @@ _CARD = (
     "steps",
     "noise_multiplier",
 )
+_CLIENTS = 8  # whose own metrics are shown
 _DETAILS = ("third_party", "stages")
 
 
 def history_table(records: Sequence[RoundRecord]) -> Table:
     """One row per round."""
+    primary = metric_named(records[-1].primary) if records else metric_named("accuracy")
     columns = (
         "round",
-        "accuracy",
+        primary.name,
         "worst_client",
         "best_client",
         "loss",
@@ -42,12 +45,12 @@ def history_table(records: Sequence[RoundRecord]) -> Table:
     )
     rows = []
     for record in records:
-        each = record.accuracy_per_client
-        accuracy = (statistics.fmean(each), min(each), max(each)) if each else (None, None, None)
+        each = record.scores
+        scores = (statistics.fmean(each), *_ends(each, primary)) if each else (None, None, None)
         rows.append(
             (
                 record.round,
-                *accuracy,
+                *scores,
                 record.loss,
                 len(record.charged),
                 len(record.refused),
@@ -57,7 +60,7 @@ def history_table(records: Sequence[RoundRecord]) -> Table:
             )
         )
     return Table(
-        title="Rounds: test accuracy over the clients, loss, and how many clients sent an update",
+        title=f"Rounds: test {primary.label} over the clients, loss, and how many clients sent an update",
         columns=columns,
         rows=tuple(rows),
         shown=(*columns[:7], "seconds"),
@@ -117,22 +120,22 @@ def comparison_table(
 
     `keys` are the columns that tell variants apart, `values` what they hold for each variant; by default its label.
     """
-    rows = []
+    primary, rows = metric_named(summary["primary"]), []
     for name, entry in summary["recipes"].items():
-        runs, accuracy = entry["runs"], entry["accuracy"]
+        runs, score = entry["runs"], entry["score"]
         rows.append(
             (
                 *((name,) if values is None else values[name]),
-                accuracy["mean"],
-                accuracy["std"] if len(runs) > 1 else None,
-                min(run["accuracy"]["min"] for run in runs),
+                score["mean"],
+                score["std"] if len(runs) > 1 else None,
+                _ends([run["worst"] for run in runs], primary)[0],
                 statistics.fmean(run["loss"] for run in runs),
                 max(run["epsilon_spent_max"] or 0.0 for run in runs),
                 sum(run["seconds"] for run in runs),
             )
         )
     at = len(keys)
-    ranked = tuple(sorted(rows, key=lambda row: -row[at]))
+    ranked = tuple(sorted(rows, key=lambda row: -row[at] if primary.higher_is_better else row[at]))
     seeds = ", ".join(map(str, summary["seeds"]))
     entries = summary["recipes"].values()
     gaps = dict.fromkeys(text for entry in entries for text in entry["not_covered"])
@@ -145,8 +148,8 @@ def comparison_table(
     )
     spread = ("std is the sample standard deviation over the seeds.",) if len(summary["seeds"]) > 1 else ()
     return Table(
-        title=f"Mean test accuracy over seeds {seeds}" if spread else f"Test accuracy, seed {seeds}",
-        columns=(*keys, "accuracy", "std", "worst_client", "loss", "epsilon_spent", "seconds"),
+        title=f"Mean test {primary.label} over seeds {seeds}" if spread else f"Test {primary.label}, seed {seeds}",
+        columns=(*keys, primary.name, "std", "worst_client", "loss", "epsilon_spent", "seconds"),
         rows=ranked,
         notes=(*spread, *untrained, *_notes(tuple(gaps), tuple(warned))),
         facts=summary,
@@ -187,21 +190,54 @@ def measure_table(found: Mapping[str, Any]) -> Table:
 
 def summary_table(result: RunResult, most: int, path: Path | None) -> Table:
     """The facts of a run that a person asks for first, with at most so many gaps and warnings each."""
-    accuracy = result.accuracy
+    primary, others = metric_named(result.primary), dict(result.metrics.get("mean", {}))
+    worst, best = _ends((result.score["min"], result.score["max"]), primary)
     spent = [card.epsilon_spent for card in result.guarantees if card.epsilon_spent is not None]
+    others.pop(primary.name, None)
+    figures = ", ".join(f"{name} {value:.4g}" for name, value in others.items())
     notes = (
+        *([f"Mean over the clients: {figures}"] if figures else []),
         *_first(result.warnings, most, "Warning: ", "warnings"),
         *_first(result.not_covered, most, "Not covered: ", "not_covered"),
         *([f"Run directory: {path}"] if path is not None else []),
     )
     return Table(
         title=f"{result.recipe} on {result.dataset}, {result.model}: {result.ended}",
-        columns=("mean accuracy", "worst client", "best client", "loss", "rounds", "largest epsilon spent"),
-        rows=(
-            (accuracy["mean"], accuracy["min"], accuracy["max"], result.loss, result.rounds, max(spent, default=None)),
-        ),
+        columns=(f"mean {primary.label}", "worst client", "best client", "loss", "rounds", "largest epsilon spent"),
+        rows=((result.score["mean"], worst, best, result.loss, result.rounds, max(spent, default=None)),),
         notes=notes,
     )
+
+
+def metrics_table(result: RunResult) -> Table:
+    """One row per metric: over all test rows, the mean over the clients, the worst client, and each client."""
+    found = result.metrics
+    clients = tuple(found["per_client"])
+    rows = tuple(
+        (
+            name,
+            found["pooled"][name],
+            found["mean"][name],
+            found["worst"].get(name),
+            *(found["per_client"][client][name] for client in clients),
+        )
+        for name in found["pooled"]
+    )
+    base = found["baseline"]
+    return Table(
+        title="Metrics on the clients' test rows: over all rows (pooled), over the clients (mean, worst), and of each",
+        columns=("metric", "pooled", "mean", "worst", *clients),
+        rows=rows,
+        shown=("metric", "pooled", "mean", "worst", *clients[:_CLIENTS]),
+        notes=(f"Baseline, {base['what']}: {found['primary']} {base['value']:.4g}", *found["notes"]),
+        facts=found,
+    )
+
+
+def _ends(values: Sequence[float], metric: Metric) -> tuple[float, float]:
+    """The worst and the best."""
+    ends = min(values), max(values)
+    return ends if metric.higher_is_better else ends[::-1]
 
 
 def _first(texts: Sequence[str], most: int, label: str, attribute: str) -> tuple[str, ...]:

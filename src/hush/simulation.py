@@ -18,14 +18,16 @@ from torch import nn
 from hush import comparison, report
 from hush.auditing.run import audit
 from hush.callbacks import Callback, Function, as_callbacks
-from hush.config import Config, assigned, described, locating, overridden, parse, read
+from hush.config import Config, assigned, described, given, locating, overridden, parse, read
 from hush.data import ClientData, client_data, datasets
 from hush.engines import metrics, simulator
 from hush.engines.driver import CompletedRun
+from hush.engines.objective import targets_of
 from hush.engines.preview import preview
 from hush.engines.setup import Federation, load, own_data, prepare
 from hush.fit_result import FitResult
 from hush.interruption import interruptible
+from hush.models import Model
 from hush.models.validation import seeded
 from hush.progress import RunProgress, progress_bar, round_words
 from hush.recipes import Recipe, as_table
@@ -34,7 +36,7 @@ from hush.result_tables import audit_table, comparison_table, measure_table, pre
 from hush.server.participation import trained
 from hush.server.run_directory import write_atomically
 from hush.table import Table
-from hush.types import HushError, NothingTrainedError, RoundRecord, RunResult
+from hush.types import HushError, NothingTrainedError, RoundRecord, RunResult, unknown
 from hush.user_code import user_code
 
 _log = logging.getLogger("hush")
@@ -61,6 +63,9 @@ KEYWORDS: Mapping[str, str] = {
     "client": "data.client",
     "schema": "data.schema",
     "test_fraction": "data.test_fraction",
+    "task": "objective.task",
+    "loss": "objective.loss",
+    "metrics": "objective.metrics",
     "batch_size": "local.batch_size",
     "epochs": "local.epochs",
     "steps": "local.steps",
@@ -94,6 +99,9 @@ class Simulation:
         schema: What columns may hold, declared in public.
         classes: The list of classes, or their number; by default those found in the rows, which no epsilon covers.
         test_fraction: The fraction of each client's rows that is held out.
+        task: "binary", "multiclass", "multilabel" or "regression"; by default it follows from the targets.
+        loss: The name of a loss, or your own function of the output and the target of one example.
+        metrics: Names of metrics, and your own functions of the true values and of predictions or probabilities.
         batch_size: Expected rows in a step.
         epochs: Local epochs in a round.
         steps: Local steps in a round, in place of epochs.
@@ -135,6 +143,9 @@ class Simulation:
         schema: object = None,
         classes: int | Sequence[object] | None = None,
         test_fraction: float | None = None,
+        task: str | None = None,
+        loss: str | Callable[..., Any] | None = None,
+        metrics: Sequence[str | Callable[..., Any]] | None = None,
         batch_size: object = None,
         epochs: int | None = None,
         steps: int | None = None,
@@ -157,15 +168,18 @@ class Simulation:
     ) -> None:
         named, rows = _named_data(data)
         owners = None if rows is None or clients is None or isinstance(clients, int) else clients
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "epsilon": epsilon, "delta": delta, "lifetime": lifetime, "clip": clip, "noise": noise,
             "relation": relation, "accountant": accountant, "rounds": rounds, "seed": seed,
             "participation": participation, "quorum": quorum, "max_weight": max_weight, "mode": mode,
             "clients": clients if owners is None else None, "partition": partition, "label": label, "client": client,
-            "schema": schema, "test_fraction": test_fraction, "batch_size": batch_size, "epochs": epochs,
+            "schema": schema, "test_fraction": test_fraction, "task": task, "loss": loss,
+            "metrics": metrics, "batch_size": batch_size, "epochs": epochs,
             "steps": steps, "lr": lr, "weight_decay": weight_decay, "device": device, "precision": precision,
         }  # fmt: skip
-        self._keywords = {KEYWORDS[name]: name for name, value in given.items() if value is not None}
+        self._keywords = {KEYWORDS[name]: name for name, value in arguments.items() if value is not None}
+        self._keywords |= {**dict.fromkeys(named, "data"), **({} if recipe is None else {"recipe": "recipe"})}
+        self._keywords |= {} if model is None else {"model.name": "model"}
         self._path = Path(config) if isinstance(config, str | Path) else None
         self._settings, self._overrides = _checked_settings(settings, self._keywords)
         self._data_dir = None if data_dir is None else str(data_dir)
@@ -176,7 +190,7 @@ class Simulation:
                 raw = overridden(raw, self._overrides)
             for key, value in self._settings.items():
                 raw = assigned(raw, key, _plain(value))
-            for name, value in given.items():
+            for name, value in arguments.items():
                 if value is not None:
                     raw = assigned(raw, KEYWORDS[name], _plain(value))
             for key, value in {**named, **({} if model_name is None else {"model.name": model_name})}.items():
@@ -195,7 +209,7 @@ class Simulation:
 
     def to_toml(self, path: str | Path | None = None) -> str:
         """The config as TOML, also written to `path` if that is given. What TOML cannot hold is named in comments."""
-        given = {**self.config.model_dump(exclude_unset=True), "recipe": dict(self.config.recipe)}
+        raw = given(self.config)
         remarks: list[str] = []
         if self._rows is not None:
             remarks.append(f"data: {self._rows!r}; pass data= to hush.Simulation.from_toml")
@@ -203,13 +217,19 @@ class Simulation:
             remarks.append(f"model: an nn.Module ({type(self._module).__name__}); pass model=")
         if self._factory is not None:
             remarks.append(f"model: made by {_name_of(self._factory)}; pass model=")
-        for slot, value in list(given["recipe"].items()):
-            given["recipe"][slot] = described(value)
-            if not _importable(value):
-                del given["recipe"][slot]
+        for slot, value in list(raw["recipe"].items()):
+            raw["recipe"][slot] = described(value)
+            if not _importable(type(value) if is_dataclass(value) else None):
+                del raw["recipe"][slot]
                 remarks.append(f"recipe.{slot}: {type(value).__name__}, which no module defines by that name")
+        for key, value in list(raw.get("objective", {}).items()):
+            functions = [each for each in (value if isinstance(value, list) else [value]) if callable(each)]
+            raw["objective"][key] = self.config.model_dump()["objective"][key]
+            if not all(map(_importable, functions)):
+                del raw["objective"][key]
+                remarks.append(f"{key}: {', '.join(map(_name_of, functions))}; pass {key}=")
         head = ["# Given in Python, and not part of this file:", *(f"# {' '.join(text.split())}" for text in remarks)]
-        text = "\n".join([*(head if remarks else []), toml(given)])
+        text = "\n".join([*(head if remarks else []), toml(raw)])
         if path is not None:
             try:
                 write_atomically(Path(path), text.encode())
@@ -224,7 +244,7 @@ class Simulation:
             plot: Where to write a page with a plot.
         """
         with self._citing():
-            federation = self._prepare(self.config)
+            federation = self._prepare()
         found = preview(federation)
         if plot is not None:
             report.write_plan(Path(plot), found)
@@ -268,7 +288,7 @@ class Simulation:
         listed = as_callbacks(callbacks)
         total = self.config.rounds
         with self._citing(), interruptible(path) as last, progress_bar(total, progress) as bar:
-            federation = self._prepare(self.config)
+            federation = self._prepare()
             written = [_ReportWriter(path)] if path is not None else []
             done = simulator.run(
                 federation, path, resume=resume, command=command, ledgers=places,
@@ -336,7 +356,7 @@ class Simulation:
         axes = _axes(grid) if isinstance(grid, Mapping) else comparison.axes_of(grid)
         keys = [str(key) for key in (grid if isinstance(grid, Mapping) else axes)]
         with self._citing():
-            variants = comparison.by_axes(self.config, axes)
+            variants = comparison.by_axes(self.config, axes, "grid:" if isinstance(grid, Mapping) else "--grid")
         summary = self._side_by_side(variants, seeds, out, resume, progress, command)
         labels = dict(zip(variants, comparison.combinations(axes), strict=True))
         return comparison_table(summary, keys, labels)
@@ -407,6 +427,18 @@ class Simulation:
         show = progress if progress is None or isinstance(progress, bool) else False
         total = seeds * sum(variant.rounds for variant in variants.values())
         loaded: dict[str, ClientData] = {}
+        isolated: dict[object, Model] = {}
+
+        def federation_of(config: Config) -> Federation:
+            rows, module = self._inputs(config, loaded)
+            if module is None:
+                return prepare(config, root=self._data_dir, dataset=rows)
+            shape, which = rows.dataset.x.shape[1:], None if self._factory is None else config.seed
+            key = (which, shape, rows.dataset.classes, config.objective.task, config.engine.device)
+            federation = prepare(config, root=self._data_dir, dataset=rows, module=isolated.get(key, module))
+            isolated[key] = federation.model
+            return federation
+
         with self._citing(), interruptible(path) as last, progress_bar(total, show) as bar:
 
             def advance(name: str, seed: int, record: RoundRecord) -> None:
@@ -415,14 +447,12 @@ class Simulation:
                 if told is not None:
                     told(name, seed, record)
 
-            return comparison.compared(
-                self.config, variants, seeds, path, resume, lambda one: self._prepare(one, loaded), command, advance
-            )
+            return comparison.compared(self.config, variants, seeds, path, resume, federation_of, command, advance)
 
-    def _prepare(self, config: Config, loaded: dict[str, ClientData] | None = None) -> Federation:
-        """The federation of a config on the given data and model; what is read from files is read once."""
-        rows, module = self._inputs(config, self._loaded if loaded is None else loaded)
-        return prepare(config, root=self._data_dir, dataset=rows, module=module)
+    def _prepare(self) -> Federation:
+        """The federation of the given data and model; what is read from files is read once."""
+        rows, module = self._inputs(self.config, self._loaded)
+        return prepare(self.config, root=self._data_dir, dataset=rows, module=module)
 
     def _inputs(self, config: Config, loaded: dict[str, ClientData]) -> tuple[ClientData, nn.Module | None]:
         """The rows and the module that a config is run with."""
@@ -446,14 +476,15 @@ class Simulation:
         if isinstance(rows, datasets.Dataset) and owners is None:
             return ClientData(datasets.as_own(rows))
         return client_data.clients(
-            rows, clients=owners, label=data.label, client=data.client, schema=data.table_schema, classes=classes
-        )
+            rows, clients=owners, label=data.label, client=data.client, schema=data.table_schema, classes=classes,
+            targets=targets_of(self.config),
+        )  # fmt: skip
 
     @contextmanager
     def _citing(self) -> Iterator[None]:
         """Errors name the keyword argument in place of its key, or say where in the file a key stands."""
         try:
-            with locating(self._path, self._overrides, self._keywords):
+            with locating(self._path, self._overrides, [*self._keywords, *self._settings]):
                 yield
         except HushError as error:
             key = error.key or ""
@@ -545,8 +576,7 @@ def _raw(config: Config | Mapping[str, Any] | str | Path | None) -> dict[str, An
     if isinstance(config, str | Path):
         return read(Path(config))
     if isinstance(config, Config):
-        # The options of a recipe that was given in Python are kept as they are.
-        return {**config.model_dump(exclude_unset=True), "recipe": config.recipe}
+        return given(config)
     if not isinstance(config, Mapping):
         raise HushError(
             f"config: found {type(config).__name__}; accepted: a Config, a mapping or the path of a TOML file"
@@ -571,7 +601,10 @@ def _plain(value: Any) -> Any:
 def _axes(grid: Mapping[str, Sequence[Any]]) -> comparison.Axes:
     """The axes of a grid given in Python, with a label for each value."""
     axes: dict[str, list[tuple[str, Any]]] = {}
+    known = [*KEYWORDS, "recipe"]
     for name, values in grid.items():
+        if not isinstance(name, str) or ("." not in name and name not in known):
+            raise unknown("grid", "setting", name, known, ", or a dotted key such as local.lr")
         if isinstance(values, str) or not hasattr(values, "__iter__"):
             raise HushError(f"grid: found {values!r:.80} for {name}; accepted: a list of values to try")
         listed = [as_table(value) if name == "recipe" else _plain(value) for value in values]
@@ -602,12 +635,11 @@ def _directory(out: str | Path | None, resume: bool) -> Path | None:
 
 
 def _importable(value: Any) -> bool:
-    """Whether an option of a recipe reads back from the name of its class."""
-    if not is_dataclass(value):
+    """Whether a class or function reads back from its name."""
+    if value is None:
         return True
-    kind = type(value)
     try:
-        return kind.__module__ != "__main__" and user_code(f"{kind.__module__}:{kind.__qualname__}") is kind
+        return value.__module__ != "__main__" and user_code(f"{value.__module__}:{value.__qualname__}") is value
     except Exception:
         return False
 

@@ -61,7 +61,7 @@ class Table:
 
     def __repr__(self) -> str:
         columns, rows = self._visible()
-        right = [_is_numeric(self[name]) for name in columns]
+        right = self._numeric()
         widths = [max(len(row[at]) for row in (columns, *rows)) for at in range(len(columns))]
         lines = [
             "  ".join(
@@ -74,7 +74,7 @@ class Table:
 
     def _repr_html_(self) -> str:
         columns, rows = self._visible()
-        align = ["right" if _is_numeric(self[name]) else "left" for name in columns]
+        align = ["right" if numeric else "left" for numeric in self._numeric()]
 
         def line(cells: Sequence[str], tag: str) -> str:
             inner = (
@@ -90,6 +90,10 @@ class Table:
             f'<div><table><caption style="caption-side:top;text-align:left">{title}</caption>'
             f"<thead>{head}</thead><tbody>{body}</tbody></table>{notes}</div>"
         )
+
+    def _numeric(self) -> list[bool]:
+        """Whether each visible column holds numbers alone."""
+        return [_is_numeric(self[name]) for name in self.shown or self.columns]
 
     def _visible(self) -> tuple[list[str], list[list[str]]]:
         """The columns and cells to show, as text; a long table without its middle."""

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hush.callbacks import Callback, RunStart
+from hush.objective.metrics import BESIDE, METRICS, Metric, metric_named, shown
 from hush.privacy.ledger.book import STATE_NAMES
 from hush.server.participation import spent_words
 from hush.text import printable
@@ -64,14 +65,16 @@ def show_run(result: RunResult, path: Path) -> None:
     table = Table(
         title=f"{result.recipe} on {result.dataset}, {result.model}, {result.rounds} rounds", title_justify="left"
     )
-    for column in ("mean accuracy", "worst client", "best client", "loss", "largest epsilon spent"):
+    metric, score = metric_named(result.primary), result.score
+    for column in (f"mean {metric.label}", "worst client", "best client", "loss", "largest epsilon spent"):
         table.add_column(column, justify="right")
-    a = result.accuracy
+    ends = (score["min"], score["max"]) if metric.higher_is_better else (score["max"], score["min"])
     table.add_row(
-        percent(a["mean"]), percent(a["min"]), percent(a["max"]), f"{result.loss:.3f}",
+        shown(metric, score["mean"]), *(shown(metric, each) for each in ends), f"{result.loss:.3f}",
         _epsilon(max(g.epsilon_spent or 0.0 for g in result.guarantees)),
     )  # fmt: skip
     console.print(table)
+    _show_metrics(console, result)
     if result.out_of_budget:
         console.print(f"{spent_words(result.out_of_budget, len(result.guarantees), result.clients)}.", soft_wrap=True)
     _show_warnings(console, result.warnings)
@@ -79,21 +82,44 @@ def show_run(result: RunResult, path: Path) -> None:
     console.print(f"{result.seconds:.1f} s. Report: {path / 'report.html'}", soft_wrap=True)
 
 
+def _show_metrics(console: TextConsole, result: RunResult) -> None:
+    """What the primary score has to be seen beside: the best constant prediction, and the other metrics."""
+    found = result.metrics
+    if not found:
+        return
+    metric, base = metric_named(result.primary), found["baseline"]
+    console.print(f"Baseline, {base['what']}: {metric.label} {shown(metric, base['value'])}.", soft_wrap=True)
+    others = {name: value for name, value in found["mean"].items() if name != metric.name}
+    words = [
+        f"{METRICS[name].label} {shown(METRICS[name], value)}" if name in METRICS else f"{printable(name)} {value:.4g}"
+        for name, value in others.items()
+    ]
+    if words:
+        console.print(f"Mean over clients: {', '.join(words)}.", soft_wrap=True)
+    for note in found["notes"]:
+        console.print(f"Note: {printable(note)}.", soft_wrap=True)
+
+
 def show_comparison(summary: Mapping[str, Any], path: Path) -> None:
     """Print one line per recipe, best first."""
     console = TextConsole()
-    table = Table(title=f"Accuracy over seeds {', '.join(map(str, summary['seeds']))}", title_justify="left")
-    for column in ("recipe", "mean", "± std", "worst client", "largest epsilon spent", "seconds"):
+    metric, seeds = metric_named(summary["primary"]), ", ".join(map(str, summary["seeds"]))
+    beside = _beside(summary)
+    table = Table(title=f"{metric.label[0].upper()}{metric.label[1:]} over seeds {seeds}", title_justify="left")
+    more = [] if beside is None else [beside.label]
+    for column in ("recipe", "mean", "± std", "worst client", *more, "largest epsilon spent", "seconds"):
         left = column == "recipe"
         table.add_column(column, justify="left" if left else "right", overflow="fold" if left else "ellipsis")
-    ranked = sorted(summary["recipes"].items(), key=lambda item: -item[1]["accuracy"]["mean"])
+    sign, worst = (-1, min) if metric.higher_is_better else (1, max)
+    ranked = sorted(summary["recipes"].items(), key=lambda item: sign * item[1]["score"]["mean"])
     for name, entry in ranked:
         runs = entry["runs"]
         table.add_row(
             name,
-            percent(entry["accuracy"]["mean"]),
-            percent(entry["accuracy"]["std"]) if len(runs) > 1 else "–",
-            percent(min(run["accuracy"]["min"] for run in runs)),
+            shown(metric, entry["score"]["mean"]),
+            shown(metric, entry["score"]["std"]) if len(runs) > 1 else "–",
+            shown(metric, worst(run["worst"] for run in runs)),
+            *([] if beside is None else [shown(beside, entry["metrics"][beside.name])]),
             _epsilon(max(run["epsilon_spent_max"] or 0.0 for run in runs)),
             f"{sum(run['seconds'] for run in runs):.1f}",
         )
@@ -109,6 +135,12 @@ def show_comparison(summary: Mapping[str, Any], path: Path) -> None:
     texts = [text for entry in summary["recipes"].values() for text in entry.get("warnings", ())]
     _show_warnings(console, tuple(dict.fromkeys(texts)))
     console.print(f"Report: {path / 'report.html'}", soft_wrap=True)
+
+
+def _beside(summary: Mapping[str, Any]) -> Metric | None:
+    """The metric that is shown beside the primary one, where the runs have one."""
+    found = BESIDE.get(str(summary.get("task")))
+    return None if found is None else metric_named(found)
 
 
 def show_plan(answer: Mapping[str, Any]) -> None:
@@ -273,11 +305,6 @@ def _show_gaps(console: Console, gaps: tuple[str, ...]) -> None:
 def _show_warnings(console: Console, warnings: tuple[str, ...]) -> None:
     for text in warnings:
         console.print(f"Warning: {text}", soft_wrap=True)
-
-
-def percent(fraction: float) -> str:
-    """A fraction in percent."""
-    return f"{100 * fraction:.2f} %"
 
 
 def _epsilon(value: float) -> str:

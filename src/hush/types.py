@@ -215,7 +215,8 @@ class RoundRecord:
 
     `stage` says what the round asked (see `Guarantee.stages`), `placed` which model each client worked on where there
     are several, `bytes_up` and `bytes_down` what went over the wire, `warnings` which clients count less than what they
-    declare would give them, and why.
+    declare would give them, and why. `primary` names the score of the clients: an accuracy is in
+    `accuracy_per_client`, any other score in `score_per_client`.
     """
 
     round: int
@@ -232,6 +233,13 @@ class RoundRecord:
     bytes_up: int = 0
     bytes_down: int = 0
     warnings: Mapping[int, str] = field(default_factory=dict)
+    score_per_client: tuple[float, ...] = ()
+    primary: str = "accuracy"
+
+    @property
+    def scores(self) -> tuple[float, ...]:
+        """The primary score of each client: its accuracy in classification."""
+        return self.score_per_client or self.accuracy_per_client
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,7 +280,10 @@ class Guarantee:
 class RunResult:
     """The result of a run, as in `result.json` and `hush run --json`. Accuracies are fractions.
 
-    `accuracy` is over the clients; its `std` is the sample standard deviation, NaN with a single client.
+    `score` is the primary score over the clients, `metrics["primary"]` its name; its `std` is the sample standard
+    deviation, NaN with a single client. In classification it is the accuracy, which `accuracy` and
+    `accuracy_per_client` hold too; they are empty in regression, and `score_per_client` has each client's error.
+    `metrics` are all metrics of the objective: `pooled`, `mean`, `worst` and `per_client`, by name.
 
     `ended` says why the run stopped where it did. `trained` is whether any client released an update, `out_of_budget`
     the first round that a client could not afford, for each that came to one. `warnings` is what its user should know
@@ -298,6 +309,19 @@ class RunResult:
     out_of_budget: Mapping[int, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     clients: tuple[str, ...] = ()
+    score: Mapping[str, float] = field(default_factory=dict)
+    score_per_client: tuple[float, ...] = ()
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def primary(self) -> str:
+        """The name of the score that runs are compared by."""
+        return str(self.metrics.get("primary", "accuracy"))
+
+    @property
+    def scores(self) -> tuple[float, ...]:
+        """The primary score of each client: its accuracy in classification."""
+        return self.score_per_client or self.accuracy_per_client
 
 
 class RunInterrupted(KeyboardInterrupt):

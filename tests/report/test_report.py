@@ -49,7 +49,7 @@ def shown(path: Path) -> Page:
 def test_a_finished_run_tells_its_story_first(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     found = shown(run)
-    accuracies = read_run(run).accuracies
+    accuracies = read_run(run).scores
     first = found.text[: found.text.index("Guarantee card")]
     assert first.index("Not private: seeded noise") < first.index("robust-hdp on digits")
     assert SIMULATED in first

@@ -127,24 +127,45 @@ def _directions(others: Tensor, size: int, count: int, seed: int) -> Tensor:
 
 
 def _unlikely(model: Model, x: Tensor, turn: Tensor) -> Tensor:
-    """The class that the model expects least; the next one for each turn through the input space."""
-    ranks = _logits(model, x).argsort(dim=1)
+    """The target that the model expects least.
+
+    Of classes the next one for each turn through the input space; real targets lie a unit beyond zero, on the other
+    side of it, further for each turn.
+    """
+    out, objective = _outputs(model, x), model.objective
+    if objective.task == "regression":
+        side = torch.where(out > 0, -1.0, 1.0) * (1.0 + turn.to(out))[:, None]
+        return side if objective.outputs > 1 else side[:, 0]
+    if objective.task == "multilabel":
+        return (out <= 0).to(torch.float32)
+    if out.shape[1] == 1:
+        return (out[:, 0] <= 0).to(torch.int64)
+    ranks = out[:, : objective.classes or None].argsort(dim=1)
     return ranks.gather(1, (turn % ranks.shape[1])[:, None])[:, 0]
+
+
+def _likely(model: Model, x: Tensor, y: Tensor) -> Tensor:
+    """The target that the model expects most; for real numbers the one as far on the other side of its output."""
+    out, objective = _outputs(model, x), model.objective
+    if objective.task == "regression":
+        return 2.0 * out.view_as(y) - y
+    found = objective.predictions(out)
+    return found.to(torch.float32) if objective.task == "multilabel" else found
 
 
 def _opposed(model: Model, x: Tensor, y: Tensor, clip: float) -> Canaries:
     """Each row against the farther of: its negative, and itself under the label that the model expects most."""
     start = model.start.to(x.device)
-    likely = _logits(model, x).argmax(dim=1)
+    likely = _likely(model, x, y)
     present = _clipped(model, start, x, y, clip)
     negated = (present - _clipped(model, start, -x, y, clip)).norm(dim=1)
     relabelled = (present - _clipped(model, start, x, likely, clip)).norm(dim=1)
     turned = negated >= relabelled
     instead = torch.where(turned.reshape(-1, *[1] * (x.ndim - 1)), -x, x)
-    return Canaries(x, y, instead, torch.where(turned, y, likely))
+    return Canaries(x, y, instead, torch.where(turned.reshape(-1, *[1] * (y.ndim - 1)), y, likely))
 
 
-def _logits(model: Model, x: Tensor) -> Tensor:
+def _outputs(model: Model, x: Tensor) -> Tensor:
     start = model.start.to(x.device)
     return torch.cat([model.logits(start, part) for part in x.split(256)])
 
@@ -164,7 +185,7 @@ def _norms(model: Model, x: Tensor, y: Tensor) -> Tensor:
 
 def _gradients(model: Model, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
     def loss(at: Tensor, one_x: Tensor, one_y: Tensor) -> Tensor:
-        return functional.cross_entropy(model.logits(at, one_x[None]), one_y[None])
+        return model.objective.loss(model.logits(at, one_x[None]), one_y[None], "mean")
 
     each = vmap(grad(loss), in_dims=(None, 0, 0))
     return torch.cat([each(vector, *part) for part in _parts(vector, x, y)])

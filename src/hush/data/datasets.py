@@ -125,22 +125,30 @@ def as_own(dataset: object) -> Dataset:
         raise HushError(f"dataset: found {type(dataset).__name__}; accepted: hush.data.from_arrays(x, y)")
     x, y = dataset.x, dataset.y
     arrays = isinstance(x, np.ndarray) and isinstance(y, np.ndarray)
-    if not arrays or x.dtype != np.float32 or y.dtype != np.int64 or x.shape[:1] != y.shape or not x.size:
+    wanted = np.int64 if dataset.targets == "classes" else np.float32
+    fits = arrays and x.dtype == np.float32 and y.dtype == wanted and len(x) == len(y) and x.size
+    if not fits or y.ndim not in ((1,) if dataset.targets == "classes" else (1, 2)):
         raise HushError(
-            f'dataset "{dataset.name}": not float32 rows with int64 labels; use hush.data.from_arrays(x, y)'
+            f'dataset "{dataset.name}": not float32 rows with int64 labels (float32 for other targets); use '
+            "hush.data.from_arrays(x, y)"
         )
     check_finite(dataset)
     return replace(dataset, own=True)
 
 
 def check_finite(dataset: Dataset) -> None:
-    """Refuse NaN or infinite features, and labels outside 0..classes-1."""
+    """Refuse NaN or infinite features and targets, and labels outside 0..classes-1."""
     # A float64 sum is finite exactly when every float32 term is, and it needs no mask as large as the data.
     with np.errstate(invalid="ignore"):
         total = dataset.x.sum(dtype=np.float64)
     if not np.isfinite(total):
         row = next(at for at, row in enumerate(dataset.x) if not np.isfinite(row).all())
         raise HushError(f'dataset "{dataset.name}": row {row} of x contains NaN or infinity (or exceeds float32)')
+    if dataset.targets != "classes":
+        finite = np.isfinite(dataset.y).reshape(len(dataset.y), -1).all(axis=1)
+        if not finite.all():
+            raise HushError(f'dataset "{dataset.name}": target of row {int(np.argmin(finite))} is not finite')
+        return
     if dataset.y.min() < 0 or dataset.y.max() >= dataset.classes:
         row = int(np.argmax((dataset.y < 0) | (dataset.y >= dataset.classes)))
         raise HushError(

@@ -20,6 +20,7 @@ __all__ = ["NAMES", "Share", "counts", "holdout", "overlaps", "split"]
 KEY = "data.partition"
 DIVISIONS = ("iid", "dirichlet", "shards", "similarity", "owner")
 TWISTS = ("rotation", "label-flip", "quality")
+_BY_CLASS = ("dirichlet", "shards", "similarity", "label-flip")
 NAMES = DIVISIONS + TWISTS
 
 Rows = npt.NDArray[np.int64]
@@ -55,13 +56,15 @@ def split(
             dirichlet (alpha), shards (classes), similarity (gamma), rotation (clusters), label-flip (clusters),
             quality (groups, density, and change_at with density_after).
             The last three take a `base`, one of the others, for the division of rows.
-        labels: The label of every row.
+        labels: The label of every row, or its targets of another kind.
         counts: The rows of each client.
         seed: Of the draw.
         classes: The number of classes.
         owner: The natural client of every row, for "owner".
     """
-    y = np.asarray(labels, np.int64)
+    given = np.asarray(labels)
+    _check_labels(spec, given)
+    y = given.astype(np.int64) if given.ndim == 1 and given.dtype.kind in "biu" else np.zeros(len(given), np.int64)
     sizes = integers("data.sizes", list(counts), low=1)
     needed = max(sizes, default=0) if overlaps(spec) else sum(sizes)
     if not sizes or needed > len(y):
@@ -80,6 +83,16 @@ def split(
     twists = _quality(options, len(sizes)) if name == "quality" else _clusters(name, options, len(sizes), classes)
     divided = _divide(f"{KEY}.base", base, base_options, y, sizes, seed, classes, owner)
     return [replace(twist, rows=rows) for twist, rows in zip(twists, divided, strict=True)]
+
+
+def _check_labels(spec: Spec, labels: npt.NDArray[Any]) -> None:
+    """Refuse a division by classes of rows that have none."""
+    if labels.ndim == 1 and labels.dtype.kind in "biu":
+        return
+    name, options = named(KEY, spec)
+    asked = [name, named(f"{KEY}.base", options.get("base", "iid"))[0]]
+    if by_class := [each for each in asked if each in _BY_CLASS]:
+        raise wrong(KEY, f'"{by_class[0]}" divides rows by their classes, and these have none; accepted: iid, owner')
 
 
 def overlaps(spec: Spec) -> bool:

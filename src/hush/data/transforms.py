@@ -73,7 +73,7 @@ def apply(
         if x.ndim != 4 or x.shape[2] != x.shape[3]:
             raise wrong("data.partition", f'"rotation" needs square images, found rows of shape {x.shape[1:]}')
         x = np.ascontiguousarray(np.rot90(x, share.rotate, axes=(2, 3)))
-    if share.flip % classes:
+    if share.flip and share.flip % classes:
         y = (y + share.flip) % classes
     density = _density(share, round_number)
     if density > 0.0 and x.size:

@@ -15,9 +15,9 @@ def with_clients(config: Config, data: ClientData) -> Config:
     """The config with the number of clients, the partition and the sizes that follow from the data.
 
     Raises:
-        HushError: One of these is given and differs from the data, or the targets cannot be trained on.
+        HushError: One of these is given and differs from the data, or does not fit its inputs.
     """
-    _check_trainable(config, data)
+    _check_rows(config, data)
     if not data.names:
         return config
     number, given = len(data.names), config.data.model_fields_set
@@ -49,11 +49,7 @@ def member_names(data: ClientData, number: int) -> tuple[str, ...]:
     return data.names if data.names and data.names != numbered else ("",) * number
 
 
-def _check_trainable(config: Config, data: ClientData) -> None:
-    kind = data.dataset.targets
-    if kind != "classes":
-        what = "several labels per row" if kind == "multilabel" else "real numbers as targets"
-        raise HushError(f"data: {what} cannot be trained on yet; accepted: one class per row")
+def _check_rows(config: Config, data: ClientData) -> None:
     if config.data.rows == "unit-norm" and data.dataset.inputs is not None:
         raise HushError(
             "data.rows: unit-norm is for one array of real numbers, and the inputs are "

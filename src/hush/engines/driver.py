@@ -8,16 +8,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from hush.engines.results import outcome
 from hush.engines.setup import Federation
 from hush.engines.trained import trained_model
 from hush.models import Model
+from hush.objective.evaluation import evaluated
 from hush.privacy.ledger import Ledger
 from hush.recipes.context import State
 from hush.server.loop import Answer, ServerState, serve, short_of_quorum, start
@@ -27,6 +27,7 @@ from hush.training import input_mean
 from hush.types import RoundRecord, RunResult, Task
 
 _AT_ONCE = 4096  # rows that are evaluated at a time
+ACCURACY = "accuracy"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,7 +84,11 @@ class Host(Protocol):
         ...
 
     def evaluate(self, models: Tensor, placed: Sequence[int], round_number: int) -> tuple[tuple[float, ...], float]:
-        """The accuracy of each client under the model it is placed on, and the mean loss."""
+        """The primary score of each client under the model it is placed on, and the mean loss."""
+        ...
+
+    def measure(self, models: Tensor, placed: Sequence[int], round_number: int) -> dict[str, Any]:
+        """All metrics of the objective (`hush.objective.evaluation`), at the end of a run."""
         ...
 
     def closed(self, record: RoundRecord) -> None:
@@ -110,13 +115,11 @@ def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -
     else:
         federation, told = host.enrol()
         state = start(federation.terms, federation.starts(), told)
-    recipe, everyone = federation.recipe, range(len(federation.members))
 
     def keep(new: ServerState, record: RoundRecord) -> bool | None:
-        placed = recipe.assign.homes(everyone, new.slots["assign"])
-        accuracies, loss = host.evaluate(uncentred(federation, new.released, new.slots["protect"]), placed, new.round)
+        scores, loss = host.evaluate(*released(federation, new), new.round)
         seconds = time.perf_counter() - began - host.idle
-        done = replace(record, accuracy_per_client=accuracies, loss=loss, seconds=seconds)
+        done = replace(record, loss=loss, seconds=seconds, **scored(federation, scores))
         records.append(done)
         host.closed(done)
         if directory is not None:
@@ -127,25 +130,19 @@ def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -
     ended = short_of_quorum(federation.terms, state)
     stopped = ended is None and state.round < len(federation.terms.participants)
     ended = ended or (f"stopped after round {state.round}" if stopped else "all rounds are done")
-    result = outcome(federation, host.ledgers, records, ended, host.names)
+    models, homes = released(federation, state)
+    metrics = host.measure(models, homes, state.round)
+    result = outcome(federation, host.ledgers, records, ended, host.names, metrics)
     result = replace(result, warnings=(*host.warnings, *result.warnings))
-    done = completed(federation, result, records, state)
     if directory is not None and not stopped:
-        directory.finish(result, contents(trained_model(federation, done.models, done.homes, result)))
-    return done
+        directory.finish(result, contents(trained_model(federation, models, homes, result)))
+    return CompletedRun(result=result, records=tuple(records), models=models, homes=homes, federation=federation)
 
 
-def completed(
-    federation: Federation, result: RunResult, records: Sequence[RoundRecord], state: ServerState
-) -> CompletedRun:
-    """A run with the models that its last state releases."""
-    return CompletedRun(
-        result=result,
-        records=tuple(records),
-        models=uncentred(federation, state.released, state.slots["protect"]),
-        homes=tuple(federation.recipe.assign.homes(range(len(federation.members)), state.slots["assign"])),
-        federation=federation,
-    )
+def released(federation: Federation, state: ServerState) -> tuple[Tensor, tuple[int, ...]]:
+    """The models that a state releases, models x p, for inputs as they are, and the model of each client."""
+    homes = federation.recipe.assign.homes(range(len(federation.members)), state.slots["assign"])
+    return uncentred(federation, state.released, state.slots["protect"]), tuple(homes)
 
 
 def answered(rounds: Rounds, answer: Callable[[list[Task]], list[Answer]]) -> CompletedRun:
@@ -168,26 +165,46 @@ def uncentred(federation: Federation, models: Tensor, protect: State) -> Tensor:
 def evaluate(
     model: Model, vectors: Tensor, placed: Sequence[int], x: Tensor, y: Tensor, test: Sequence[range]
 ) -> tuple[tuple[float, ...], float]:
-    """Accuracy of each client under the model it is placed on, and the mean loss over all rows.
+    """The primary score of each client under the model it is placed on, and the mean loss over all rows.
 
     Args:
-        model: Gives the logits.
+        model: Gives the outputs, and what they mean.
         vectors: Parameters of each model, models x p.
         placed: The model number of each client.
         x: Inputs of all clients.
-        y: Labels of all clients.
+        y: Targets of all clients.
         test: The test rows of each client.
     """
+    objective = model.objective
     rows = torch.cat([torch.arange(r.start, r.stop) for r in test])
     owner = torch.repeat_interleave(torch.arange(len(test)), torch.tensor([len(r) for r in test]))
-    right = torch.zeros(len(test), dtype=torch.float64)
+    total = torch.zeros(len(test), dtype=torch.float64)
     loss = 0.0
     for number, vector in enumerate(vectors.to(x.device)):
         mine = (torch.tensor(placed)[owner] == number).nonzero().flatten()
         for part in mine.split(_AT_ONCE):
             chosen = rows[part].to(x.device)
-            logits, truth = model.logits(vector, x[chosen]), y[chosen]
-            loss += functional.cross_entropy(logits.double(), truth, reduction="sum").item()
-            right.index_add_(0, owner[part], (logits.argmax(1) == truth).double().cpu())
+            outputs, truth = model.logits(vector, x[chosen]), y[chosen]
+            loss += objective.loss(outputs.double(), truth, "sum").item()
+            total.index_add_(0, owner[part], objective.row_scores(outputs, truth).cpu())
     counts = torch.tensor([len(r) for r in test], dtype=torch.float64)
-    return tuple((right / counts).tolist()), loss / len(rows)
+    return tuple(objective.score_of(total / counts).tolist()), loss / len(rows)
+
+
+def measure(
+    model: Model, vectors: Tensor, placed: Sequence[int], x: Tensor, y: Tensor, test: Sequence[range],
+    names: Sequence[str],
+) -> dict[str, Any]:  # fmt: skip
+    """All metrics over the clients' test rows; arguments as for `evaluate`, and the names of the clients."""
+    outputs = []
+    for home, own in zip(placed, test, strict=True):
+        vector = vectors[home].to(x.device)
+        outputs += [model.logits(vector, part).cpu() for part in x[own.start : own.stop].split(_AT_ONCE)]
+    targets = torch.cat([y[own.start : own.stop].cpu() for own in test])
+    return evaluated(model.objective, torch.cat(outputs), targets, [len(own) for own in test], names)
+
+
+def scored(federation: Federation, scores: Sequence[float]) -> dict[str, Any]:
+    """The fields of a round's record that hold the clients' primary scores."""
+    primary = federation.model.objective.primary.name
+    return {"primary": primary, "accuracy_per_client" if primary == ACCURACY else "score_per_client": tuple(scores)}

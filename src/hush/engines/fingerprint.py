@@ -5,6 +5,7 @@ A fingerprint is a SHA-256. It stands in the manifest of a simulation, which hol
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import types
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from hush.data.client_rows import Clients
 from hush.data.datasets import Dataset
+from hush.engines.objective import own_code
 from hush.engines.setup import Federation
 from hush.models import Model
 
@@ -44,7 +46,36 @@ def identity(federation: Federation, known: Hashes | None = None) -> dict[str, A
             "own": federation.own_module,
             "fingerprint": model_fingerprint(federation.model),
         },
+        **_objective(federation),
     }
+
+
+def _objective(federation: Federation) -> dict[str, Any]:
+    """The user's own functions among loss and metrics, if there are any: what is named, the config's hash covers."""
+    found = own_code(federation.config.objective)
+    if not found:
+        return {}
+    codes = {name: _digest(_callable(each)) for name, each in found.items()}
+    return {"objective": {"name": ", ".join(codes), "own": True, "fingerprint": codes}}
+
+
+def _callable(given: Any) -> Iterator[object]:
+    """What a function or a module of the user's own computes, as far as it can be seen."""
+    if isinstance(given, nn.Module):
+        yield from (*_structure(given), *_code(given))
+        for name, value in sorted([*given.named_parameters(), *given.named_buffers()]):
+            yield from (name, *_tensor(value))
+        return
+    seen: set[int] = set()
+    if isinstance(given, functools.partial):
+        yield from (repr(given.args), repr(sorted(given.keywords.items())))
+        given = given.func
+    if not isinstance(given, types.FunctionType | types.MethodType):
+        held = getattr(given, "__dict__", {})
+        yield from (type(given).__qualname__, *sorted((k, repr(v)) for k, v in held.items() if _is_plain(v)))
+        given = type(given).__call__
+    yield getattr(given, "__qualname__", "")
+    yield from _functions(given, seen)
 
 
 def arrays_fingerprint(dataset: Dataset) -> dict[str, str]:

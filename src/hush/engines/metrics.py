@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from hush.config import parse
-from hush.engines.driver import uncentred
+from hush.engines.driver import ACCURACY, uncentred
 from hush.engines.fingerprint import identity
 from hush.engines.results import by_group
 from hush.engines.setup import Federation, own_data, prepare
@@ -110,22 +109,25 @@ def dissimilarity(gradients: Tensor) -> dict[str, float]:
 
 
 def fairness(federation: Federation, vectors: Tensor, homes: Sequence[int], rows: Sequence[Rows]) -> dict[str, Any]:
-    """Accuracies of the worst client, of the smallest true cluster and of the others; how unevenly privacy costs."""
+    """Scores of the worst client, of the smallest true cluster and of the others; how unevenly privacy costs."""
     model, decay = federation.model, federation.config.local.weight_decay
-    groups = [member.group for member in federation.members]
-    accuracy = [_accuracy(model, vectors[h], r) for h, r in zip(homes, rows, strict=True)]
-    found: dict[str, Any] = {"worst": min(accuracy), "disparity": max(accuracy) - min(accuracy)}
-    found |= by_group(accuracy, groups)
+    groups, primary = [member.group for member in federation.members], federation.model.objective.primary
+    higher = primary.higher_is_better
+    score = [_score(model, vectors[h], r) for h, r in zip(homes, rows, strict=True)]
+    found: dict[str, Any] = {"worst": (min if higher else max)(score), "disparity": max(score) - min(score)}
+    found |= by_group(score, groups)
     best = {
         group: _central(model, [r for r, g in zip(rows, groups, strict=True) if g == group], decay)
         for group in set(groups)
     }
-    lost = [_accuracy(model, best[g], r) - a for a, g, r in zip(accuracy, groups, rows, strict=True)]
+    gained = [_score(model, best[g], r) - own for own, g, r in zip(score, groups, rows, strict=True)]
+    lost = gained if higher else [-each for each in gained]
     excess = [
         _loss(model, vectors[h], r, 0.0) - _loss(model, best[g], r, 0.0)
         for h, g, r in zip(homes, groups, rows, strict=True)
     ]
-    return {**found, "f_acc": max(lost) - min(lost), "f_loss": max(excess) - min(excess)}
+    name = "f_acc" if primary.name == ACCURACY else f"f_{primary.name}"
+    return {**found, name: max(lost) - min(lost), "f_loss": max(excess) - min(excess)}
 
 
 def optimum(model: Model, rows: Sequence[Rows], decay: float) -> Tensor:
@@ -163,12 +165,12 @@ def _central(model: Model, rows: Sequence[Rows], decay: float) -> Tensor:
         for _ in range(_EPOCHS):
             for part in torch.from_numpy(order.permutation(len(y))).split(_BATCH):
                 solver.zero_grad()
-                functional.cross_entropy(model.logits(vector, x[part]), y[part]).backward()
+                model.objective.loss(model.logits(vector, x[part]), y[part], "mean").backward()
                 solver.step()
     return vector.detach().double()
 
 
-def _logits(model: Model, vector: Tensor, x: Tensor) -> Tensor:
+def _outputs(model: Model, vector: Tensor, x: Tensor) -> Tensor:
     """The output in the precision of the vector, which parameters that are not trained do not have of themselves."""
     held = {name: value.to(vector.dtype) for name, value in model.module.named_parameters()}
     given = {**held, **unflatten(vector, model.layout)}
@@ -181,7 +183,7 @@ def _in_precision(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _objective(model: Model, vector: Tensor, rows: Rows, decay: float) -> Tensor:
-    loss = functional.cross_entropy(_logits(model, vector, rows.x), rows.y)
+    loss = model.objective.loss(_outputs(model, vector, rows.x), rows.y, "mean")
     return loss + 0.5 * decay * vector.square().sum()
 
 
@@ -197,9 +199,10 @@ def _gradient(model: Model, vector: Tensor, rows: Rows, decay: float) -> Tensor:
     return found
 
 
-def _accuracy(model: Model, vector: Tensor, rows: Rows) -> float:
+def _score(model: Model, vector: Tensor, rows: Rows) -> float:
     with torch.no_grad():
-        return float((_logits(model, vector, rows.test_x).argmax(1) == rows.test_y).double().mean())
+        each = model.objective.row_scores(_outputs(model, vector, rows.test_x), rows.test_y)
+        return float(model.objective.score_of(each.mean()))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -41,6 +41,8 @@ def manifest(federation: Federation, command: str) -> dict[str, Any]:
         "recipe": federation.recipe_name,
         "not_covered": list(federation.not_covered()),
         "parameters": federation.model.layout.size,
+        "task": federation.model.objective.task,
+        "primary": federation.model.objective.primary.name,
         "clients": list(client_names(federation)),
         "command": command,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -50,25 +52,26 @@ def manifest(federation: Federation, command: str) -> dict[str, Any]:
 
 def outcome(
     federation: Federation, ledgers: Sequence[Ledger], records: Sequence[RoundRecord], ended: str,
-    names: Sequence[str] = (),
+    names: Sequence[str] = (), metrics: Mapping[str, Any] | None = None,
 ) -> RunResult:  # fmt: skip
     """The result of a run whose last round is the last record; `names` of clients, where members have none."""
     last, config, spent = records[-1], federation.config, out_of_budget(records)
     names = names or client_names(federation)
     if not trained(records):
         ended = nothing_trained(spent, len(federation.members), names)
-    cards = federation.guarantees(ledgers)
+    cards, groups = federation.guarantees(ledgers), [member.group for member in federation.members]
+    score = {**spread(last.scores), **by_group(last.scores, groups)}
     return RunResult(
         recipe=federation.recipe_name,
         dataset=federation.data.dataset.title,
         model=federation.model.name,
         rounds=last.round,
         seed=config.seed,
-        accuracy={
-            **spread(last.accuracy_per_client),
-            **by_group(last.accuracy_per_client, [member.group for member in federation.members]),
-        },
+        accuracy=score if last.accuracy_per_client else {},
         accuracy_per_client=last.accuracy_per_client,
+        score=score,
+        score_per_client=last.score_per_client,
+        metrics=metrics or {},
         loss=last.loss,
         guarantees=cards,
         not_covered=federation.not_covered(),
@@ -116,13 +119,13 @@ def spread(values: Sequence[float]) -> Mapping[str, float]:
     }
 
 
-def by_group(accuracy: Sequence[float], groups: Sequence[int]) -> dict[str, float]:
-    """Mean accuracy of the smallest true cluster and of all others, where there is more than one."""
+def by_group(scores: Sequence[float], groups: Sequence[int]) -> dict[str, float]:
+    """The mean score of the smallest true cluster and of all others, where there is more than one."""
     sizes = {group: groups.count(group) for group in set(groups)}
     if len(sizes) < 2:
         return {}
     smallest = min(sorted(sizes), key=lambda group: sizes[group])
     return {
-        "minority": statistics.fmean(a for a, g in zip(accuracy, groups, strict=True) if g == smallest),
-        "majority": statistics.fmean(a for a, g in zip(accuracy, groups, strict=True) if g != smallest),
+        "minority": statistics.fmean(a for a, g in zip(scores, groups, strict=True) if g == smallest),
+        "majority": statistics.fmean(a for a, g in zip(scores, groups, strict=True) if g != smallest),
     }

@@ -19,11 +19,13 @@ from hush.config import Config, silent_settings
 from hush.data import ClientData, budgets, client_data, client_rows, datasets, transforms
 from hush.engines import auto_lr, noisy_counts, run_ledgers
 from hush.engines.client_config import member_names, with_clients
+from hush.engines.objective import least_outputs, outputs_of, targets_of, task_of, with_objective
 from hush.engines.schedules import privacy_schedules, timetable, training
 from hush.engines.server_rng import server_rng
 from hush.engines.side_releases import release_shape
 from hush.engines.third_party import third_party_view
 from hush.models import Model
+from hush.objective import Objective
 from hush.privacy import noise
 from hush.privacy.accounting.cost import Cost
 from hush.privacy.ledger import Ledger
@@ -47,7 +49,6 @@ _AUTO_RATE = (
     "privacy plan: budget, batch size and sample count are treated as public at enrolment and determine the "
     "learning rate"
 )
-_SIMULATED = "test accuracy per client: computed on held-out rows without noise, in simulations only"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +121,12 @@ class Federation:
         return replace(self, schedules=schedules, terms=terms)
 
     def arrays(self, number: int) -> tuple[Tensor, Tensor]:
-        """Inputs (behind the model's fixed features) and labels of all clients in a round, on the device."""
+        """Inputs (behind the model's fixed features) and targets of all clients in a round, on the device."""
         x, y = self.data.arrays(number)
         inputs = torch.from_numpy(np.ascontiguousarray(x)).to(self.device)
         features = self.model.features
-        return inputs if features is None else features(inputs), torch.from_numpy(y).to(self.device)
+        targets = self.model.objective.scaled(torch.from_numpy(y)).to(self.device)
+        return inputs if features is None else features(inputs), targets
 
     def data_key(self) -> object:
         """What the arrays of a run depend on: runs with equal keys can share them."""
@@ -135,6 +137,7 @@ class Federation:
             config.model.model_dump_json(),
             str(self.device),
             id(self.data.dataset),
+            self.model.objective.bounds,
         )
 
     @cached_property
@@ -153,10 +156,10 @@ class Federation:
         if self.recipe.assign.alike:
             return self.model.start.repeat(number, 1)
         data = self.data.dataset
-        shape = tuple(data.x.shape[1:])
+        shape, outputs = tuple(data.x.shape[1:]), self.model.objective.outputs or data.classes
         return torch.stack(
             [
-                models.build_model(config.model, shape, data.classes, config.seed + m, data.inputs).start
+                models.build_model(config.model, shape, outputs, config.seed + m, data.inputs).start
                 for m in range(number)
             ]
         )
@@ -263,11 +266,12 @@ def prepare(
     *,
     root: str | None = None,
     dataset: ClientData | datasets.Dataset | None = None,
-    module: nn.Module | None = None,
+    module: nn.Module | Model | None = None,
 ) -> Federation:
     """Build the federation that a config describes, or say what is wrong with it.
 
     `dataset` is the data in place of what the config names. Where clients have rows of their own, the config follows.
+    `module` is the user's own, or the model that an earlier federation made of it, which saves isolating it again.
     """
     name, recipe = recipes.parse(config.recipe, config.mode)
     device = _device(config.engine.device)
@@ -306,7 +310,7 @@ def prepare(
         held,
         device=device,
         own_module=module is not None,
-        uncovered=(_SIMULATED,),
+        uncovered=(_simulated(model.objective),),
     )
     _check_grids([schedule.plan for schedule in federation.schedules], model.layout.size)
     return federation
@@ -335,6 +339,7 @@ def build(
     check(recipe, members, config.rounds)
     rounds = timetable(config, recipe, len(members))
     table, participants = rounds.stage_table, rounds.participants
+    _check_choice(table, model.objective)
     shape = release_shape(config, model, tuple(data.dataset.x.shape[1:]), data.dataset.classes)
     offers: tuple[PrivacySchedule, ...] = ()
     if disclosed is None and noisy_counts.asked(table):
@@ -427,7 +432,9 @@ def own_data(given: object, config: Config) -> ClientData:
     if isinstance(given, datasets.Dataset):
         return ClientData(shaped(datasets.as_own(given), config))
     data = config.data
-    found = client_data.clients(given, label=data.label, client=data.client, schema=data.table_schema)
+    found = client_data.clients(
+        given, label=data.label, client=data.client, schema=data.table_schema, targets=targets_of(config)
+    )
     return replace(found, dataset=shaped(found.dataset, config))
 
 
@@ -436,17 +443,35 @@ def shaped(dataset: datasets.Dataset, config: Config) -> datasets.Dataset:
     return transforms.unit_rows(dataset) if config.data.rows == "unit-norm" and dataset.inputs is None else dataset
 
 
-def _model(config: Config, module: nn.Module | None, dataset: datasets.Dataset) -> Model:
-    shape, spec = tuple(dataset.x.shape[1:]), dataset.inputs
-    if module is None:
-        return models.build_model(config.model, shape, dataset.classes, config.seed, spec)
-    name = own_name(module)
-    return models.from_user(module, shape, dataset.classes, name, spec, key=None)
+def _model(config: Config, module: nn.Module | Model | None, dataset: datasets.Dataset) -> Model:
+    shape, spec, task = tuple(dataset.x.shape[1:]), dataset.inputs, task_of(config, dataset)
+    if isinstance(module, Model):
+        model = module
+    elif module is not None:
+        model = models.from_user(module, shape, least_outputs(task, dataset), own_name(module), spec, key=None)
+    else:
+        outputs, least = outputs_of(task, dataset), least_outputs(task, dataset)
+        model = models.build_model(config.model, shape, outputs, config.seed, spec, least=least)
+    return with_objective(config, model, dataset, task)
 
 
 def own_name(module: nn.Module) -> str:
     """What a module of the user's own is called in results."""
     return f"custom module ({getattr(type(module), '__name__', type(module))})"
+
+
+def _simulated(objective: Objective) -> str:
+    return f"test {objective.primary.label} per client: computed on held-out rows without noise, in simulations only"
+
+
+def _check_choice(table: StageTable, objective: Objective) -> None:
+    """Refuse the choice of a model by losses, cut to [0, privacy.loss_clip], that may be negative."""
+    if any(spec.choose for spec in table.specs) and not objective.loss.non_negative:
+        raise HushError(
+            "recipe.assign: clients choose a model by losses that are cut to [0, privacy.loss_clip], and a loss of "
+            f"your own ({objective.loss.name}) may be negative; accepted: a loss by name, or a recipe without choices",
+            "recipe.assign",
+        )
 
 
 def _check_room(config: Config) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load, save
@@ -17,7 +18,7 @@ from torch import Tensor
 from hush.callbacks import Callback, RunStart
 from hush.engines import client_round
 from hush.engines.client_round import Client, Work
-from hush.engines.driver import CompletedRun, completed, drive, evaluate
+from hush.engines.driver import CompletedRun, drive, evaluate, measure, released
 from hush.engines.enrolment import enrolled
 from hush.engines.fingerprint import Hashes, identity
 from hush.engines.results import manifest
@@ -161,10 +162,19 @@ class Simulator:
         return self.x[first:end]
 
     def evaluate(self, models: Tensor, placed: Sequence[int], round_number: int) -> tuple[tuple[float, ...], float]:
-        """Accuracy of each client on its own test rows, and the mean loss over all of them."""
+        """The primary score of each client on its own test rows, and the mean loss over all of them."""
         self._hold(round_number)
-        test = [range(first, end) for _, first, end in self._bounds]
-        return evaluate(self.federation.model, models, placed, self.x, self.y, test)
+        return evaluate(self.federation.model, models, placed, self.x, self.y, self._test)
+
+    def measure(self, models: Tensor, placed: Sequence[int], round_number: int) -> dict[str, Any]:
+        """All metrics, of each client on its own test rows."""
+        self._hold(round_number)
+        names = [member.name or str(member.client) for member in self.federation.members]
+        return measure(self.federation.model, models, placed, self.x, self.y, self._test, names)
+
+    @property
+    def _test(self) -> list[range]:
+        return [range(first, end) for _, first, end in self._bounds]
 
     def _hold(self, round_number: int) -> None:
         """Have the arrays of this round on the device."""
@@ -267,7 +277,8 @@ def _again(federation: Federation, directory: RunDir, result: RunResult) -> Comp
     """A run that had come to its end before, with its models."""
     state, records = directory.last()
     federation = federation.counted([int(count) for count in state.slots["loop"]["samples"]])
-    return completed(federation, result, records, state)
+    models, homes = released(federation, state)
+    return CompletedRun(result=result, records=tuple(records), models=models, homes=homes, federation=federation)
 
 
 def _told(done: CompletedRun, callbacks: Sequence[Callback]) -> CompletedRun:
@@ -329,7 +340,8 @@ def _kind(cohort: Simulator) -> object:
     model = cohort.federation.model
     # Long rows, and all rows on a processor, are not worth copying side by side: runs that share them go together.
     shared = None if cohort.x.is_cuda and cohort.x.numel() <= _SHORT else id(cohort.x)
-    return (str(model.module), model.layout, cohort.x.shape[1:], cohort.federation.config.engine, shared)
+    engine, shapes = cohort.federation.config.engine, (cohort.x.shape[1:], cohort.y.shape[1:])
+    return (str(model.module), model.layout, model.objective.loss, shapes, engine, shared)
 
 
 def _rows(cohorts: Sequence[Simulator]) -> tuple[Tensor, Tensor, list[int]]:

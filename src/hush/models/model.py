@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.models.validation import check_global_hooks, copied
+from hush.objective import CLASSIFICATION, Objective
 from hush.types import Layout
 
 
@@ -25,6 +26,7 @@ class Model:
         isolated: Whether it is a user's module, made safe by `hush.models.isolation`.
         source: That module as the user wrote it, with the same parameters, for its fingerprint.
         probes: Rows, none of them from the data, on which its isolation is checked again in every round.
+        objective: What it is trained for: the loss of an example, and what outputs mean.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Model:
     isolated: bool = False
     source: nn.Module | None = None
     probes: Tensor | None = None
+    objective: Objective = CLASSIFICATION
 
     def logits(self, vector: Tensor, x: Tensor) -> Tensor:
         """The output for inputs `x` (already through `features`) at a flat parameter vector."""

@@ -149,12 +149,9 @@ def _check_output(found: object, classes: int, name: str, key: str | None) -> No
     if not found.is_floating_point():
         raise HushError(f"model {name}: returns {found.dtype}; accepted: logits, which are real numbers", key)
     if found.shape[1] < classes:
-        hint = (
-            "; a single logit is not supported, return one for each of the two classes" if found.shape[1] == 1 else ""
-        )
         raise HushError(
             f"model {name}: returns {found.shape[1]} logits per row, the labels have {classes} classes (0 to "
-            f"{classes - 1}); accepted: at least {classes}{hint}",
+            f"{classes - 1}); accepted: at least {classes}",
             key,
         )
 

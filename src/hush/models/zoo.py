@@ -25,13 +25,19 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 
-def build_model(config: ModelConfig, shape: Shape, classes: int, seed: int, inputs: InputSpec | None = None) -> Model:
-    """A model for inputs of that shape, or for rows that unpack into `inputs`; its start depends on the seed alone."""
+def build_model(
+    config: ModelConfig, shape: Shape, classes: int, seed: int, inputs: InputSpec | None = None,
+    least: int | None = None,
+) -> Model:  # fmt: skip
+    """A model for inputs of that shape, or for rows that unpack into `inputs`; its start depends on the seed alone.
+
+    `classes` is how many outputs it has; a factory of the user's own may make a module with `least` or more.
+    """
     if ":" in config.name:
         # Modules initialise themselves from PyTorch's global generator: with the seed, a run can be repeated.
         with seeded(seed):
             made = imported(config.name, shapes_of(shape, inputs), classes)
-        return from_user(made, shape, classes, config.name, inputs)
+        return from_user(made, shape, classes if least is None else least, config.name, inputs)
     if config.name not in _BUILDERS:
         raise unknown("model.name", "model", config.name, names(), ", or module:factory for your own")
     if inputs is not None and inputs.kind != "array":

@@ -1,4 +1,4 @@
-"""The HTML page that compares recipes: accuracy and privacy guarantee of each."""
+"""The HTML page that compares recipes: primary score and privacy guarantee of each."""
 
 from __future__ import annotations
 
@@ -9,23 +9,32 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
-from hush.report.figures import COLOURS, MAIN, QUIET, Chart, axis, finite, layout, round_axis, text
+from hush.objective.metrics import shown
+from hush.report.figures import (
+    COLOURS,
+    MAIN,
+    QUIET,
+    Chart,
+    axis,
+    finite,
+    layout,
+    number_format,
+    round_axis,
+    score_axis,
+    text,
+)
 from hush.report.page import Cell, banner, command, page, panels, table
 from hush.report.read import ComparisonView, RecipeView, RunView
 from hush.report.toml import toml
 from hush.report.verdict import Verdict, verdict
-from hush.report.wording import NONE, count, figure, percent, safe
+from hush.report.wording import NONE, capital, count, figure, safe
 
-_HEADS = (
-    ("recipe", "text"), ("mean accuracy", ""), ("± sample std over seeds", ""), ("worst client", ""),
-    ("largest ε spent", ""), ("privacy", "text"), ("additionally not covered", "text"),
-)  # fmt: skip
 _SEVERITY = ("good", "plain", "warn", "bad")
 
 
 def comparison_page(view: ComparisonView) -> str:
     """Return the complete HTML document."""
-    charts = [accuracy_by_recipe(view), accuracy_by_round(view)]
+    charts = [score_by_recipe(view), score_by_round(view)]
     first = next((run for recipe in view.recipes for run in _runs(recipe)), None)
     shared = _shared(view.recipes)
     title = count(len(view.recipes), "recipe") + (f" on {first.dataset}" if first else "")
@@ -37,36 +46,46 @@ def comparison_page(view: ComparisonView) -> str:
         banner(_overall(view), shared),
         f"<h1>{safe(title)}</h1>",
         f'<p class="subtitle">{safe(about + seeds)}. All recipes use the same clients, data and budgets.</p>',
-        table(_HEADS, [_row(recipe, shared) for recipe in view.recipes]),
-        "<h2>Accuracy</h2>",
+        table(_heads(view), [_row(view, recipe, shared) for recipe in view.recipes]),
+        f"<h2>{safe(capital(view.primary.label))}</h2>",
         panels(charts),
-        f"<h2>Runs</h2>{_links(view.recipes)}",
+        f"<h2>Runs</h2>{_links(view)}",
         f"<h2>Reproduce</h2>{command(view.command)}{_config(first)}",
     ]
     return page(f"{title} · Hush", "comparison", "\n".join(body), charts)
 
 
-def accuracy_by_recipe(view: ComparisonView) -> Chart:
-    """Return the bar chart of accuracy per recipe, with the standard deviation over seeds and the worst client."""
+def _heads(view: ComparisonView) -> list[tuple[str, str]]:
+    beside = [] if view.beside is None else [(view.beside.label, "")]
+    return [
+        ("recipe", "text"), (f"mean {view.primary.label}", ""), ("± sample std over seeds", ""), ("worst client", ""),
+        *beside, ("largest ε spent", ""), ("privacy", "text"), ("additionally not covered", "text"),
+    ]  # fmt: skip
+
+
+def score_by_recipe(view: ComparisonView) -> Chart:
+    """Return the bar chart of the score per recipe, with the standard deviation over seeds and the worst client."""
+    primary = view.primary
+    at = number_format(primary)
     names = [text(recipe.name) for recipe in view.recipes]
     several = any(recipe.deviation is not None for recipe in view.recipes)
-    scatter = " ± %{error_y.array:.1%}" if several else ""
+    scatter = f" ± %{{error_y.array:{at}}}" if several else ""
     bars = {
-        "type": "bar", "x": names, "y": [recipe.accuracy["mean"] for recipe in view.recipes], "name": "mean",
-        "marker": {"color": MAIN}, "hovertemplate": f"%{{x}}<br>mean %{{y:.1%}}{scatter}<extra></extra>",
+        "type": "bar", "x": names, "y": [recipe.score["mean"] for recipe in view.recipes], "name": "mean",
+        "marker": {"color": MAIN}, "hovertemplate": f"%{{x}}<br>mean %{{y:{at}}}{scatter}<extra></extra>",
         "error_y": {
             "type": "data", "array": [recipe.deviation or 0.0 for recipe in view.recipes], "color": QUIET,
             "visible": several,
         },
     }  # fmt: skip
     worst = {
-        "mode": "markers", "x": names, "y": [_worst(recipe) for recipe in view.recipes], "name": "worst client",
+        "mode": "markers", "x": names, "y": [_worst(view, recipe) for recipe in view.recipes], "name": "worst client",
         "marker": {"symbol": "line-ew-open", "size": 22, "color": COLOURS[1], "line": {"width": 3}},
-        "hovertemplate": "%{x}<br>worst client %{y:.1%}<extra></extra>",
+        "hovertemplate": f"%{{x}}<br>worst client %{{y:{at}}}<extra></extra>",
     }  # fmt: skip
     shape = layout(
         axis("", type="category", showgrid=False),
-        axis("accuracy", tickformat=".0%", rangemode="tozero"),
+        score_axis(primary, rangemode="tozero"),
         showlegend=True,
         bargap=0.45,
     )
@@ -76,12 +95,12 @@ def accuracy_by_recipe(view: ComparisonView) -> Chart:
         if several
         else "Bars: mean over clients, one seed. Markers: worst client."
     )
-    return Chart("recipes", "Final accuracy by recipe", words, [bars, worst], shape, height=380, wide=True)
+    return Chart("recipes", f"Final {primary.label} by recipe", words, [bars, worst], shape, height=380, wide=True)
 
 
-def accuracy_by_round(view: ComparisonView) -> Chart:
-    """Return the chart of accuracy by round, one line per recipe, averaged over clients and seeds."""
-    title = "Accuracy by round"
+def score_by_round(view: ComparisonView) -> Chart:
+    """Return the chart of the score by round, one line per recipe, averaged over clients and seeds."""
+    title, at = f"{capital(view.primary.label)} by round", number_format(view.primary)
     data: list[dict[str, Any]] = []
     for number, recipe in enumerate(view.recipes):
         means = _by_round(recipe)
@@ -91,13 +110,13 @@ def accuracy_by_round(view: ComparisonView) -> Chart:
                     "x": list(means), "y": list(means.values()), "name": text(recipe.name), "mode": "lines",
                     "line": {"width": 2.5, "color": COLOURS[number % len(COLOURS)],
                              "dash": ("solid", "dash", "dot")[number // len(COLOURS) % 3]},
-                    "hovertemplate": f"{text(recipe.name)}<br>round %{{x}}: %{{y:.1%}}<extra></extra>",
+                    "hovertemplate": f"{text(recipe.name)}<br>round %{{x}}: %{{y:{at}}}<extra></extra>",
                 }
             )  # fmt: skip
     if not data:
         return Chart("rounds", title, "The rounds of these runs are not in this directory.", wide=True)
     last = max(max(trace["x"]) for trace in data)
-    shape = layout(round_axis(last), axis("accuracy", tickformat=".0%"), showlegend=True)
+    shape = layout(round_axis(last), score_axis(view.primary), showlegend=True)
     return Chart("rounds", title, "Mean over clients and seeds.", data, shape, height=380, wide=True)
 
 
@@ -105,21 +124,24 @@ def _by_round(recipe: RecipeView) -> dict[int, float]:
     found: dict[int, list[float]] = {}
     for run in _runs(recipe):
         for record in run.records:
-            if values := finite(record.accuracy_per_client):
+            if values := finite(record.scores):
                 found.setdefault(record.round, []).append(statistics.fmean(values))
     return {number: statistics.fmean(found[number]) for number in sorted(found)}
 
 
-def _row(recipe: RecipeView, shared: Sequence[str]) -> list[Cell]:
-    judged = _judged(recipe)
+def _row(view: ComparisonView, recipe: RecipeView, shared: Sequence[str]) -> list[Cell]:
+    judged, primary, beside = _judged(recipe), view.primary, view.beside
+    deviation, worst = recipe.deviation, _worst(view, recipe)
+    second = math.nan if beside is None else recipe.metrics.get(beside.name, math.nan)
     own = "; ".join(gap for gap in recipe.not_covered if gap not in shared) or NONE
     spent = [g.epsilon_spent for run in _runs(recipe) for g in run.guarantees if g.epsilon_spent is not None]
     largest = max(spent) if spent else math.nan
     return [
         (recipe.name, recipe.name, "text"),
-        (recipe.accuracy["mean"], percent(recipe.accuracy["mean"]), ""),
-        (recipe.deviation if recipe.deviation is not None else math.nan, percent(recipe.deviation), ""),
-        (_worst(recipe), percent(_worst(recipe)), ""),
+        (recipe.score["mean"], shown(primary, recipe.score["mean"]), ""),
+        (deviation if deviation is not None else math.nan, shown(primary, deviation), ""),
+        (worst, shown(primary, worst), ""),
+        *([] if beside is None else [(second, shown(beside, second), "")]),
         (largest, figure(largest, 3), ""),
         (judged.mark, judged.mark, f"text tone {judged.tone}"),
         (own, own, "text wrap"),
@@ -161,21 +183,22 @@ def _shared(recipes: Sequence[RecipeView]) -> list[str]:
     return [gap for gap in recipes[0].not_covered if all(gap in recipe.not_covered for recipe in recipes)]
 
 
-def _worst(recipe: RecipeView) -> float:
-    return min(finite([run.accuracy["min"] for run in recipe.runs]), default=math.nan)
+def _worst(view: ComparisonView, recipe: RecipeView) -> float:
+    choose = min if view.primary.higher_is_better else max
+    return choose(finite([run.worst for run in recipe.runs]), default=math.nan)
 
 
 def _runs(recipe: RecipeView) -> list[RunView]:
     return [seed.run for seed in recipe.runs if seed.run is not None]
 
 
-def _links(recipes: Sequence[RecipeView]) -> str:
+def _links(view: ComparisonView) -> str:
     rows = []
-    for recipe in recipes:
+    for recipe in view.recipes:
         for one in recipe.runs:
             name = f"{recipe.name}, seed {one.seed}"
-            shown = f'<a href="./{safe(quote(one.report))}">{safe(name)}</a>' if one.report else safe(name)
-            rows.append(f"<li>{shown}: {percent(one.accuracy['mean'])}</li>")
+            link = f'<a href="./{safe(quote(one.report))}">{safe(name)}</a>' if one.report else safe(name)
+            rows.append(f"<li>{link}: {shown(view.primary, one.score['mean'])}</li>")
     return f"<ul>{''.join(rows)}</ul>"
 
 

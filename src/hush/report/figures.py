@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hush.objective.metrics import Metric
+
 COLOURS = ("#3b82c4", "#d9822b", "#2a9d8f", "#8b6fd1", "#cc5a7a", "#8a9a3b", "#4aa8cf", "#a9745b")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "x")
 STRICT_TO_LOOSE = ("#7a5fc0", "#4d74c9", "#2f93b8", "#2a9d8f", "#6aa84f", "#c9a227")
@@ -47,6 +49,16 @@ def layout(x: Mapping[str, Any], y: Mapping[str, Any], **more: Any) -> dict[str,
 def axis(title: str, **more: Any) -> dict[str, Any]:
     """An axis with a title."""
     return {"title": {"text": title, "standoff": 8, "font": {"size": 12.5}}, **more}
+
+
+def number_format(metric: Metric) -> str:
+    """Return how plotly prints a value of the metric."""
+    return ".1%" if metric.percent else ".4~g"
+
+
+def score_axis(metric: Metric, **more: Any) -> dict[str, Any]:
+    """Return the axis of a metric."""
+    return axis(metric.label, tickformat=".0%" if metric.percent else "~g", **more)
 
 
 def log_axis(title: str, values: Sequence[float]) -> dict[str, Any]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
+from hush.objective.metrics import BESIDE, METRICS, Metric, metric_named
 from hush.server.participation import trained
 from hush.server.run_directory import MANIFEST, REPORT, RESULT, ROUNDS, guarantee, read_json
 from hush.text import printable
@@ -21,7 +22,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class RunView:
-    """The data of one run for its page. `guarantees` and `not_covered` are empty until the run has finished."""
+    """The data of one run for its page.
+
+    `guarantees`, `not_covered` and `metrics` are empty until the run has finished; `primary` is the score of clients.
+    """
 
     recipe: str
     dataset: str
@@ -42,7 +46,8 @@ class RunView:
     not_covered: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     seconds: float = math.nan
-
+    primary: Metric = METRICS["accuracy"]
+    metrics: Mapping[str, Any] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     data_given: bool = False
     module_given: bool = False
@@ -67,44 +72,48 @@ class RunView:
         return self.records[-1].round if self.records else 0
 
     @property
-    def accuracies(self) -> tuple[float, ...]:
-        """Each client's accuracy after the last round that was evaluated."""
-        return next((r.accuracy_per_client for r in reversed(self.records) if r.accuracy_per_client), ())
+    def scores(self) -> tuple[float, ...]:
+        """Each client's primary score after the last round that was evaluated."""
+        return next((r.scores for r in reversed(self.records) if r.scores), ())
 
 
 @dataclass(frozen=True)
 class SeedView:
-    """One run of a comparison; `report` is the relative URL of its page, if it exists."""
+    """One run of a comparison, with its primary score; `report` is the relative URL of its page, if it exists."""
 
     seed: int
     path: str
-    accuracy: Mapping[str, float]
+    score: Mapping[str, float]
+    worst: float
     run: RunView | None
     report: str | None
 
 
 @dataclass(frozen=True)
 class RecipeView:
-    """One recipe of a comparison: its accuracy over seeds, and its runs."""
+    """One recipe of a comparison: its primary score and its other metrics over seeds, and its runs."""
 
     name: str
-    accuracy: Mapping[str, float]
+    score: Mapping[str, float]
     not_covered: tuple[str, ...]
     runs: tuple[SeedView, ...]
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def deviation(self) -> float | None:
-        """The standard deviation of its accuracy over seeds; None for a single seed."""
-        return self.accuracy["std"] if len(self.runs) > 1 else None
+        """The standard deviation of its score over seeds; None for a single seed."""
+        return self.score["std"] if len(self.runs) > 1 else None
 
 
 @dataclass(frozen=True)
 class ComparisonView:
-    """Recipes on the same clients, best first."""
+    """Recipes on the same clients, best first by the primary score."""
 
     command: str
     seeds: tuple[int, ...]
     recipes: tuple[RecipeView, ...]
+    primary: Metric = METRICS["accuracy"]
+    beside: Metric | None = None
 
 
 def read_run(path: Path) -> RunView:
@@ -144,6 +153,7 @@ def _begun(manifest: Mapping[str, Any], records: tuple[RoundRecord, ...]) -> Run
         config_hash=str(manifest.get("config_hash", "")),
         versions={str(name): str(version) for name, version in manifest.get("versions", {}).items()},
         records=records,
+        primary=metric_named(str(manifest.get("primary", "accuracy"))),
         finished=False,
     )
 
@@ -157,31 +167,49 @@ def _finished(begun: RunView, result: Mapping[str, Any]) -> RunView:
         guarantees=tuple(replace(guarantee(card), not_covered=()) for card in result["guarantees"]),
         not_covered=tuple(map(str, result["not_covered"])),
         warnings=tuple(map(str, result.get("warnings", ()))),
+        metrics=result.get("metrics", {}),
         seconds=_number(result["seconds"]),
     )
 
 
 def _comparison(path: Path, raw: Mapping[str, Any]) -> ComparisonView:
+    primary = metric_named(str(raw.get("primary", "accuracy")))
+    beside = BESIDE.get(str(raw.get("task")))
     recipes = (
         RecipeView(
             name=str(name),
-            accuracy=_numbers(entry["accuracy"]),
+            score=_numbers(_score(entry)),
+            metrics=_numbers(entry.get("metrics", {})),
             not_covered=tuple(map(str, entry.get("not_covered", ()))),
-            runs=tuple(_seed(path, run) for run in entry["runs"]),
+            runs=tuple(_seed(path, run, primary) for run in entry["runs"]),
         )
         for name, entry in raw["recipes"].items()
     )
-    best_first = sorted(recipes, key=lambda recipe: -_or(recipe.accuracy["mean"], 0.0))
-    return ComparisonView(str(raw.get("command", "")), tuple(int(seed) for seed in raw["seeds"]), tuple(best_first))
+    sign = -1.0 if primary.higher_is_better else 1.0
+    best_first = sorted(recipes, key=lambda recipe: _or(sign * recipe.score["mean"], math.inf))
+    return ComparisonView(
+        str(raw.get("command", "")),
+        tuple(int(seed) for seed in raw["seeds"]),
+        tuple(best_first),
+        primary,
+        None if beside is None else metric_named(beside),
+    )
 
 
-def _seed(root: Path, raw: Mapping[str, Any]) -> SeedView:
-    inside = _inside(root, str(raw["path"]))
+def _score(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The primary score; files from before there were others have an accuracy."""
+    found: Mapping[str, Any] = entry.get("score", entry.get("accuracy"))
+    return found
+
+
+def _seed(root: Path, raw: Mapping[str, Any], primary: Metric) -> SeedView:
+    inside, score = _inside(root, str(raw["path"])), _numbers(_score(raw))
     known = inside is not None and (root / inside / MANIFEST).exists()
     return SeedView(
         seed=int(raw["seed"]),
         path=str(raw["path"]),
-        accuracy=_numbers(raw["accuracy"]),
+        score=score,
+        worst=score["min" if primary.higher_is_better else "max"],
         run=read_run(root / inside) if inside is not None and known else None,
         report=f"{inside}/{REPORT}" if inside is not None and (root / inside / REPORT).exists() else None,
     )
@@ -212,10 +240,9 @@ def _record(line: bytes) -> RoundRecord:
         raw[key] = {int(client): convert(value) for client, value in raw[key].items()}
     raw["placed"] = {int(client): int(model) for client, model in raw.get("placed", {}).items()}
     raw["warnings"] = {int(client): str(words) for client, words in raw.get("warnings", {}).items()}
-    accuracies = tuple(_number(value) for value in raw.get("accuracy_per_client", ()))
-    return RoundRecord(
-        **{**raw, "accuracy_per_client": accuracies, "loss": _number(raw.get("loss"))},
-    )
+    each = ("accuracy_per_client", "score_per_client")
+    scores = {key: tuple(_number(value) for value in raw.get(key, ())) for key in each}
+    return RoundRecord(**{**raw, **scores, "loss": _number(raw.get("loss"))})
 
 
 def _checked(path: Path, made: Callable[[], T]) -> T:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 
+from hush.objective.metrics import METRICS, Metric, shown
 from hush.report.charts_accuracy import accuracy_by_client, accuracy_by_round
 from hush.report.charts_noise import noise, weights
 from hush.report.charts_privacy import privacy_by_round
@@ -12,7 +13,7 @@ from hush.report.page import Cell, banner, command, facts, page, panels, table, 
 from hush.report.read import RunView
 from hush.report.toml import toml
 from hush.report.verdict import over_budget, unprotected, verdict
-from hush.report.wording import NONE, between, count, figure, percent, safe
+from hush.report.wording import NONE, between, count, figure, safe
 from hush.types import Guarantee
 
 _COLLAPSED_ABOVE = 50
@@ -46,6 +47,7 @@ def run_page(view: RunView) -> str:
         f'<p class="subtitle">{safe(_subtitle(view))}</p>',
         tiles(_headline(view)),
         panels(charts),
+        _metrics(view),
         _card(view),
         _again(view),
     ]
@@ -65,21 +67,55 @@ def _subtitle(view: RunView) -> str:
 
 
 def _headline(view: RunView) -> list[tuple[str, str, str]]:
-    values = [a for a in view.accuracies if math.isfinite(a)]
+    values, primary = [a for a in view.scores if math.isfinite(a)], view.primary
+    mean = f"Mean {primary.label}"
     tests = "over the clients' test sets" + ("; the initial model" if view.untrained else "")
     if values:
-        worst = min(values)
+        worst, best = (min, max) if primary.higher_is_better else (max, min)
+        last = worst(values)
         rows = [
-            ("Mean accuracy", percent(statistics.fmean(values)), tests),
+            (mean, shown(primary, statistics.fmean(values)), tests),
             (
                 "Worst client",
-                percent(worst),
-                f"client {view.name(view.accuracies.index(worst))}; best {percent(max(values))}",
+                shown(primary, last),
+                f"client {view.name(view.scores.index(last))}; best {shown(primary, best(values))}",
             ),
         ]
     else:
-        rows = [("Mean accuracy", NONE, "no round evaluated yet"), ("Worst client", NONE, "no round evaluated yet")]
+        rows = [(mean, NONE, "no round evaluated yet"), ("Worst client", NONE, "no round evaluated yet")]
     return rows + _privacy_headline(view)
+
+
+def _metrics(view: RunView) -> str:
+    """Return the table of all metrics, with the best constant prediction for comparison."""
+    found = view.metrics
+    if not found:
+        return ""
+    known = [(name, METRICS.get(name)) for name in found["pooled"]]
+    heads = [("", "text"), *((name if metric is None else metric.label, "") for name, metric in known)]
+    rows = [("pooled over all test rows", found["pooled"]), ("mean over clients", found["mean"])]
+    rows.append(("worst client", found["worst"]))
+    cells: list[list[Cell]] = [
+        [(words, words, "text"), *(_metric_cell(metric, values.get(name)) for name, metric in known)]
+        for words, values in rows
+    ]
+    base = found["baseline"]
+    cells.append(
+        [
+            (words := f"baseline: {base['what']}", words, "text"),
+            *(
+                _metric_cell(metric, base["value"] if metric is not None and metric == view.primary else None)
+                for _, metric in known
+            ),
+        ]
+    )
+    notes = "".join(f'<p class="soft">{safe(note)}.</p>' for note in found["notes"])
+    return f'<h2 id="metrics">Metrics</h2>{table(heads, cells)}{notes}'
+
+
+def _metric_cell(metric: Metric | None, value: float | None) -> Cell:
+    found = math.nan if value is None else float(value)
+    return (found, figure(found) if metric is None else shown(metric, found), "")
 
 
 def _privacy_headline(view: RunView) -> list[tuple[str, str, str]]:

@@ -75,7 +75,7 @@ def _untrained(view: RunView) -> Verdict:
     spent = out_of_budget(view.records)
     headline = "Nothing was trained" + (": all budgets are exhausted" if len(spent) == view.clients else "")
     said = nothing_trained(spent, view.clients, view.names)
-    words = (f"{said[0].upper()}{said[1:]}.", "All accuracies on this page are those of the initial model.")
+    words = (f"{said[0].upper()}{said[1:]}.", "All scores on this page are those of the initial model.")
     return Verdict("bad", "nothing trained", headline, words)
 
 

@@ -18,9 +18,9 @@ def safe(value: object) -> str:
     return html.escape("\n".join(lines), quote=True)
 
 
-def percent(fraction: float | None) -> str:
-    """Return a fraction as a percentage."""
-    return NONE if fraction is None or not math.isfinite(fraction) else f"{100 * fraction:.1f}%"
+def capital(words: str) -> str:
+    """Return words that begin a title."""
+    return f"{words[:1].upper()}{words[1:]}"
 
 
 def figure(value: float | None, digits: int = 4) -> str:

@@ -222,6 +222,7 @@ def _record(line: bytes) -> RoundRecord:
         raw[key] = {int(client): value for client, value in raw.get(key, {}).items()}
     for key in ("charged", "accuracy_per_client"):
         raw[key] = tuple(raw[key])
+    raw["score_per_client"] = tuple(map(_number, raw.get("score_per_client", ())))
     return RoundRecord(**raw)
 
 
@@ -240,8 +241,22 @@ def guarantee(raw: Mapping[str, Any]) -> Guarantee:
 
 def _result(raw: Mapping[str, Any]) -> RunResult:
     listed = {key: tuple(raw.get(key, ())) for key in ("accuracy_per_client", "not_covered", "warnings", "clients")}
-    loss = math.nan if raw["loss"] is None else raw["loss"]
-    accuracy = {key: math.nan if value is None else value for key, value in raw["accuracy"].items()}
     spent = {int(client): number for client, number in raw.get("out_of_budget", {}).items()}
-    checked = {"loss": loss, "accuracy": accuracy, "out_of_budget": spent}
+    checked = {
+        "loss": _number(raw["loss"]),
+        "accuracy": {key: _number(value) for key, value in raw["accuracy"].items()},
+        "score": {key: _number(value) for key, value in raw.get("score", raw["accuracy"]).items()},
+        "score_per_client": tuple(map(_number, raw.get("score_per_client", ()))),
+        "metrics": _with_numbers(raw.get("metrics", {})),
+        "out_of_budget": spent,
+    }
     return RunResult(**{**raw, **listed, **checked, "guarantees": tuple(map(guarantee, raw["guarantees"]))})
+
+
+def _number(value: Any) -> Any:
+    """JSON has no number that is not finite: null stands for it."""
+    return math.nan if value is None else value
+
+
+def _with_numbers(value: Any) -> Any:
+    return {key: _with_numbers(each) for key, each in value.items()} if isinstance(value, dict) else _number(value)

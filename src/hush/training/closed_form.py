@@ -1,7 +1,8 @@
-"""The closed form of softmax regression: clipped sums of a model that is one linear layer.
+"""The closed form of linear models: clipped sums of a model that is one linear layer, such as softmax regression.
 
-An example's gradient is the outer product of (softmax - label) and its input, so its norm is a product of two norms, of
-which that of the input never changes. Nothing is recorded and no gradient is formed.
+An example's gradient is the outer product of the loss's gradient for the outputs (softmax - label, or twice the error)
+and its input, so its norm is a product of two norms, of which that of the input never changes. Nothing is recorded and
+no gradient is formed.
 
 Guarantees:
     - Those of `hush.training.clipped_sum.ClippedSum`.
@@ -16,7 +17,7 @@ Edge cases:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from weakref import WeakKeyDictionary
 
@@ -27,6 +28,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hush.models import Model
 from hush.models.validation import has_hooks
+from hush.objective import CLASSIFICATION, Loss
 from hush.training.clipping import (
     RANGE,
     clip_factors,
@@ -47,12 +49,13 @@ _SIMILAR = 0.7  # a batch smaller than this fraction of the largest is not padde
 _FEW_CLASSES = 64  # classes over which squares are summed in float32
 _LARGE = 1e15  # norms beyond, or clips below its inverse, are left to float64
 _PAYOFF_ROUNDS = 8  # row norms are cached only if they pay off within this many rounds
+_LOSS = CLASSIFICATION.loss  # of a layer whose model is not known
 
 _LAYERS: MutableMapping[nn.Module, LinearLayer | None] = WeakKeyDictionary()
 _NORM_CACHE: MutableMapping[Tensor, dict[tuple[int, bool], tuple[Tensor | None, Tensor]]] = WeakTensorKeyDictionary()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LinearLayer:
     """Where the weights and biases of a linear model lie in its parameter vector.
 
@@ -62,6 +65,7 @@ class LinearLayer:
         weight: Where the weights begin.
         bias: Where the biases begin, if there are any.
         flattens: Whether the model accepts inputs of any shape of that width.
+        loss: Of one example.
     """
 
     classes: int
@@ -69,6 +73,7 @@ class LinearLayer:
     weight: int
     bias: int | None
     flattens: bool
+    loss: Loss
 
     def parts(self, vectors: Tensor) -> tuple[Tensor, Tensor | None]:
         """Views of the weights, clients x classes x width, and of the biases, clients x classes."""
@@ -80,12 +85,12 @@ class LinearLayer:
 def linear_layer_of(model: Model, x: Tensor) -> LinearLayer | None:
     """The layer of a model that is one linear layer, after flattening or nothing; none for any other model."""
     if model.module not in _LAYERS:
-        # A model's module is its own copy, to which nothing is added later.
+        # A model's module is its own copy, to which nothing is added later; it may be trained for several objectives.
         _LAYERS[model.module] = _recognised(model)
     layer = _LAYERS[model.module]
     if layer is None or not (layer.flattens or x.ndim == 2) or x[0].numel() != layer.width:
         return None
-    return layer
+    return replace(layer, loss=model.objective.loss)
 
 
 def _recognised(model: Model) -> LinearLayer | None:
@@ -100,7 +105,9 @@ def _recognised(model: Model) -> LinearLayer | None:
     weight, bias = (None if p is None else offsets.get(names[id(p)]) for p in (last.weight, last.bias))
     if weight is None or len(offsets) != 1 + (last.bias is not None):
         return None
-    return LinearLayer(last.out_features, last.in_features, weight, bias, flattens)
+    return LinearLayer(
+        classes=last.out_features, width=last.in_features, weight=weight, bias=bias, flattens=flattens, loss=_LOSS
+    )  # fmt: skip
 
 
 def row_norms(x: Tensor, ranges: Iterable[tuple[int, int]], biased: bool, mean: Tensor | None = None) -> Tensor:
@@ -189,7 +196,7 @@ def closed_form_sums(
         layer: The model.
         vectors: Parameters, clients x p.
         x: The data.
-        y: Its labels.
+        y: Its targets.
         rows: The rows of each client.
         clips: Norm bound of each client.
         limit: Examples at a time.
@@ -214,10 +221,10 @@ def closed_form_sums(
             input_norms = norms[0].index_select(0, flat)
         else:
             input_norms = torch.cat([norms[c].index_select(0, own) for c, own in zip(clients, table, strict=True)])
-        labels, places = y.index_select(0, flat).view_as(table), inputs.view(*table.shape, -1)
+        targets, places = y.index_select(0, flat).view(*table.shape, *y.shape[1:]), inputs.view(*table.shape, -1)
         everyone = len(clients) == len(counts)
         at = slice(None) if everyone else torch.tensor(clients)
-        part = _sums(layer, vectors[at], places, labels, input_norms.view_as(table), clips[at], real, most)
+        part = _sums(layer, vectors[at], places, targets, input_norms.view_as(table), clips[at], real, most)
         if everyone and start == 0 and stop == max(counts):
             return part
         total[at] += part
@@ -235,7 +242,7 @@ def closed_form_table_sums(
         layer: The model.
         vectors: Parameters, clients x p.
         x: The data.
-        y: Its labels.
+        y: Its targets.
         table: Rows, clients x places, -1 where there is none.
         clips: Norm bound of each client.
         norms: The norms of all rows less each of some means, means x rows.
@@ -303,11 +310,10 @@ def _sums(
     """
     total = torch.empty_like(vectors, dtype=torch.float64)
     (weight, shift), (weight_total, shift_total) = layer.parts(vectors), layer.parts(total)
-    # Classes before examples, which is several times faster where there are few of them.
+    # Outputs before examples, which is several times faster where there are few of them.
     columns = x.transpose(1, 2)
     out = torch.bmm(weight, columns) if shift is None else torch.baddbmm(shift[..., None], weight, columns)
-    d = torch.softmax(out, 1)
-    d.scatter_add_(1, y[:, None], d.new_full((), -1.0).expand(len(y), 1, y.shape[1]))
+    d = layer.loss.gradient(out, y, 1)
     found = _quick_factors(d, input_norms, clips) if quick else None
     if found is not None and bool(found[1].all()):
         scale = found[0]

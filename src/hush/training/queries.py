@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from hush.models import Model
 from hush.models.validation import check_global_hooks
@@ -36,7 +35,7 @@ def bounded_losses(model: Model, vectors: Tensor, x: Tensor, y: Tensor, bound: f
 def _bounded_loss(model: Model, vector: Tensor, x: Tensor, y: Tensor, bound: float) -> Tensor:
     total = torch.zeros((), dtype=torch.float64)
     for inputs, truth in zip(x.split(_ROWS), y.split(_ROWS), strict=True):
-        losses = functional.cross_entropy(model.logits(vector, inputs).double(), truth, reduction="none")
+        losses = model.objective.loss(model.logits(vector, inputs).double(), truth)
         total += (losses.nan_to_num(nan=bound).clamp(0.0, bound) - 0.5 * bound).sum().cpu()
     return total
 

@@ -71,8 +71,10 @@ class _Facts:
 
     @cached_property
     def pooled_cnn(self) -> PooledCnn | None:
-        """The network, if its kernels can run here and all noise can be prefetched or drawn on the device."""
+        """The network, if its kernels can run here, which have softmax built in, and all noise can be prefetched."""
         x, convolutional = self.x, any(len(shape) == 4 for shape in self.model.layout.shapes)
+        if not self.model.objective.loss.softmax or self.y.is_floating_point():
+            return None
         if not convolutional or not x.is_contiguous() or x.dtype != torch.float32 or triton_kernels(x.device) is None:
             return None
         network = pooled_cnn_of(self.model, x)
@@ -184,7 +186,7 @@ def clipped_sums(
         model: Gives the logits.
         vectors: Parameters, clients x p.
         x: Inputs, clients x examples x shape.
-        y: Labels, clients x examples.
+        y: Targets, clients x examples, and outputs where they have several.
         mask: True where there is an example, clients x examples.
         clips: Norm bound of each client.
         physical_batch: Examples whose gradients are in memory at a time.
@@ -194,7 +196,7 @@ def clipped_sums(
     Returns:
         clients x p, in float64.
     """
-    kernels = vectors.dtype == torch.float32 and triton_kernels(x.device) is not None
+    kernels = model.objective.loss.softmax and vectors.dtype == torch.float32 and triton_kernels(x.device) is not None
     network = pooled_cnn_of(model, x[0]) if kernels else None
     if network is not None:
         return pooled_cnn_sums(network, vectors, x, y, mask, clips, physical_batch, precision)

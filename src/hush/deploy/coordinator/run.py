@@ -29,10 +29,10 @@ from hush.deploy.member.policy_template import code_hash
 from hush.deploy.shared import input_means
 from hush.deploy.shared.refusal import FAULT, REFUSAL, reason_of
 from hush.deploy.shared.roster import MEAN, RosterEntry
-from hush.deploy.shared.run_spec import assemble, plausible, settled, tells_centre, width_of
+from hush.deploy.shared.run_spec import assemble, check_objective, plausible, settled, tells_centre, width_of
 from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Message
-from hush.engines.driver import answered, drive, evaluate
+from hush.engines.driver import answered, drive, evaluate, measure
 from hush.engines.enrolment import EnrolmentAnswer
 from hush.engines.results import manifest
 from hush.engines.setup import Federation, shaped
@@ -99,6 +99,7 @@ class Coordinator:
 
     def _enrolment(self, config: Config) -> Agreement:
         """Ask every member that comes within the time whether it takes part, and with what."""
+        check_objective(config, self.test.classes)
         run = uuid.uuid4().hex
         offer = agreed(
             run,
@@ -355,15 +356,26 @@ class _Members:
         return self._coordinator.exchange(self._federation, self._agreement, tasks, self._left)
 
     def evaluate(self, models: Tensor, placed: Sequence[int], round_number: int) -> tuple[tuple[float, ...], float]:
-        """Accuracy of each member's model on the public test set, and the mean loss."""
-        model = self._federation.model
-        test = shaped(self._coordinator.test, self._federation.config)
-        x, y = torch.from_numpy(test.x), torch.from_numpy(test.y)
-        x = x if model.features is None else model.features(x)
+        """The primary score of each member's model on the public test set, and the mean loss."""
+        model, (x, y) = self._federation.model, self._test()
         everything = [range(len(y))]
         by_model = [evaluate(model, models, [m], x, y, everything) for m in range(len(models))]
         accuracies = tuple(by_model[home][0][0] for home in placed)
         return accuracies, sum(by_model[home][1] for home in placed) / len(placed)
+
+    def measure(self, models: Tensor, placed: Sequence[int], round_number: int) -> dict[str, Any]:
+        """All metrics of each member's model on the public test set."""
+        homes, (x, y) = sorted(set(placed)), self._test()
+        tests = [range(len(y))] * len(homes)
+        found = measure(self._federation.model, models, homes, x, y, tests, [str(home) for home in homes])
+        by_model = found["per_client"]
+        return {**found, "per_client": {n: by_model[str(h)] for n, h in zip(self.names, placed, strict=True)}}
+
+    def _test(self) -> tuple[Tensor, Tensor]:
+        """Inputs, behind the model's fixed features, and targets of the public test set."""
+        test, features = shaped(self._coordinator.test, self._federation.config), self._federation.model.features
+        x, y = torch.from_numpy(test.x), torch.from_numpy(test.y)
+        return x if features is None else features(x), y
 
     def closed(self, record: RoundRecord) -> None:
         """Count what members have released, as the coordinator saw it."""

@@ -179,6 +179,8 @@ class Node:
         with refusing(RefusalCode.SCHEMA):
             schema = from_record(says["schema"])
             check_fits(self.schema, schema)
+        with refusing(RefusalCode.CONFIG):
+            run_spec.check_objective(config, schema.classes or 0)
         with refusing(RefusalCode.LIMITS):
             check_model(self.policy, schema.classes or 0)
             check_model(self.policy, models.parameters(config.model, schema.input_shape, schema.classes or 0))

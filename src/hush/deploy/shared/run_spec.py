@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from hush import models, recipes
-from hush.config import Config
+from hush.config import Config, code_name
 from hush.data import budgets
 from hush.data.client_rows import Clients
 from hush.data.datasets import Dataset
@@ -21,6 +21,7 @@ from hush.deploy.shared.roster import RosterEntry, roster, weighted
 from hush.deploy.shared.update_limits import side_limits, update_limits
 from hush.engines import setup as engine
 from hush.engines.noisy_counts import SUPPOSED_BATCHES, with_rows
+from hush.engines.objective import task_of, with_objective
 from hush.engines.schedules import privacy_schedules, timetable, training
 from hush.engines.setup import Federation, with_rate
 from hush.models import Model
@@ -68,12 +69,13 @@ def assemble(config: Config, facts: Sequence[RosterEntry], test: Dataset, auto_r
     """
     name, recipe = recipes.parse(config.recipe, config.mode)
     recipe, members = weighted(recipe, facts), roster(config, facts)
+    model = models.build_model(config.model, tuple(test.x.shape[1:]), test.classes, config.seed)
     federation = engine.build(
         config,
         name,
         recipe,
         members,
-        models.build_model(config.model, tuple(test.x.shape[1:]), test.classes, config.seed),
+        with_objective(config, model, test, task_of(config, test)),
         Clients(test, (), (), (), config.seed),
         device=torch.device("cpu"),
         disclosed=[fact.costs() for fact in facts],
@@ -103,6 +105,19 @@ def assemble(config: Config, facts: Sequence[RosterEntry], test: Dataset, auto_r
             ceiling=terms.ceiling if config.max_weight else twice_even,
         ),
     )
+
+
+def check_objective(config: Config, classes: int) -> None:
+    """Raise a `HushError` for an objective that members cannot train: anything but classes by cross-entropy."""
+    asked = config.objective
+    if asked.task not in ("auto", "binary", "multiclass") or asked.loss not in ("auto", "cross-entropy"):
+        raise HushError(
+            f'objective: task "{asked.task}" with loss "{code_name(asked.loss)}" cannot be trained in a federation of '
+            "several machines yet; accepted: binary or multiclass, with cross-entropy",
+            "objective",
+        )
+    if asked.task == "binary" and classes != 2:
+        raise HushError(f'objective.task: "binary" needs two classes, the run has {classes}', "objective.task")
 
 
 def settled(config: Config, facts: Sequence[RosterEntry], test: Dataset) -> Config:

@@ -228,8 +228,8 @@ def cached_step(
     kind: StepKind,
     linear: LinearLayer | None,
 ) -> PaddedGraphStep:
-    """The step of the group of that number, for clients x places, made again if the data moved."""
-    data = (x.data_ptr(), y.data_ptr(), tuple(x.shape), x.dtype, limit, precision)
+    """The step of the group of that number, for clients x places, made again if the data or the loss are others."""
+    data = (x.data_ptr(), y.data_ptr(), tuple(x.shape), x.dtype, limit, precision, model.objective.loss)
     found = {key: step for key, step in _CACHE.get(model.module, {}).items() if key[0] == data}
     _CACHE[model.module] = found
     key = (data, number, shape, kind, linear)

@@ -35,7 +35,7 @@ class Recorder:
     def __init__(self, model: Model) -> None:
         if isinstance(model.module, TracedModule) and model.module.order in ("elsewhere", "one row"):
             raise UnsupportedError("the batch is not the first axis of every layer's input")
-        self.layout = model.layout
+        self.layout, self._loss = model.layout, model.objective.loss
         self._proxies = {
             name: proxy(name, shape, model.start.dtype, RULES)
             for name, shape in zip(model.layout.names, model.layout.shapes, strict=True)
@@ -45,13 +45,13 @@ class Recorder:
         self._anchor = torch.zeros((), requires_grad=True)
 
     def terms(self, values: Mapping[str, Tensor], clients: BatchLayout, x: Tensor, y: Tensor) -> dict[str, Term]:
-        """The gradient of the cross entropy of each example, parameter by parameter.
+        """The gradient of the loss of each example, parameter by parameter.
 
         Args:
             values: Parameters by name, clients x shape.
             clients: The layout of the batch.
             x: Inputs, examples x shape.
-            y: Labels.
+            y: Targets.
         """
         tape = Tape(clients, values, self._anchor)
         for own in self._proxies.values():
@@ -63,9 +63,8 @@ class Recorder:
             raise UnsupportedError(f"{missed[0]} is not used by a supported layer")
         if logits.ndim != 2 or len(logits) != len(x):
             raise UnsupportedError(f"the output has shape {tuple(logits.shape)}, not one row per example")
-        # Classes first, which is several times faster where there are few of them.
-        d = torch.softmax(logits.detach().t().contiguous(), 0)
-        d.scatter_add_(0, y[None], d.new_full((), -1.0).expand(1, len(y)))
+        # Outputs first, which is several times faster where there are few of them.
+        d = self._loss.gradient(logits.detach().t().contiguous(), y, 0)
         torch.autograd.grad(logits, self._anchor, d.t(), allow_unused=True)
         # The proxies outlive the pass; what it collected must not.
         found, tape.terms = tape.terms, {}

@@ -17,7 +17,6 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
-from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hush.models import Model
@@ -78,7 +77,7 @@ def check_vmap(model: Model, x: Tensor, y: Tensor) -> None:
     """Raise a `HushError` unless the gradients of several examples and parameters are those of each by itself.
 
     PyTorch's rules for vmap are not all right: one that pairs rows with other clients' weights was seen. The examples
-    are the model's probes, all with label 0: whether private rows are refused would be released without noise.
+    are the model's probes, all with target 0: whether private rows are refused would be released without noise.
     """
     if model.probes is None or model.module in _CHECKED:
         return
@@ -86,7 +85,7 @@ def check_vmap(model: Model, x: Tensor, y: Tensor) -> None:
     vectors = torch.stack([start, 0.5 * start + 0.01, -start])
     chosen = torch.arange(9) % len(model.probes)
     rows = model.probes[chosen].to(x.device, x.dtype).unflatten(0, (3, 3))
-    labels = torch.zeros(3, 3, dtype=y.dtype, device=y.device)
+    labels = torch.zeros(3, 3, *y.shape[1:], dtype=y.dtype, device=y.device)
     try:
         together = gradients(model, vectors, rows, labels)
         alone = [
@@ -123,7 +122,7 @@ def gradients(model: Model, vectors: Tensor, x: Tensor, y: Tensor, precision: Pr
 
 def _loss(model: Model) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     def loss(vector: Tensor, one_x: Tensor, one_y: Tensor) -> Tensor:
-        return functional.cross_entropy(model.logits(vector, one_x[None]), one_y[None])
+        return model.objective.loss(model.logits(vector, one_x[None]), one_y[None], "mean")
 
     return loss
 

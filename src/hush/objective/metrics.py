@@ -1,0 +1,257 @@
+"""Metrics by name: what is computed from true values, predictions and probabilities, by scikit-learn where it has it.
+
+Every metric is undefined for some clients, such as the area under a curve where all rows are of one class. It is then
+NaN: never an error, and never a warning.
+
+Edge cases:
+    - Of several classes or labels the mean is taken over those for which the metric is defined.
+    - A user's metric gets probabilities if its second parameter is called so (`probability`, `y_prob`, `y_score`, ...),
+      else predictions. What it raises makes it NaN, with a note.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hush.types import unknown
+
+Array = npt.NDArray[Any]
+_CLASSES = ("binary", "multiclass", "multilabel")
+_REAL = ("regression",)
+_BINS = 15
+_PROBABILITIES = ("prob", "score")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """True values, predictions and probabilities of the same rows.
+
+    Attributes:
+        truth: Class numbers (n,), labels as zeros and ones (n, k), or real numbers (n,) or (n, k).
+        predicted: The same, as predicted.
+        probability: Of each class or label (n, k); none for real numbers.
+    """
+
+    truth: Array
+    predicted: Array
+    probability: Array | None = None
+
+    @property
+    def two_classes(self) -> bool:
+        """Whether rows are of one of two classes."""
+        return self.truth.ndim == 1 and self.probability is not None and self.probability.shape[1] == 2
+
+    @property
+    def likelihood(self) -> Array:
+        """Probabilities as scikit-learn takes them: those of class 1 alone where there are two."""
+        assert self.probability is not None
+        return self.probability[:, 1] if self.two_classes else self.probability
+
+    def columns(self) -> Iterator[tuple[Array, Array, Array]]:
+        """Each class against the rest, or each label: whether it is true, whether predicted, and its probability."""
+        assert self.probability is not None
+        if self.truth.ndim == 2:
+            yield from zip(self.truth.T, self.predicted.T, self.probability.T, strict=True)
+            return
+        for number in [1] if self.two_classes else range(self.probability.shape[1]):
+            yield self.truth == number, self.predicted == number, self.probability[:, number]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number by which models are judged.
+
+    Attributes:
+        name: As in a config and in results.
+        label: In words.
+        compute: The number, NaN where it is undefined.
+        tasks: For which tasks it is defined.
+        higher_is_better: Whether more of it is better; None for a user's own, of which it is not known.
+        percent: Whether it is shown as a percentage.
+    """
+
+    name: str
+    label: str
+    compute: Callable[[Answers], float]
+    tasks: tuple[str, ...] = _CLASSES
+    higher_is_better: bool | None = True
+    percent: bool = False
+
+
+def value_of(metric: Metric, answers: Answers) -> tuple[float, str]:
+    """The metric, or NaN and why."""
+    if not len(answers.truth):
+        return math.nan, "no test rows"
+    held = answers.predicted if answers.probability is None else answers.probability
+    if not np.isfinite(held).all():
+        return math.nan, "the model's outputs are not finite"
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            found = float(metric.compute(answers))
+    except Exception as error:  # a user's metric may fail in any way, after a run that took hours
+        return math.nan, (str(error).strip() or type(error).__name__).splitlines()[0]
+    return found, "" if math.isfinite(found) else "undefined for these rows"
+
+
+def metric_named(name: str) -> Metric:
+    """The metric of that name."""
+    if name not in METRICS:
+        raise unknown("objective.metrics", "metric", name, METRICS, ", or module:function for your own")
+    return METRICS[name]
+
+
+def shown(metric: Metric, value: float | None) -> str:
+    """A value as it is printed."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{100 * value:.1f}%" if metric.percent else f"{value:.4g}"
+
+
+def user_metric(function: Callable[..., Any], name: str) -> Metric:
+    """A user's function of true values and of predictions, or of probabilities, as a metric."""
+    try:
+        second = list(inspect.signature(function).parameters)[1]
+    except (IndexError, TypeError, ValueError):
+        second = ""
+    likely = any(word in second.lower() for word in _PROBABILITIES)
+
+    def compute(answers: Answers) -> float:
+        given = answers.likelihood if likely and answers.probability is not None else answers.predicted
+        return float(function(answers.truth, given))
+
+    return Metric(name, name, compute, (*_CLASSES, *_REAL), None)
+
+
+def baseline(answers: Answers) -> float:
+    """The primary score of the best constant prediction: the most frequent class or label, or the mean."""
+    truth = answers.truth
+    if not len(truth):
+        return math.nan
+    if answers.probability is None:
+        spread = truth - truth.mean(axis=0)
+        return float(np.sqrt(np.square(spread).mean()))
+    if truth.ndim == 2:
+        often = truth.mean(axis=0)
+        return float(np.maximum(often, 1.0 - often).mean())
+    return float(np.bincount(truth).max() / len(truth))
+
+
+def _scikit(name: str, *args: Any, **options: Any) -> float:
+    import sklearn
+    from sklearn import metrics
+
+    with sklearn.config_context(assume_finite=True, skip_parameter_validation=True):
+        return float(getattr(metrics, name)(*args, **options))
+
+
+def _accuracy(answers: Answers) -> float:
+    return float((answers.truth == answers.predicted).mean())
+
+
+def _balanced_accuracy(answers: Answers) -> float:
+    if answers.truth.ndim == 1:
+        one_class = len(np.unique(answers.truth)) < 2
+        return math.nan if one_class else _scikit("balanced_accuracy_score", answers.truth, answers.predicted)
+    both = [(truth, predicted) for truth, predicted, _ in answers.columns() if 0 < truth.sum() < len(truth)]
+    return _mean([_scikit("balanced_accuracy_score", *pair) for pair in both])
+
+
+def _f1(answers: Answers) -> float:
+    average = "binary" if answers.two_classes else "macro"
+    return _scikit("f1_score", answers.truth, answers.predicted, average=average, zero_division=np.nan)
+
+
+def _roc_auc(answers: Answers) -> float:
+    both = [(truth, likely) for truth, _, likely in answers.columns() if 0 < truth.sum() < len(truth)]
+    return _mean([_scikit("roc_auc_score", *pair) for pair in both])
+
+
+def _average_precision(answers: Answers) -> float:
+    some = [(truth, likely) for truth, _, likely in answers.columns() if truth.sum() > 0]
+    return _mean([_scikit("average_precision_score", *pair) for pair in some])
+
+
+def _log_loss(answers: Answers) -> float:
+    if answers.truth.ndim == 2:
+        parts = [_scikit("log_loss", truth, likely, labels=[0, 1]) for truth, _, likely in answers.columns()]
+        return _mean(parts)
+    assert answers.probability is not None
+    return _scikit("log_loss", answers.truth, answers.probability, labels=range(answers.probability.shape[1]))
+
+
+def _calibration_error(answers: Answers) -> float:
+    """Expected calibration error: by how much confidence and accuracy differ, in bins of equal width."""
+    assert answers.probability is not None
+    if answers.truth.ndim == 1:
+        confidence = answers.probability.max(axis=1)
+        return _expected_gap(confidence, answers.predicted == answers.truth)
+    return _mean([_expected_gap(likely, truth > 0) for truth, _, likely in answers.columns()])
+
+
+def _expected_gap(confidence: Array, right: Array) -> float:
+    bins = np.minimum((confidence * _BINS).astype(np.int64), _BINS - 1)
+    gaps = np.bincount(bins, weights=confidence - right, minlength=_BINS)
+    return float(np.abs(gaps).sum() / len(right))
+
+
+def _rmse(answers: Answers) -> float:
+    return float(np.sqrt(np.square(answers.truth - answers.predicted).mean()))
+
+
+def _mae(answers: Answers) -> float:
+    return _scikit("mean_absolute_error", answers.truth, answers.predicted)
+
+
+def _r2(answers: Answers) -> float:
+    # Of one row, or of rows that are all alike, there is nothing to explain.
+    alike = (answers.truth == answers.truth[:1]).reshape(len(answers.truth), -1).all(axis=0)
+    return math.nan if alike.all() else _scikit("r2_score", answers.truth, answers.predicted)
+
+
+def _mean(values: list[float]) -> float:
+    return float(np.mean(values)) if values else math.nan
+
+
+METRICS: Mapping[str, Metric] = {
+    each.name: each
+    for each in (
+        Metric("accuracy", "accuracy", _accuracy, percent=True),
+        Metric("balanced_accuracy", "balanced accuracy", _balanced_accuracy, percent=True),
+        Metric("f1", "F1", _f1),
+        Metric("roc_auc", "ROC AUC", _roc_auc),
+        Metric("average_precision", "average precision", _average_precision),
+        Metric("log_loss", "log loss", _log_loss, higher_is_better=False),
+        Metric("calibration_error", "calibration error", _calibration_error, higher_is_better=False),
+        Metric("rmse", "RMSE", _rmse, _REAL, higher_is_better=False),
+        Metric("mae", "MAE", _mae, _REAL, higher_is_better=False),
+        Metric("r2", "R2", _r2, _REAL),
+    )
+}
+PRIMARY: Mapping[str, str] = {**dict.fromkeys(_CLASSES, "accuracy"), "regression": "rmse"}
+DEFAULTS: Mapping[str, tuple[str, ...]] = {
+    "binary": ("balanced_accuracy", "f1", "roc_auc", "average_precision", "log_loss", "calibration_error"),
+    "multiclass": ("balanced_accuracy", "f1", "roc_auc", "log_loss", "calibration_error"),
+    "multilabel": ("balanced_accuracy", "f1", "roc_auc", "average_precision", "calibration_error"),
+    "regression": ("mae", "r2"),
+}
+# Shown wherever the primary score is, which says little of rare classes or of targets of unknown spread.
+BESIDE: Mapping[str, str] = {
+    "binary": "balanced_accuracy",
+    "multilabel": "balanced_accuracy",
+    "regression": "r2",
+}
+BASELINES: Mapping[str, str] = {
+    "binary": "always the most frequent class",
+    "multiclass": "always the most frequent class",
+    "multilabel": "always what is most frequent for each label",
+    "regression": "always the mean of the targets",
+}
