@@ -19,7 +19,7 @@ from hush.data.datasets import Dataset
 from hush.data.inputs import pack_inputs, stack_rows
 from hush.data.preprocessing import preprocessed
 from hush.data.schema import Schema
-from hush.data.tables import Table, frame_table, is_frame, is_nested, read_arrays, read_table
+from hush.data.tables import Columns, Table, frame_table, is_frame, is_nested, read_arrays, read_table
 from hush.types import HushError, InputPart, InputSpec
 
 Stored = npt.NDArray[np.float32]
@@ -64,7 +64,7 @@ class InputFormat:
         if is_frame(data):
             data = frame_table(data, "rows")
         elif isinstance(data, Mapping) and self.columns:
-            data = frame_table(_Columns(data), "rows")
+            data = frame_table(Columns(data), "rows")
         if isinstance(data, Table):
             names = self._clients(data)
             x = self._from_table(data)
@@ -162,25 +162,6 @@ def from_record(raw: Mapping[str, Any]) -> InputFormat:
     listed = {key: tuple(raw[key]) for key in ("shape", "columns", "label_columns")}
     schema = None if raw["schema"] is None else schemas.from_record(raw["schema"])
     return InputFormat(**{**raw, **listed, "inputs": inputs, "schema": schema})
-
-
-class _Columns:
-    """A dict of columns with the interface of a dataset with named columns."""
-
-    def __init__(self, columns: Mapping[Any, Any]) -> None:
-        self.column_names = [str(name) for name in columns]
-        held = {str(name): np.asarray(values) for name, values in columns.items()}
-        if any(not values.ndim for values in held.values()) or len({len(values) for values in held.values()}) > 1:
-            raise HushError("rows: columns of different lengths; accepted: a list of as many values for each column")
-        self._columns = {
-            name: list(values) if values.dtype.kind == "M" else values.tolist() for name, values in held.items()
-        }
-
-    def __getitem__(self, name: str, /) -> Any:
-        return self._columns[name]
-
-    def __len__(self) -> int:
-        return len(next(iter(self._columns.values()), []))
 
 
 def _read(path: Path) -> Table | dict[str, Any]:

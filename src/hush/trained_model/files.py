@@ -103,7 +103,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _model(path: Path, raw: Mapping[str, Any], given: Architecture | None) -> TrainedModel:
     if not raw["trained"]:
         raise HushError(f"{path}: no client could afford a round of this run, so nothing was trained")
-    tensors = {name: _tensors(path / name, found) for name, found in raw["files"].items()}
+    tensors = {name: _tensors(path, name, found) for name, found in raw["files"].items()}
     reading = input_format.from_record(raw["input"])
     base = _architecture(path, raw, reading, given)
     number, trained = len(raw["probe"]), tensors[MODEL]
@@ -210,9 +210,10 @@ def _description(model: TrainedModel, files: Mapping[str, bytes]) -> bytes:
     return to_json({**whole, _SUM: _digest(whole)})
 
 
-def _tensors(path: Path, wanted: str) -> dict[str, Tensor]:
-    if path.name not in (MODEL, FIXED):
-        raise HushError(f"{path.parent / DESCRIPTION}: names the file {path.name!r:.80}; accepted: {MODEL}, {FIXED}")
+def _tensors(directory: Path, name: str, wanted: str) -> dict[str, Tensor]:
+    if name not in (MODEL, FIXED):
+        raise HushError(f"{directory / DESCRIPTION}: names the file {name!r:.80}; accepted: {MODEL}, {FIXED}")
+    path = directory / name
     try:
         content = path.read_bytes()
     except OSError as error:
