@@ -242,3 +242,41 @@ def test_mistakes(arguments: dict[str, Any], error: type[Exception], words: str)
     assert "\n" not in str(found.value)
     with pytest.raises(NotFittedError):
         hush.FederatedClassifier(**arguments).predict(x)
+
+
+def line(rows: int = 300) -> tuple[Any, Any]:
+    """Targets from 0 to 100 that are nearly linear in the features, which are in [0, 1]."""
+    draw = np.random.default_rng(0)
+    x = draw.random((rows, 3))
+    return x, 50 * x[:, 0] + 40 * x[:, 1] + 5 + draw.normal(size=rows)
+
+
+def test_a_regressor_predicts_in_the_units_of_its_targets() -> None:
+    x, y = line()
+    model = hush.FederatedRegressor(epsilon=4.0, bounds=(0, 1), target_bounds=(0, 100), random_state=0).fit(x, y)
+    assert model.score(x, y) > 0.8
+    assert model.predict(x).shape == (300,)
+    assert len(model.guarantees_) == 3
+    assert np.array_equal(pickle.loads(pickle.dumps(model)).predict(x), model.predict(x))
+    huber = clone(model).set_params(loss="huber", target_bounds=np.array([0.0, 100.0])).fit(x, y)
+    assert huber.score(x, y) > 0.7
+    assert cross_val_score(model, x, y, cv=2, params={"clients": np.arange(300) % 3}).min() > 0.6
+
+
+def test_automatic_rates_of_regressors_do_not_diverge() -> None:
+    x, y = line()
+    for rounds in (1, 3, 30):
+        model = hush.FederatedRegressor(
+            epsilon=8.0, rounds=rounds, bounds=(0, 1), target_bounds=(0, 100), random_state=0
+        )
+        assert model.fit(x, y).score(x, y) > 0.0
+
+
+def test_one_logit_for_two_classes() -> None:
+    x, y = blobs()
+    two = y != "c"
+    model = hush.FederatedClassifier(model=nn.Linear(2, 1), recipe="dp-fedavg", bounds=(-15, 15), lr=1.0, **QUICK)
+    model.fit(x[two], y[two])
+    assert model.decision_function(x[two]).shape == (two.sum(),)
+    assert np.array_equal(model.predict(x[two]), model.classes_[model.predict_proba(x[two]).argmax(1)])
+    assert model.score(x[two], y[two]) > 0.8

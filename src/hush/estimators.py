@@ -258,7 +258,9 @@ class FederatedClassifier(ClassifierMixin, _FederatedEstimator):  # type: ignore
     def decision_function(self, X: Any, *, client: str | int | None = None) -> Array:
         """The logits of the classes (n, classes); for two classes their difference (n,)."""
         raw = self._raw(X, client)[:, : len(self.classes_)].astype(np.float64)
-        return raw[:, 1] - raw[:, 0] if raw.shape[1] == 2 else raw
+        if raw.shape[1] > 2:
+            return raw
+        return raw[:, 0] if raw.shape[1] == 1 else raw[:, 1] - raw[:, 0]
 
 
 class FederatedRegressor(RegressorMixin, _FederatedEstimator):  # type: ignore[misc]
@@ -272,7 +274,7 @@ class FederatedRegressor(RegressorMixin, _FederatedEstimator):  # type: ignore[m
             which targets are moved to [-1, 1] for training. They must be public, not taken from `y`. By default targets
             are used as they are, and then should be small: the clipping norm bounds what one row adds.
         loss: "mse" or "huber", or a function of the output and the target of one example.
-        lr: The learning rate; "auto" is 2 over the number of rounds, at most 1, which suits bounded features and targets.
+        lr: The learning rate; "auto" is 2 over the number of rounds, at most 1, for features and targets with bounds.
 
     Attributes:
         guarantees_: As for `FederatedClassifier`, like the others.

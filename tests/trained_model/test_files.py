@@ -116,7 +116,7 @@ class Longer(TokenNet):
         (Squared(), "computes something else with these weights"),
         (Wider(), r"last.weight has shape \(4, 8\), the trained one \(3, 8\)"),
         (Longer(), "differs in more"),
-        (nn.Linear(6, 3), "differs in embedding.weight"),
+        (nn.Linear(6, 3), "fails on inputs of shape"),
         (nn.Linear, "Linear needs in_features, out_features|Linear fails"),
         (lambda shape, outputs: 3, "returns int"),
         ("nowhere:make", "No module named 'nowhere'"),

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_of
 from safetensors.torch import save as bytes_of
@@ -27,14 +26,13 @@ from hush.config import ModelConfig
 from hush.data import input_format
 from hush.data.input_format import InputFormat
 from hush.models import Model, build_model
-from hush.models.inputs import UnpackedInputs, shapes_of
-from hush.models.user_module import given_module
-from hush.models.validation import copied
+from hush.models.inputs import shapes_of
+from hush.models.user_module import from_user, given_module
 from hush.objective import CLASSIFICATION, Objective, TargetBounds
 from hush.server.run_directory import MANIFEST, MODEL, RESULT, guarantee, read_json, to_json, write_atomically
 from hush.trained_model.network import WithFeatures, filled, fixed_of, probe_outputs
 from hush.trained_model.trained_model import TrainedModel
-from hush.types import HushError, Layout
+from hush.types import HushError
 
 DESCRIPTION, FIXED = "model.json", "fixed.safetensors"
 FORMAT = 1
@@ -159,9 +157,7 @@ def _architecture(path: Path, raw: Mapping[str, Any], reading: InputFormat, give
         )
     told = objective.classes if objective.task in ("binary", "multiclass") else outputs
     module = given_module(given, shapes_of(shape, reading.inputs), told)
-    module = copied(module, name) if reading.inputs is None else UnpackedInputs(module, reading.inputs, name)
-    empty = torch.empty(0)
-    return Model(name, module, Layout((), ()), empty, source=module.to(torch.float32))
+    return from_user(module, shape, 1, name, reading.inputs, key=None)
 
 
 def _objective(raw: Mapping[str, Any]) -> Objective:
