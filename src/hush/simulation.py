@@ -16,7 +16,7 @@ from torch import nn
 
 from hush import comparison, report
 from hush.auditing.run import audit
-from hush.callbacks import Callback, Function, as_callbacks
+from hush.callbacks import Callback, Function, RoundFunction, as_callbacks
 from hush.config import Config, assigned, described, given, locating, overridden, parse, read
 from hush.data import ClientData, client_data, datasets
 from hush.engines import metrics, simulator
@@ -30,7 +30,7 @@ from hush.models import Model
 from hush.models.inputs import shapes_of
 from hush.models.user_module import given_module
 from hush.models.validation import seeded
-from hush.progress import RunProgress, progress_bar, round_words
+from hush.progress import NoBar, RunProgress, progress_bar, round_words
 from hush.recipes import Recipe, as_table
 from hush.report.toml import inline, toml
 from hush.result_tables import audit_table, comparison_table, measure_table, preview_table
@@ -288,12 +288,13 @@ class Simulation:
         path, places = _directory(out, resume), None if ledgers is None else Path(ledgers)
         listed = as_callbacks(callbacks)
         total = self.config.rounds
-        with self._citing(), interruptible(path) as last, progress_bar(total, progress) as bar:
+        with self._citing(), interruptible(path) as over, progress_bar(total, progress) as bar:
             federation = self._prepare()
             written = [_ReportWriter(path)] if path is not None else []
+            shown = [] if isinstance(bar, NoBar) else [RunProgress(bar)]
             done = simulator.run(
                 federation, path, resume=resume, command=command, ledgers=places,
-                callbacks=[last, *written, RunProgress(bar), *listed],
+                callbacks=[RoundFunction(over.append), *written, *shown, *listed],
             )  # fmt: skip
         if not done.result.trained:
             where = f"; see {path / 'report.html'}" if path is not None else ""
@@ -440,10 +441,10 @@ class Simulation:
             isolated[key] = federation.model
             return federation
 
-        with self._citing(), interruptible(path) as last, progress_bar(total, show) as bar:
+        with self._citing(), interruptible(path) as over, progress_bar(total, show) as bar:
 
             def advance(name: str, seed: int, record: RoundRecord) -> None:
-                last.on_round_end(record)
+                over.append(record)
                 bar.advance(None, round_words(record, f"{name}, seed {seed}"))
                 if told is not None:
                     told(name, seed, record)

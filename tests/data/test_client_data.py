@@ -236,12 +236,6 @@ def test_the_same_values_may_be_given() -> None:
     assert hush.simulate({**RUN, "data": given}, dataset=parts()).clients == ("north", "south", "west")
 
 
-@pytest.mark.parametrize("y", [X[:, 0], (X > 0).astype(int)])
-def test_other_targets_are_refused_at_simulate(y: Any) -> None:
-    with pytest.raises(HushError, match="cannot be trained on yet; accepted: one class per row"):
-        hush.simulate(RUN, dataset=clients(X, y, clients=3))
-
-
 def test_names_are_kept_everywhere(tmp_path: Path) -> None:
     config = {
         **RUN,

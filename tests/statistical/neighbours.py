@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from torch import Tensor, nn
 
 from hush.models import Model, from_module
 from hush.models.model import wrap
+from hush.models.user_loss import user_loss
+from hush.objective import CLASSIFICATION, BinaryCrossEntropy, Huber, MeanSquaredError, Objective
+from hush.training.closed_form import closed_form_sums, linear_layer_of
 from hush.training.per_example.discrete_sums import integer_sums
 from hush.training.per_example.recorder import Recorder
 from hush.training.per_example.sums import padded_sums
@@ -121,6 +124,14 @@ def _whole(model: Model, vectors: Tensor, x: Tensor, y: Tensor, mask: Tensor, cl
     return integer_sums(model, vectors, x, y, mask, clips, grids, 4096).double() * grids[:, None]
 
 
+def _closed(model: Model, vectors: Tensor, x: Tensor, y: Tensor, mask: Tensor, clips: Tensor) -> Tensor:
+    flat, targets = x.flatten(0, 1), y.flatten(0, 1)
+    layer = linear_layer_of(model, flat)
+    assert layer is not None
+    rows = [own.nonzero().flatten() + number * mask.shape[1] for number, own in enumerate(mask)]
+    return closed_form_sums(layer, vectors, flat, targets, rows, clips, 4096)
+
+
 WAYS: Mapping[str, Way] = {
     "float32": Way(_ragged("float32"), COMPANY),
     "tf32": Way(_ragged("tf32"), COMPANY),
@@ -133,9 +144,29 @@ WAYS: Mapping[str, Way] = {
 }
 
 
+CLOSED = Way(_closed, COMPANY)
+
+
 def suits(net: str, way: str) -> bool:
     """What has no rule takes the slow path alone."""
     return net != "bare" or way in ("slow", "integers")
+
+
+def _steep(output: Tensor, target: Tensor) -> Tensor:
+    """A loss of a user's own: of any sign, steeper than exponential, not a number for some outputs."""
+    return (output.exp() * (output - target)).sum() - output.abs().sqrt().sum()
+
+
+def objectives() -> Mapping[str, Objective]:
+    """What nets of that many outputs can be trained for."""
+    own = user_loss(_steep, "steep", "regression", CLASSES, 0)
+    return {
+        "cross-entropy": CLASSIFICATION,
+        "labels": Objective(task="multilabel", loss=BinaryCrossEntropy(), outputs=CLASSES, classes=CLASSES),
+        "mse": Objective(task="regression", loss=MeanSquaredError(), outputs=CLASSES),
+        "huber": Objective(task="regression", loss=Huber(), outputs=CLASSES),
+        "own": Objective(task="regression", loss=own, outputs=CLASSES),
+    }
 
 
 def made(net: str, dtype: torch.dtype) -> Model:
@@ -161,6 +192,20 @@ class Pairs:
     clips: Tensor
 
 
+def targets(objective: Objective, rng: np.random.Generator, count: int, dtype: torch.dtype) -> np.ndarray:
+    """Targets of the rows of that many batches."""
+    shape = (count, ROWS, CLASSES)
+    if objective.task == "multiclass":
+        return rng.integers(0, CLASSES, shape[:2])
+    kind = torch.empty(0, dtype=dtype).numpy().dtype
+    if objective.task == "multilabel":
+        return rng.integers(0, 2, shape).astype(kind)
+    values = rng.normal(size=shape) * rng.choice(SCALES, (count, ROWS, 1))
+    _sprinkle(values.reshape(count * ROWS, CLASSES), rng, 0.05)
+    with np.errstate(over="ignore"):
+        return values.astype(kind)
+
+
 def drawn(net: str, model: Model, count: int, seed: int) -> Pairs:
     _, shape, words = NETS[net]
     rng = np.random.default_rng(seed)
@@ -184,9 +229,10 @@ def drawn(net: str, model: Model, count: int, seed: int) -> Pairs:
     at = np.eye(ROWS, dtype=bool)[rng.integers(0, ROWS, count)]
     others = rng.random((count, ROWS)) < rng.choice([0.0, 0.5, 1.0], (count, 1))
     kind = torch.long if words else model.start.dtype
-    x, y = inputs(), rng.integers(0, CLASSES, (count, ROWS))
+    x, y = inputs(), targets(model.objective, rng, count, model.start.dtype)
     other_x = np.where(at.reshape(count, ROWS, *[1] * len(shape)), inputs(), x)
-    other_y = np.where(at, rng.integers(0, CLASSES, (count, ROWS)), y)
+    other = targets(model.objective, rng, count, model.start.dtype)
+    other_y = np.where(at.reshape(count, ROWS, *[1] * (y.ndim - 2)), other, y)
     with np.errstate(over="ignore"):
         return Pairs(
             torch.from_numpy(vectors).to(model.start.dtype),
@@ -228,10 +274,10 @@ class Moves:
         return [name for name, kept in holds.items() if not kept]
 
 
-def moves(net: str, way: Way, pairs: int, seed: int) -> Iterator[Moves]:
+def moves(net: str, way: Way, pairs: int, seed: int, objective: Objective = CLASSIFICATION) -> Iterator[Moves]:
     """The moves of that many pairs, some at a time."""
     for start in range(0, pairs, TOGETHER):
-        model = made(net, way.dtype)
+        model = replace(made(net, way.dtype), objective=objective)
         count = min(TOGETHER, pairs - start)
         p = drawn(net, model, count, seed * 100_003 + start)
         alone = p.present & ~p.without

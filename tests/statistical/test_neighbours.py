@@ -19,7 +19,7 @@ from hush.models.model import wrap
 from hush.training.per_example.vmap import gradients
 from hush.training.select import clipped_sums
 from tests.statistical import planted
-from tests.statistical.neighbours import ADDING, NETS, WAYS, Moves, Sums, Way, moves, suits
+from tests.statistical.neighbours import ADDING, CLOSED, NETS, WAYS, Moves, Sums, Way, moves, objectives, suits
 
 QUICK, FULL = 500, 10_000
 
@@ -55,6 +55,27 @@ def tally(found: Moves) -> Counter[str]:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_row_moves_a_sum_by_at_most_the_clip(way: str) -> None:
     assert check(way, QUICK, 1)["pairs"] >= QUICK
+
+
+@pytest.mark.parametrize("name", ["labels", "mse", "huber", "own"])
+def test_a_row_moves_a_sum_by_at_most_the_clip_for_every_objective(name: str) -> None:
+    """Gradients of any size, and losses that are not a number, on every path that can be selected for them."""
+    objective, seen = objectives()[name], Counter[str]()
+    pairs = [("float32", "two linear"), ("even float32", "conv2d"), ("slow", "bare"), ("integers", "two linear")]
+    for way, net in pairs:
+        for found in moves(net, WAYS[way], 50, 5, objective):
+            assert found.broken(WAYS[way]) == [], (net, way)
+            seen += tally(found)
+    for found in moves("linear", CLOSED, 200, 5, objective):
+        assert found.broken(CLOSED) == [], "closed form"
+        seen += tally(found)
+    assert seen["clipped"] > 0.2 * seen["pairs"]
+    assert seen["dropped"] > 0.05 * seen["pairs"]
+
+
+def test_a_row_moves_a_sum_in_closed_form_by_at_most_the_clip() -> None:
+    for found in moves("linear", CLOSED, QUICK, 6):
+        assert found.broken(CLOSED) == []
 
 
 @pytest.mark.soak

@@ -89,6 +89,9 @@ def with_objective(config: Config, model: Model, dataset: Dataset, task: TaskNam
     bounds = _bounds(asked, task, expected)
     loss = _loss(asked, task, found, dataset.classes)
     metrics = tuple(_metric(each, task) for each in asked.metrics)
+    names = [each.name for each in metrics]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise HushError(f"objective.metrics: several are called {twice[0]}; accepted: different names")
     objective = Objective(
         task=task, loss=loss, outputs=found, classes=dataset.classes, bounds=bounds, metrics=metrics,
         class_names=dataset.class_names,
@@ -150,7 +153,8 @@ def _loss(asked: ObjectiveConfig, task: TaskName, outputs: int, classes: int) ->
 
 def _metric(given: object, task: TaskName) -> Metric:
     if callable(given) or ":" in str(given):
-        return user_metric(resolved(given, "objective.metrics"), code_name(given).rpartition(":")[2])
+        name = code_name(given).rpartition(":")[2].rpartition(".")[2]
+        return user_metric(resolved(given, "objective.metrics"), name)
     found = metric_named(str(given))
     if task not in found.tasks:
         accepted = ", ".join(each.name for each in METRICS.values() if task in each.tasks)

@@ -61,7 +61,7 @@ class Simulator:
         self._arrays: Arrays = {} if arrays is None else arrays
         self._ledgers = ledgers
         self._callbacks = tuple(callbacks)
-        federation.model.module.to(federation.device)
+        federation.model.to(federation.device)
         self._bounds = federation.data.bounds()
         self._phase: tuple[int, ...] | None = None
         self._round = -1

@@ -39,6 +39,11 @@ class Model:
     probes: Tensor | None = None
     objective: Objective = CLASSIFICATION
 
+    def to(self, device: torch.device) -> None:
+        """Be ready to run on a device."""
+        self.module.to(device)
+        self.objective.loss.to(device)
+
     def logits(self, vector: Tensor, x: Tensor) -> Tensor:
         """The output for inputs `x` (already through `features`) at a flat parameter vector."""
         out: Tensor = torch.func.functional_call(self.module, unflatten(vector, self.layout), (x,))

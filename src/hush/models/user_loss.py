@@ -7,12 +7,14 @@ is not called again (`hush.models.isolation`).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hush.models.validation import copied
 from hush.objective import TaskName, UserLoss
 from hush.seeds import rng
 from hush.types import HushError
@@ -45,8 +47,14 @@ def user_loss(function: Callable[..., Any], name: str, task: TaskName, outputs: 
     numbered = task in ("binary", "multiclass") and outputs > 1
     rows = _examples(task, outputs, classes, numbered)
     try:
-        module = _OneExample(function, outputs, numbered)
-        traced = isolate(module, rows)
+        # A module is copied, so that the user's own is not changed.
+        own = copied(function, name) if isinstance(function, nn.Module) else function
+        module = _OneExample(own, outputs, numbered)
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if not module(rows).requires_grad:
+                raise HushError("has no gradient with respect to the output")
+        traced = isolate(module, rows, by_rows=True)
     except NotIsolatedError as reason:
         raise _refused(name, str(reason)) from None
     except HushError as error:
@@ -54,8 +62,9 @@ def user_loss(function: Callable[..., Any], name: str, task: TaskName, outputs: 
     except Exception as error:  # a user's function may fail in any way
         raise _refused(name, (str(error).strip() or type(error).__name__).splitlines()[0]) from None
     loss = UserLoss(name, traced.requires_grad_(False).eval())
-    if not bool((loss.gradient(rows[:, :outputs], rows[:, outputs:], 1) != 0).any()):
-        raise _refused(name, "its gradient with respect to the output is zero")
+    slopes = loss.gradient(rows[:, :outputs], rows[:, outputs:], 1).nan_to_num(0.0, 0.0, 0.0)
+    if not bool((slopes != 0).any()):
+        raise _refused(name, "has no gradient with respect to the output")
     return loss
 
 
@@ -70,9 +79,9 @@ class _OneExample(nn.Module):
         self.offset = nn.Parameter(torch.zeros(outputs))
         self.function = function
         self.outputs, self.numbered = outputs, numbered
-        # Whether a loss is trained or evaluated is not its user's question: it has no dropout to switch.
         if isinstance(function, nn.Module):
-            function.requires_grad_(False)
+            for value in (*function.parameters(), *function.buffers()):
+                value.requires_grad_(False)
 
     def forward(self, rows: Tensor) -> Tensor:
         """The loss of each row, by itself."""

@@ -14,7 +14,6 @@ Edge cases:
 from __future__ import annotations
 
 import copy
-import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -25,7 +24,7 @@ from torch.nn import functional
 
 Reduction = Literal["none", "mean", "sum"]
 _HUBER = 1.0  # the error from which the loss grows linearly
-_LOCK = threading.Lock()
+_PRECISE = (torch.float32, torch.float64)
 
 
 class Loss(ABC):
@@ -40,6 +39,10 @@ class Loss(ABC):
     name: str
     softmax: ClassVar[bool] = False
     non_negative: ClassVar[bool] = True
+
+    def to(self, device: torch.device) -> Loss:
+        """The loss, ready to run on a device too."""
+        return self
 
     def __call__(self, outputs: Tensor, targets: Tensor, reduction: Reduction = "none") -> Tensor:
         """The loss of each example (examples x outputs), or their mean or sum."""
@@ -135,11 +138,21 @@ class UserLoss(Loss):
     name: str
     module: nn.Module
     non_negative: ClassVar[bool] = False
-    _cast: dict[tuple[torch.device, torch.dtype], nn.Module] = field(default_factory=dict, repr=False, compare=False)
+    _cast: dict[tuple[str, torch.dtype], nn.Module] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.to(torch.device("cpu"))
+
+    def to(self, device: torch.device) -> UserLoss:
+        """The loss with its constants on a device: beforehand, as none can be moved where gradients are taken."""
+        for dtype in _PRECISE:
+            if (device.type, dtype) not in self._cast:
+                self._cast[device.type, dtype] = copy.deepcopy(self.module).to(device, dtype)
+        return self
 
     def gradient(self, outputs: Tensor, targets: Tensor, dim: int) -> Tensor:
         """The derivative of the graph, example by example."""
-        last = outputs.movedim(dim, -1)
+        last = _precise(outputs).movedim(dim, -1)
         truth = _along(targets, last, last.ndim - 1)
         module = self._module(outputs)
 
@@ -162,11 +175,7 @@ class UserLoss(Loss):
 
     def _module(self, like: Tensor) -> nn.Module:
         """The graph with its constants on the device and of the type of a tensor."""
-        key = (like.device, like.dtype)
-        with _LOCK:
-            if key not in self._cast:
-                self._cast[key] = copy.deepcopy(self.module).to(*key)
-            return self._cast[key]
+        return self._cast[like.device.type, like.dtype]
 
 
 def _along(targets: Tensor, outputs: Tensor, dim: int) -> Tensor:

@@ -13,6 +13,7 @@ From then on the graph runs, never the module's own code, except for modules mad
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from hush.models.isolation import trace
 from hush.models.isolation.axis import MixesExamplesError
 from hush.models.isolation.state import backward_hook, changed, random_state, restore_random_state, snapshot
+from hush.models.isolation.traced_module import TracedModule
 
 _PROBES = 7  # examples of a probe
 # Layers whose forward pass is PyTorch's own code and keeps nothing; `nn.Sequential` calls them one after the other.
@@ -35,12 +37,13 @@ class NotIsolatedError(Exception):
     """The module cannot be used: the message says why."""
 
 
-def isolate(module: nn.Module, x: Tensor) -> nn.Module:
+def isolate(module: nn.Module, x: Tensor, *, by_rows: bool = False) -> nn.Module:
     """A module with the same parameters that computes the same, each row of its output from its own example alone.
 
     Args:
         module: The module; its parameters are taken over, and it is not to be used any more.
         x: A few examples.
+        by_rows: Whether to compute one example at a time without trying a proof, for what is defined that way.
 
     Raises:
         NotIsolatedError: The module keeps state, draws random numbers, mixes examples, or cannot be traced.
@@ -48,13 +51,16 @@ def isolate(module: nn.Module, x: Tensor) -> nn.Module:
     if (hook := backward_hook(module)) is not None:
         raise NotIsolatedError(f"{hook} has a backward hook, which sees whole batches; remove it")
     with trace.quiet():
-        return _isolated(module, x[torch.arange(_PROBES) % len(x)].clone())
+        ways = (trace.row_by_row,) if by_rows else (trace.batched, trace.row_by_row)
+        return _isolated(module, x[torch.arange(_PROBES) % len(x)].clone(), ways)
 
 
-def _isolated(module: nn.Module, rows: Tensor) -> nn.Module:
+def _isolated(
+    module: nn.Module, rows: Tensor, ways: Sequence[Callable[[nn.Module, Tensor], TracedModule]]
+) -> nn.Module:
     expected = _called(module, rows)
     reasons = []
-    for make in (trace.batched, trace.row_by_row):
+    for make in ways:
         try:
             traced = make(module, rows)
             found = _output(traced, rows)
