@@ -25,7 +25,8 @@ import hush
 from hush.models.validation import seeded
 from hush.types import HushError
 
-EXPECTED_FAILURES: dict[str, str] = {}
+# None of scikit-learn's checks fails.
+EXPECTED_FAILURES: dict[str, dict[str, str]] = {"FederatedClassifier": {}, "FederatedRegressor": {}}
 QUICK: dict[str, Any] = {"rounds": 3, "epsilon": 8.0, "random_state": 0}
 
 
@@ -36,11 +37,12 @@ def blobs(rows: int = 240) -> tuple[Any, Any]:
 
 
 @pytest.mark.slow
-def test_scikit_learns_checks_pass() -> None:
+@pytest.mark.parametrize("kind", ["FederatedClassifier", "FederatedRegressor"])
+def test_scikit_learns_checks_pass(kind: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         found = check_estimator(
-            hush.FederatedClassifier(epsilon=8.0, rounds=2), expected_failed_checks=EXPECTED_FAILURES, on_skip=None
+            getattr(hush, kind)(epsilon=8.0, rounds=2), expected_failed_checks=EXPECTED_FAILURES[kind], on_skip=None
         )
     statuses = [each["status"] for each in found]
     assert statuses.count("passed") > 45
@@ -68,8 +70,8 @@ def test_without_a_number_noise_is_secure_and_fits_differ() -> None:
     one, other = (hush.FederatedClassifier(rounds=2).fit(x, y) for _ in range(2))
     assert {card.noise for card in one.result_.guarantees} == {"secure"}
     assert not np.allclose(one.decision_function(x), other.decision_function(x))
-    again = [hush.FederatedClassifier(**QUICK).fit(x, y).decision_function(x) for _ in range(2)]
-    assert np.array_equal(*again)
+    again, repeated = (hush.FederatedClassifier(**QUICK).fit(x, y).decision_function(x) for _ in range(2))
+    assert np.array_equal(again, repeated)
 
 
 def test_clients_keep_their_names_rows_and_budgets() -> None:
@@ -188,7 +190,7 @@ def test_models_of_any_kind(model: Any) -> None:
     )  # fmt: skip
     fitted = clone(made).fit(x, y)
     assert fitted.score(x, y) > 0.7
-    if isinstance(model, nn.Module):
+    if isinstance(model, Net):
         assert type(fitted.trained_model_.module) is Net
         assert torch.equal(model.first.weight, Net().first.weight)
 
@@ -240,3 +242,41 @@ def test_mistakes(arguments: dict[str, Any], error: type[Exception], words: str)
     assert "\n" not in str(found.value)
     with pytest.raises(NotFittedError):
         hush.FederatedClassifier(**arguments).predict(x)
+
+
+def line(rows: int = 300) -> tuple[Any, Any]:
+    """Targets from 0 to 100 that are nearly linear in the features, which are in [0, 1]."""
+    draw = np.random.default_rng(0)
+    x = draw.random((rows, 3))
+    return x, 50 * x[:, 0] + 40 * x[:, 1] + 5 + draw.normal(size=rows)
+
+
+def test_a_regressor_predicts_in_the_units_of_its_targets() -> None:
+    x, y = line()
+    model = hush.FederatedRegressor(epsilon=4.0, bounds=(0, 1), target_bounds=(0, 100), random_state=0).fit(x, y)
+    assert model.score(x, y) > 0.8
+    assert model.predict(x).shape == (300,)
+    assert len(model.guarantees_) == 3
+    assert np.array_equal(pickle.loads(pickle.dumps(model)).predict(x), model.predict(x))
+    huber = clone(model).set_params(loss="huber", target_bounds=np.array([0.0, 100.0])).fit(x, y)
+    assert huber.score(x, y) > 0.7
+    assert cross_val_score(model, x, y, cv=2, params={"clients": np.arange(300) % 3}).min() > 0.6
+
+
+def test_automatic_rates_of_regressors_do_not_diverge() -> None:
+    x, y = line()
+    for rounds in (1, 3, 30):
+        model = hush.FederatedRegressor(
+            epsilon=8.0, rounds=rounds, bounds=(0, 1), target_bounds=(0, 100), random_state=0
+        )
+        assert model.fit(x, y).score(x, y) > 0.0
+
+
+def test_one_logit_for_two_classes() -> None:
+    x, y = blobs()
+    two = y != "c"
+    model = hush.FederatedClassifier(model=nn.Linear(2, 1), recipe="dp-fedavg", bounds=(-15, 15), lr=1.0, **QUICK)
+    model.fit(x[two], y[two])
+    assert model.decision_function(x[two]).shape == (two.sum(),)
+    assert np.array_equal(model.predict(x[two]), model.classes_[model.predict_proba(x[two]).argmax(1)])
+    assert model.score(x[two], y[two]) > 0.8

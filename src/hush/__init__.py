@@ -9,7 +9,7 @@ from hush.types import HushError, NothingTrainedError, Release, RunInterrupted, 
 if TYPE_CHECKING:
     from hush import data as data
     from hush.callbacks import Callback, RunStart
-    from hush.estimators import FederatedClassifier
+    from hush.estimators import FederatedClassifier, FederatedRegressor
     from hush.fit_result import FitResult
     from hush.privacy.schedule import RoundSpec
     from hush.privacy.side_release import ReleaseShape, RowModel, SideRelease
@@ -25,6 +25,7 @@ __all__ = [
     "Assign",
     "Callback",
     "FederatedClassifier",
+    "FederatedRegressor",
     "FitResult",
     "HushError",
     "LocalRule",
@@ -62,7 +63,7 @@ __all__ = [
 
 # Imported when they are first asked for, so that `import hush` stays quick.
 _LAZY = {
-    "FederatedClassifier": "hush.estimators",
+    **dict.fromkeys(("FederatedClassifier", "FederatedRegressor"), "hush.estimators"),
     "RoundSpec": "hush.privacy.schedule",
     **dict.fromkeys(("ReleaseShape", "RowModel", "SideRelease"), "hush.privacy.side_release"),
     **dict.fromkeys(("RoundView", "ServerRng", "State", "Weights"), "hush.recipes.context"),

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
@@ -44,6 +44,7 @@ ANEW = (
 _LABEL = "target of the estimator"
 _LEAST_HELD = 1e-9  # of the rows of each client: one row
 _DELTA = 1e-5
+_REACH = 2.0  # of the steps of a regression over all rounds, for one step in each
 
 
 class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
@@ -100,14 +101,12 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             delta=_delta(rows) if self.delta is None else self.delta,
             recipe=self.recipe,  # type: ignore[arg-type]
             rounds=self.rounds,
-            lr=self.lr,  # type: ignore[arg-type]
             batch_size=batches,
             clip=self.clip,
             seed=seed,
             noise="secure" if self.random_state is None else "seeded",
             test_fraction=_LEAST_HELD,
-            settings={} if self.settings is None else self.settings,
-            **task,
+            **{"lr": self.lr, "settings": {} if self.settings is None else dict(self.settings), **task},
         )
         done = simulation.fit(progress=False)
         for text in done.run.warnings:
@@ -119,9 +118,9 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         self.clients_ = np.array(self.trained_model_.clients)
         return done
 
-    def _checked(self, X: Any, y: Any = None, *, reset: bool) -> tuple[Any, Any]:
+    def _checked(self, X: Any, y: Any = "no_validation", *, reset: bool) -> tuple[Any, Any]:
         """Rows and targets as scikit-learn checks them; a table stays one where a schema reads it."""
-        given = {} if y is None else {"y": y}
+        given = {} if isinstance(y, str) else {"y": y}
         if self.schema is not None and is_frame(X):
             found = validate_data(self, X, **given, reset=reset, skip_check_array=True)
             return (found[0], column_or_1d(found[1], warn=True)) if given else (found, None)
@@ -259,7 +258,79 @@ class FederatedClassifier(ClassifierMixin, _FederatedEstimator):  # type: ignore
     def decision_function(self, X: Any, *, client: str | int | None = None) -> Array:
         """The logits of the classes (n, classes); for two classes their difference (n,)."""
         raw = self._raw(X, client)[:, : len(self.classes_)].astype(np.float64)
-        return raw[:, 1] - raw[:, 0] if raw.shape[1] == 2 else raw
+        if raw.shape[1] > 2:
+            return raw
+        return raw[:, 0] if raw.shape[1] == 1 else raw[:, 1] - raw[:, 0]
+
+
+class FederatedRegressor(RegressorMixin, _FederatedEstimator):  # type: ignore[misc]
+    """A regressor that is trained in a federation, in which every client keeps its own privacy budget.
+
+    Every `fit` spends the budgets anew, so that cross-validation and grid searches add up.
+
+    Args:
+        epsilon: As for `FederatedClassifier`, like all that is not listed here.
+        target_bounds: The least and the largest target, a pair of numbers or a list of pairs for several targets, by
+            which targets are moved to [-1, 1] for training. They must be public, not taken from `y`. By default targets
+            are used as they are, and then should be small: the clipping norm bounds what one row adds.
+        loss: "mse" or "huber", or a function of the output and the target of one example.
+        lr: The learning rate; "auto" is 2 over the number of rounds, at most 1, for features and targets with bounds.
+
+    Attributes:
+        guarantees_: As for `FederatedClassifier`, like the others.
+    """
+
+    _targets = "continuous"
+
+    def __init__(
+        self,
+        epsilon: object = 1.0,
+        *,
+        delta: object = None,
+        recipe: object = "hush",
+        model: object = "auto",
+        n_clients: int = 3,
+        rounds: int = 20,
+        lr: object = "auto",
+        batch_size: object = "auto",
+        clip: float = 1.0,
+        bounds: object = None,
+        target_bounds: object = None,
+        loss: object = "mse",
+        schema: object = None,
+        settings: Mapping[str, Any] | None = None,
+        random_state: object = None,
+    ) -> None:
+        super().__init__(
+            epsilon, delta=delta, recipe=recipe, model=model, n_clients=n_clients, rounds=rounds, lr=lr,
+            batch_size=batch_size, clip=clip, bounds=bounds, schema=schema, settings=settings,
+            random_state=random_state,
+        )  # fmt: skip
+        self.target_bounds = target_bounds
+        self.loss = loss
+
+    def fit(self, X: Any, y: Any, clients: Any = None) -> Self:
+        """Train. `clients` is the client of each row, a name or a number (n,)."""
+        X, y = self._checked(X, y, reset=True)
+        objective = {} if self.target_bounds is None else {"objective.target_bounds": _pairs(self.target_bounds)}
+        settings = {**objective, **({} if self.settings is None else dict(self.settings))}
+        task = {"task": "regression", "loss": self.loss, "settings": settings}
+        if isinstance(self.lr, str) and self.lr == "auto":
+            task["lr"] = min(1.0, _REACH / self.rounds)
+        self._fit(X, y.astype(np.float32), clients, task)
+        return self
+
+    def predict(self, X: Any, *, client: str | int | None = None) -> Array:
+        """The number that is predicted for each row, in the units of `y`."""
+        raw = self._raw(X, client)
+        return self.trained_model_.labels(raw)
+
+
+def _pairs(bounds: Any) -> Any:
+    """Bounds as lists, as a config has them."""
+    return (
+        bounds.tolist() if hasattr(bounds, "tolist") else [_pairs(each) if np.ndim(each) else each for each in bounds]
+    )
 
 
 def _delta(rows: int) -> float:

@@ -5,7 +5,6 @@ The command line and the functions of `hush.api` do their work through it.
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,12 +21,14 @@ from hush.config import Config, assigned, described, given, locating, overridden
 from hush.data import ClientData, client_data, datasets
 from hush.engines import metrics, simulator
 from hush.engines.driver import CompletedRun
-from hush.engines.objective import targets_of
+from hush.engines.objective import outputs_of, targets_of, task_of
 from hush.engines.preview import preview
 from hush.engines.setup import Federation, load, own_data, prepare
 from hush.fit_result import FitResult
 from hush.interruption import interruptible
 from hush.models import Model
+from hush.models.inputs import shapes_of
+from hush.models.user_module import given_module
 from hush.models.validation import seeded
 from hush.progress import NoBar, RunProgress, progress_bar, round_words
 from hush.recipes import Recipe, as_table
@@ -464,7 +465,7 @@ class Simulation:
         if self._factory is None:
             return rows, self._module
         with seeded(config.seed):
-            return rows, _made(self._factory, rows)
+            return rows, _made(self._factory, config, rows)
 
     def _own_rows(self, rows: object, owners: object, classes: int | Sequence[object] | None) -> ClientData | None:
         if rows is None:
@@ -530,26 +531,11 @@ def _given_model(model: object) -> tuple[nn.Module | None, Factory | None, str |
     raise HushError(f"model: found {found}; accepted: an nn.Module, a model's name, or a function that makes a module")
 
 
-def _made(factory: Factory, rows: ClientData) -> nn.Module:
+def _made(factory: Factory, config: Config, rows: ClientData) -> nn.Module:
     """The module that a factory makes for the rows."""
-    name, dataset = _name_of(factory), rows.dataset
-    wanted = "accepted: a function of nothing, or of (input shape, number of classes)"
-    try:
-        needed = [
-            each for each in inspect.signature(factory).parameters.values()
-            if each.default is each.empty and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
-        ]  # fmt: skip
-    except (TypeError, ValueError):
-        needed = []
-    if len(needed) not in (0, 2):
-        raise HushError(f"model: {name} needs {', '.join(each.name for each in needed)}; {wanted}")
-    try:
-        made = factory(tuple(dataset.x.shape[1:]), dataset.classes) if needed else factory()
-    except Exception as error:  # the factory is the user's own code
-        raise HushError(f"model: {name} fails: {error!r:.200}; {wanted}") from None
-    if not isinstance(made, nn.Module):
-        raise HushError(f"model: {name} returns {type(made).__name__}; accepted: an nn.Module")
-    return made
+    dataset = rows.dataset
+    shape = shapes_of(tuple(dataset.x.shape[1:]), dataset.inputs)
+    return given_module(factory, shape, outputs_of(task_of(config, dataset), dataset))
 
 
 def _checked_settings(

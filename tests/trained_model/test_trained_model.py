@@ -228,3 +228,45 @@ def test_what_it_says_about_itself(tmp_path: Path) -> None:
     assert (model.recipe, model.rounds, model.config_hash) == ("dp-fedavg", 2, result.config_hash)
     assert model.versions == result.versions
     assert "recipe dp-fedavg, 2 rounds, 3 clients, epsilon spent 7.9" in repr(model)
+
+
+def test_several_labels_per_row(tmp_path: Path) -> None:
+    x, _ = numbers()
+    y = (x[:, :2] > 0).astype(int)
+    model = fitted(tmp_path / "run", hush.data.clients(x, y, clients=3), rounds=6, local={"batch_size": 32, "lr": 2.0})
+    found = model.predict(x)
+    assert found.shape == (240, 2)
+    assert (found == y).mean() > 0.8
+    assert np.array_equal(found, (model.predict_proba(x) > 0.5).astype(int))
+    assert list(model.prediction_table(model.raw_outputs(x), True)) == [
+        "prediction of 0", "prediction of 1", "probability of 0", "probability of 1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("targets", [1, 2])
+def test_real_numbers_come_in_the_units_of_the_targets(tmp_path: Path, targets: int) -> None:
+    x, _ = numbers()
+    y = 50 + 10 * x[:, :targets].astype(np.float32)
+    y = y[:, 0] if targets == 1 else y
+    out = tmp_path / "run"
+    model = fitted(
+        out, hush.data.clients(x, y, clients=3), rounds=8, local={"batch_size": 64, "lr": 0.3},
+        objective={"target_bounds": [0.0, 100.0]},
+    )  # fmt: skip
+    found = model.predict(x)
+    assert found.shape == y.shape
+    assert np.abs(found - y).mean() < 6.0 < np.abs(50 - y).mean()
+    assert np.array_equal(hush.load(model.save(tmp_path / "saved")).predict(x), found)
+    with pytest.raises(HushError, match="real numbers have no probabilities"):
+        model.predict_proba(x)
+
+
+def test_two_classes_with_one_logit(tmp_path: Path) -> None:
+    x, _ = numbers()
+    y = np.where(x[:, 0] > 0, "yes", "no")
+    model = fitted(tmp_path / "run", hush.data.clients(x, y, clients=3), nn.Linear(4, 1), rounds=6)
+    assert model.class_values == ("no", "yes")
+    found, probability = model.predict(x), model.predict_proba(x)
+    assert probability.shape == (240, 2)
+    assert np.array_equal(found == "yes", probability[:, 1] > 0.5)
+    assert (found == y).mean() > 0.8

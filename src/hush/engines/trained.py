@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor, nn
 
 from hush.data.input_format import format_of
 from hush.engines.setup import Federation
+from hush.objective import CLASSIFICATION
 from hush.trained_model import TrainedModel
 from hush.trained_model.network import network_of, own_module
 from hush.types import RunResult
@@ -32,8 +34,7 @@ def trained_model(federation: Federation, models: Tensor, placed: Sequence[int],
         own=architecture(federation) is not None,
         parameters=dict(zip(layout.names, layout.shapes, strict=True)),
         input_format=format_of(data, config.data.rows),
-        targets=data.targets,
-        outputs=data.classes,
+        objective=replace(federation.model.objective, loss=CLASSIFICATION.loss, metrics=()),
         class_values=classes if data.targets == "classes" else (),
         clients=result.clients or tuple(str(member.client) for member in federation.members),
         placed=tuple(placed),

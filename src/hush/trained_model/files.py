@@ -12,11 +12,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_of
 from safetensors.torch import save as bytes_of
@@ -26,19 +26,20 @@ from hush.config import ModelConfig
 from hush.data import input_format
 from hush.data.input_format import InputFormat
 from hush.models import Model, build_model
-from hush.models.inputs import UnpackedInputs, shapes_of
-from hush.models.validation import copied
+from hush.models.inputs import shapes_of
+from hush.models.user_module import from_user, given_module
+from hush.objective import CLASSIFICATION, Objective, TargetBounds
 from hush.server.run_directory import MANIFEST, MODEL, RESULT, guarantee, read_json, to_json, write_atomically
 from hush.trained_model.network import WithFeatures, filled, fixed_of, probe_outputs
 from hush.trained_model.trained_model import TrainedModel
-from hush.types import HushError, Layout
-from hush.user_code import user_code
+from hush.types import HushError
 
 DESCRIPTION, FIXED = "model.json", "fixed.safetensors"
 FORMAT = 1
 _CLOSE = 1e-3
 _SUM = "sha256"
-Architecture = nn.Module | Callable[[Any, int], nn.Module] | str
+_OBJECTIVE = ("task", "outputs", "classes", "bounds", "class_names")
+Architecture = nn.Module | Callable[..., nn.Module] | str
 
 
 def save(model: TrainedModel, directory: Path) -> Path:
@@ -68,8 +69,8 @@ def load(directory: str | Path, model: Architecture | None = None) -> TrainedMod
     Args:
         directory: The model's or the run's. Its files are data, and no code in them is run.
         model: The architecture, where it is a module of your own: an instance, whose weights do not matter and which is
-            not changed, a function of the shape of a row and the number of outputs that returns one, or
-            `module:function`.
+            not changed; a function or class that makes one, called without arguments or with (input shape, number of
+            classes); or `module:function`.
 
     Raises:
         HushError: The directory holds no trained model, was changed, or needs another architecture.
@@ -126,8 +127,7 @@ def _model(path: Path, raw: Mapping[str, Any], given: Architecture | None) -> Tr
         own=raw["own"],
         parameters=names,
         input_format=reading,
-        targets=raw["targets"],
-        outputs=raw["outputs"],
+        objective=_objective(raw["objective"]),
         class_values=tuple(raw["class_values"]),
         clients=tuple(raw["clients"]),
         placed=tuple(raw["placed"]),
@@ -144,7 +144,8 @@ def _model(path: Path, raw: Mapping[str, Any], given: Architecture | None) -> Tr
 
 def _architecture(path: Path, raw: Mapping[str, Any], reading: InputFormat, given: Architecture | None) -> Model:
     """The model before training: built by name, or from the module that the user gives."""
-    name, shape, outputs = raw["name"], reading.shape, int(raw["outputs"])
+    objective = _objective(raw["objective"])
+    name, shape, outputs = raw["name"], reading.shape, objective.outputs
     if not raw["own"]:
         if given is not None:
             raise HushError(f"model: given, and {path} holds the built-in {name}; accepted: none")
@@ -152,23 +153,18 @@ def _architecture(path: Path, raw: Mapping[str, Any], reading: InputFormat, give
     if given is None:
         raise HushError(
             f"model: missing; {path} holds the weights of {name}, not its code; accepted: model=, an instance, a "
-            "function of shape and outputs that returns one, or module:function"
+            "function or class that makes one, or module:function"
         )
-    if isinstance(given, type):
-        raise HushError(f"model: found the class {given.__name__}; accepted: an instance, {given.__name__}(...)")
-    module: Any = given
-    try:
-        module = user_code(module) if isinstance(module, str) else module
-        if not isinstance(module, nn.Module):
-            module = module(shapes_of(shape, reading.inputs), outputs)
-    except Exception as error:  # the user's own code
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise HushError(f"model: {given!r:.80} cannot be used: {reason}") from None
-    if not isinstance(module, nn.Module):
-        raise HushError(f"model: {given!r:.80} made {type(module).__name__}; accepted: an nn.Module")
-    module = copied(module, name) if reading.inputs is None else UnpackedInputs(module, reading.inputs, name)
-    empty = torch.empty(0)
-    return Model(name, module, Layout((), ()), empty, source=module.to(torch.float32))
+    told = objective.classes if objective.task in ("binary", "multiclass") else outputs
+    module = given_module(given, shapes_of(shape, reading.inputs), told)
+    return from_user(module, shape, 1, name, reading.inputs, key=None)
+
+
+def _objective(raw: Mapping[str, Any]) -> Objective:
+    bounds = raw["bounds"]
+    if bounds is not None:
+        bounds = TargetBounds(tuple(bounds["low"]), tuple(bounds["high"]))
+    return replace(CLASSIFICATION, **{**raw, "bounds": bounds, "class_names": tuple(raw["class_names"])})
 
 
 def _trained(model: TrainedModel) -> dict[str, Tensor]:
@@ -190,8 +186,7 @@ def _description(model: TrainedModel, files: Mapping[str, bytes]) -> bytes:
         "own": model.own,
         "parameters": model.parameters,
         "input": reading.record(),
-        "targets": model.targets,
-        "outputs": model.outputs,
+        "objective": {key: getattr(model.objective, key) for key in _OBJECTIVE},
         "class_values": model.class_values,
         "clients": model.clients,
         "placed": model.placed,

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hush.data.input_format import InputFormat
 from hush.data.schema import Schema
+from hush.objective import Objective
 from hush.text import printable
 from hush.trained_model.network import own_module
-from hush.types import Guarantee, HushError, TargetKind
+from hush.types import Guarantee, HushError
 
 Array = npt.NDArray[Any]
 _AT_ONCE = 4096  # rows that go through a network at a time
@@ -36,9 +37,9 @@ class TrainedModel:
         own: Whether the architecture is the user's.
         parameters: The trained parameters' shapes by name.
         input_format: How rows are read and preprocessed.
-        targets: What is predicted.
-        outputs: How many numbers a row gets, at the least.
-        class_values: The classes as the labels of the rows had them, in the order of the outputs.
+        objective: What is predicted, and how outputs become predictions; its loss and metrics play no part here.
+        class_values: The classes as the labels of the rows had them, in the order of the outputs; none for real numbers
+            and for several labels per row.
         clients: What the clients are called.
         placed: Which model each of them uses, in their order.
         recipe: The recipe that trained it.
@@ -57,8 +58,7 @@ class TrainedModel:
     own: bool
     parameters: Mapping[str, tuple[int, ...]]
     input_format: InputFormat
-    targets: TargetKind
-    outputs: int
+    objective: Objective
     class_values: tuple[Any, ...]
     clients: tuple[str, ...]
     placed: tuple[int, ...]
@@ -95,7 +95,10 @@ class TrainedModel:
         return self.modules[self._placed(client)]
 
     def predict(self, x: object, *, client: str | int | None = None) -> Array:
-        """The predicted label of each row, as the labels of the training data were: texts, integers, ...
+        """The prediction for each row.
+
+        A class is as the labels of the training data were (text, integer, ...); several labels per row are zeros and
+        ones, and real numbers in the units of the targets.
 
         Args:
             x: Rows as the training data had them: arrays, a DataFrame, a tuple or dict of arrays, or the path of a CSV,
@@ -106,11 +109,17 @@ class TrainedModel:
         return self.labels(self.raw_outputs(x, client=client))
 
     def predict_proba(self, x: object, *, client: str | int | None = None) -> Array:
-        """The probability of each class (n, classes), in the order of `class_values`; arguments as for `predict`."""
+        """The probability of each class or label (n, classes), in the order of `output_names`.
+
+        Arguments as for `predict`.
+
+        Raises:
+            HushError: Real numbers are predicted, which have no probabilities.
+        """
         return self.probabilities(self.raw_outputs(x, client=client))
 
     def raw_outputs(self, x: object, *, client: str | int | None = None) -> Array:
-        """What the module returns for each row (n, outputs): logits, for classes; arguments as for `predict`."""
+        """What the module returns for each row (n, outputs), such as logits; arguments as for `predict`."""
         rows, named = self.input_format.stored(x)
         if client is not None:
             numbers = np.full(len(rows), self._placed(client))
@@ -125,25 +134,41 @@ class TrainedModel:
         return self._raw(rows, numbers)
 
     def labels(self, raw: Array) -> Array:
-        """The labels that raw outputs stand for."""
-        values = self.class_values
-        array = np.array(values) if len({type(value) for value in values}) == 1 else np.array(values, dtype=object)
-        found: Array = array[raw[:, : len(values)].argmax(axis=1)]
-        return found
+        """The predictions that raw outputs stand for."""
+        found: Array = self.objective.predictions(self._outputs(raw)).numpy()
+        if not self.class_values:
+            return found
+        kinds = {type(value) for value in self.class_values}
+        values = np.array(self.class_values, dtype=None if len(kinds) == 1 else object)
+        labels: Array = values[found]
+        return labels
 
     def probabilities(self, raw: Array) -> Array:
-        """The probabilities of the classes that raw outputs stand for."""
-        logits = raw[:, : len(self.class_values)].astype(np.float64)
-        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-        found: Array = powers / powers.sum(axis=1, keepdims=True)
-        return found
+        """The probabilities of the classes or labels that raw outputs stand for."""
+        found = self.objective.probabilities(self._outputs(raw))
+        if found is None:
+            raise HushError("predict_proba: real numbers have no probabilities; accepted: predict")
+        probabilities: Array = found.numpy()
+        return probabilities
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """What is predicted: the classes, or the columns of labels or targets."""
+        if self.class_values:
+            return tuple(map(str, self.class_values))
+        named, number = self.input_format.label_columns, self.objective.outputs
+        return named if len(named) == number else tuple(map(str, range(number)))
 
     def prediction_table(self, raw: Array, probabilities: bool = False) -> dict[str, list[Any]]:
-        """Predictions as columns by name: `prediction`, and `probability of CLASS` for each class if asked."""
-        table = {"prediction": self.labels(raw).tolist()}
+        """Predictions as columns by name: `prediction`, or one for each label or target, and probabilities if asked."""
+        found, names = self.labels(raw), self.output_names
+        if found.ndim == 1:
+            table = {"prediction": found.tolist()}
+        else:
+            table = {f"prediction of {name}": found[:, at].tolist() for at, name in enumerate(names)}
         if probabilities:
-            found = self.probabilities(raw)
-            table |= {f"probability of {value}": found[:, at].tolist() for at, value in enumerate(self.class_values)}
+            each = self.probabilities(raw)
+            table |= {f"probability of {name}": each[:, at].tolist() for at, name in enumerate(names)}
         return table
 
     def save(self, directory: str | Path) -> Path:
@@ -177,7 +202,7 @@ class TrainedModel:
         spent = [card.epsilon_spent for card in self.guarantees if card.epsilon_spent is not None]
         size = sum(int(np.prod(shape)) for shape in self.parameters.values())
         several = f"{len(self.networks)} models of " if len(self.networks) > 1 else ""
-        what = f"{len(self.class_values)} classes" if self.targets == "classes" else self.targets
+        what = f"{self.objective.task}, {len(self.class_values) or self.objective.outputs} outputs"
         return printable(
             f"TrainedModel({self.name}: {several}{size:,} parameters, {what}, recipe {self.recipe}, "
             f"{self.rounds} rounds, {len(self.clients)} clients"
@@ -196,16 +221,18 @@ class TrainedModel:
 
     @torch.no_grad()
     def _raw(self, rows: npt.NDArray[np.float32], numbers: npt.NDArray[Any]) -> Array:
-        out: Array = np.zeros((len(rows), self.outputs), np.float32)
+        out: Array = np.zeros((len(rows), self.objective.outputs), np.float32)
         for number in np.unique(numbers):
             mine = np.flatnonzero(numbers == number)
             for start in range(0, len(mine), _AT_ONCE):
                 part = mine[start : start + _AT_ONCE]
-                found = self.networks[number](torch.from_numpy(rows[part])).float().cpu().numpy()
-                if found.shape[1:] != out.shape[1:]:
-                    out = np.zeros((len(rows), *found.shape[1:]), np.float32)
-                out[part] = found
+                out[part] = self.networks[number](torch.from_numpy(rows[part])).float().cpu().numpy()
         return out
+
+    def _outputs(self, raw: Array) -> Tensor:
+        """Raw outputs without those of classes that there are not: a module may have some to spare."""
+        used = len(self.class_values) or raw.shape[1]
+        return torch.from_numpy(np.ascontiguousarray(raw[:, :used]))
 
 
 def _listed(names: Sequence[str]) -> str:
