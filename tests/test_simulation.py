@@ -440,7 +440,7 @@ def test_regression_with_a_loss_and_a_metric_of_your_own() -> None:
         "settings": {"objective.target_bounds": [-8.0, 8.0]},
         "metrics": ["mae", within_one],
     }
-    sim = simulation(data=data, model=nn.Linear(6, 1), loss=squared, lr=0.05, rounds=5, **options)
+    sim = simulation(data=data, model=nn.Linear(6, 1), loss=squared, lr=0.05, rounds=12, **options)
     result = sim.fit()
     assert result.metrics["primary"] == "rmse"
     assert result.history.columns[1] == "rmse"

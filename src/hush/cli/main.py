@@ -6,7 +6,8 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from hush.types import RunResult
 
 _LONGEST = 4000
+_INTERRUPTED = 130
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -95,10 +97,11 @@ def run(
     simulation = Simulation.from_toml(file, settings=sets or (), data_dir=data)
     label = f"{file.stem}-{config_hash(simulation.config)[:8]}"
     path = out or (_latest(label) if resume else _fresh(label))
-    done = simulation.fit(
-        path, resume=resume, callbacks=() if as_json else Announcement(), progress=False if as_json else None,
-        ledgers=ledgers, command=_command(),
-    )  # fmt: skip
+    with _interruptible():
+        done = simulation.fit(
+            path, resume=resume, callbacks=() if as_json else Announcement(), progress=False if as_json else None,
+            ledgers=ledgers, command=_command(),
+        )  # fmt: skip
     if as_json:
         _print_result(done.run)
     else:
@@ -245,8 +248,21 @@ def _side_by_side(work: Callable[..., Table], seeds: int, out: Path, resume: boo
     from hush.server.run_directory import to_json
     from hush.terminal import show_comparison
 
-    found = work(seeds=seeds, out=out, resume=resume, progress=False if as_json else None, command=_command())
+    with _interruptible():
+        found = work(seeds=seeds, out=out, resume=resume, progress=False if as_json else None, command=_command())
     sys.stdout.write(to_json(found.facts).decode()) if as_json else show_comparison(found.facts, out)
+
+
+class _StoppedError(click.ClickException):
+    """Ctrl-C stopped a run; an exception of the command line's, since typer ends a command at a KeyboardInterrupt."""
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    try:
+        yield
+    except RunInterrupted as stopped:
+        raise _StoppedError(stopped.words("--resume")) from None
 
 
 def _print_result(result: RunResult) -> None:
@@ -289,6 +305,9 @@ def main() -> None:
     except NoArgsIsHelpError as asked:
         print(asked.ctx.get_help() if asked.ctx is not None else asked.format_message())
         status = 0
+    except _StoppedError as stopped:
+        print(f"hush: {stopped.message}", file=sys.stderr)
+        sys.exit(_INTERRUPTED)
     except (HushError, click.ClickException) as error:
         text = error.format_message() if isinstance(error, click.ClickException) else str(error)
         print(f"hush: error: {printable(' '.join(text.split()), _LONGEST)}", file=sys.stderr)
@@ -299,13 +318,11 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
-    except RunInterrupted as stopped:
-        print(f"hush: {stopped.words('--resume')}", file=sys.stderr)
-        sys.exit(130)
     except (KeyboardInterrupt, click.Abort):
-        print("hush: interrupted; resume the run with --resume", file=sys.stderr)
-        sys.exit(130)
+        status = _INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    if status == _INTERRUPTED:
+        print("hush: interrupted; resume the run with --resume", file=sys.stderr)
     sys.exit(status if isinstance(status, int) else 0)
