@@ -52,7 +52,6 @@ def own(model: Any, labels: np.ndarray = Y, **more: Any) -> object:
 
 
 BAD_MODULES: dict[str, tuple[Callable[[], Any], str]] = {
-    "single logit": (lambda: nn.Linear(4, 1), "returns 1 logits per row.*one for each of the two classes"),
     "dict": (lambda: Net(lambda out: {"logits": out}), "returns a dict with the keys logits"),
     "tuple": (lambda: Net(lambda out: (out, out)), "returns a tuple of 2"),
     "recurrent": (lambda: nn.GRU(4, 2), "returns a tuple of 2"),

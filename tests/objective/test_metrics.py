@@ -49,7 +49,8 @@ REAL = Answers(DRAW.normal(size=(50, 2)), DRAW.normal(size=(50, 2)))
     ],
 )
 def test_a_metric_has_the_value_of_scikit_learn(name: str, answers: Answers, expected: float) -> None:
-    assert value_of(metric_named(name), answers) == (pytest.approx(expected), "")
+    value, why = value_of(metric_named(name), answers)
+    assert value == pytest.approx(expected) and why == ""
 
 
 def test_the_calibration_error_is_the_gap_between_confidence_and_accuracy() -> None:
@@ -79,10 +80,8 @@ def test_a_metric_of_one_class_is_not_a_number(name: str) -> None:
 
 def test_outputs_that_are_not_finite_have_no_metrics() -> None:
     bad = Answers(np.ones(3), np.array([1.0, np.nan, 2.0]))
-    assert value_of(metric_named("mae"), bad) == (
-        pytest.approx(math.nan, nan_ok=True),
-        "the model's outputs are not finite",
-    )
+    value, why = value_of(metric_named("mae"), bad)
+    assert math.isnan(value) and why == "the model's outputs are not finite"
 
 
 def test_a_metric_of_the_user_gets_predictions_or_probabilities() -> None:
