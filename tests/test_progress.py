@@ -52,7 +52,7 @@ def test_there_is_a_bar_only_where_a_person_looks(monkeypatch: pytest.MonkeyPatc
     assert isinstance(progress_bar(3, True), TerminalBar)
     assert isinstance(progress_bar(3, False), NoBar)
     shell = types.SimpleNamespace(kernel=object())
-    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
     assert in_notebook()
     assert isinstance(progress_bar(3), NotebookBar)
     assert isinstance(progress_bar(3, False), NoBar)

@@ -276,6 +276,8 @@ def _simulation(
 
     if isinstance(overrides, str):
         raise HushError(f"overrides: found the string {overrides!r}; accepted: a list of strings")
+    if config is None:
+        raise HushError("config: found NoneType; accepted: a Config, a mapping or the path of a TOML file")
     if model is not None:
         _check_module(model)
     return Simulation(

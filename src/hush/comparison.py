@@ -178,7 +178,7 @@ def by_axes(config: Config, axes: Axes, option: str = "--grid") -> dict[str, Con
         try:
             found[", ".join(labels)] = parse(raw)
         except HushError as error:
-            raise located(error, None, labels, option) from None
+            raise HushError(str(located(error, None, labels, option))) from None
     return found
 
 

@@ -281,7 +281,7 @@ def show_audit(found: Mapping[str, Any]) -> None:
 
 
 def show_catalogue(found: Mapping[str, Any]) -> None:
-    """Print the names of recipes, options, models, datasets, partitions and budgets."""
+    """Print the names of recipes, options, models, tasks, losses, metrics, datasets, partitions and budgets."""
     console = TextConsole()
     recipes = Table("recipe", "description", title="Recipes", title_justify="left")
     for name, words in found["recipes"].items():
@@ -291,7 +291,7 @@ def show_catalogue(found: Mapping[str, Any]) -> None:
     for name, rules in found["slots"].items():
         slots.add_row(name, ", ".join(rules))
     console.print(slots)
-    for key in ("models", "datasets", "partitions", "budgets"):
+    for key in ("models", "tasks", "losses", "metrics", "datasets", "partitions", "budgets"):
         console.print(f"{key}: {', '.join(found[key])}")
 
 

@@ -240,7 +240,12 @@ def test_the_bare_command_prints_its_help(here: Path) -> None:
 
 
 def test_ctrl_c_says_after_which_round_and_how_to_go_on(here: Path) -> None:
-    line = [sys.executable, "-c", "from hush.cli.main import main; main()", "run", "run.toml", "--out", "out"]
+    # A shell's background jobs ignore the signal, and so would what the tests start when they are one.
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from hush.cli.main import main; main()"
+    )
+    line = [sys.executable, "-c", code, "run", "run.toml", "--out", "out"]
     run = subprocess.Popen(
         [*line, "--set", "rounds=5000"], cwd=here, env=ENVIRONMENT, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
         text=True,
@@ -250,7 +255,10 @@ def test_ctrl_c_says_after_which_round_and_how_to_go_on(here: Path) -> None:
             break
         time.sleep(0.1)
     run.send_signal(signal.SIGINT)
-    _, errors = run.communicate(timeout=120)
+    try:
+        _, errors = run.communicate(timeout=120)
+    finally:
+        run.kill()
     assert run.returncode == 130, errors
     stopped = re.search(r"^hush: stopped after round (\d+); continue with --resume$", errors, re.MULTILINE)
     assert stopped is not None, errors

@@ -185,7 +185,7 @@ def plan(
 
 @app.command("list")
 def list_(as_json: AsJson = False) -> None:
-    """List recipes, slots, models, datasets, partitions and budgets."""
+    """List recipes, slots, models, tasks, losses, metrics, datasets, partitions and budgets."""
     from hush.names import catalogue
     from hush.terminal import show_catalogue
 

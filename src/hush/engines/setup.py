@@ -275,7 +275,6 @@ def prepare(
     """
     name, recipe = recipes.parse(config.recipe, config.mode)
     device = _device(config.engine.device)
-    _check_room(config)
     data = load(config, root) if dataset is None else dataset
     data = ClientData(data) if isinstance(data, datasets.Dataset) else data
     config = with_clients(config, data)
@@ -409,6 +408,7 @@ def _by_stage_and_client(rows: Sequence[Sequence[float]]) -> Tensor:
 
 def load(config: Config, root: str | None = None) -> ClientData:
     """The data that a config names."""
+    _check_room(config)
     data = config.data
     if data.files is not None:
         if data.name != "digits":

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from hush.objective.losses import CrossEntropy, Loss
-from hush.objective.metrics import BESIDE, DEFAULTS, PRIMARY, Metric, metric_named
+from hush.objective.metrics import BESIDE, DEFAULTS, METRICS, PRIMARY, Metric
 from hush.types import TargetKind
 
 TaskName = Literal["binary", "multiclass", "multilabel", "regression"]
@@ -52,6 +52,7 @@ class Objective:
         bounds: By which real targets are scaled, if public bounds are given.
         metrics: What is reported, the primary score first.
         class_names: What the classes are called, where they are not 0 to K - 1.
+        primary: The score by which runs are compared, known after every round; it follows from the task.
     """
 
     task: TaskName
@@ -61,17 +62,16 @@ class Objective:
     bounds: TargetBounds | None = None
     metrics: tuple[Metric, ...] = ()
     class_names: tuple[str, ...] = ()
+    primary: Metric = field(init=False)
 
-    @property
-    def primary(self) -> Metric:
-        """The score by which runs are compared: known after every round."""
-        return metric_named(PRIMARY[self.task])
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "primary", METRICS[PRIMARY[self.task]])
 
     @property
     def reported(self) -> tuple[Metric, ...]:
         """All metrics of a finished run: the primary one, that beside it, and those asked for or usual for the task."""
-        always = [metric_named(table[self.task]) for table in (PRIMARY, BESIDE) if self.task in table]
-        asked = self.metrics or tuple(map(metric_named, DEFAULTS[self.task]))
+        always = [METRICS[table[self.task]] for table in (PRIMARY, BESIDE) if self.task in table]
+        asked = self.metrics or [METRICS[name] for name in DEFAULTS[self.task]]
         return tuple({each.name: each for each in (*always, *asked)}.values())
 
     def scaled(self, targets: Tensor) -> Tensor:
