@@ -60,6 +60,7 @@ def test_a_classifier_learns_and_tells_what_it_cost() -> None:
     assert all(0.9 < spent <= 1.0 for spent in model.guarantees_["epsilon_spent"])
     assert "each fit spends these budgets anew" in repr(model.guarantees_)
     assert any("each fit spends these budgets anew" in text for text in model.result_.warnings)
+    assert "numbers of rows: they determine batch_size, chosen automatically" in model.result_.not_covered
     assert any(text.startswith("classes: taken from the labels of the rows") for text in model.result_.not_covered)
     # Seeded noise can be computed again, and the card says so; without a number nobody can.
     assert {card.noise for card in model.result_.guarantees} == {"seeded (not private)"}

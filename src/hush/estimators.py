@@ -32,6 +32,7 @@ from hush.data.schema import Column, Schema
 from hush.data.sizes import LEAST, held_out
 from hush.data.tables import Columns, is_frame
 from hush.fit_result import FitResult
+from hush.result_tables import guarantee_table
 from hush.seeds import rng
 from hush.simulation import Simulation
 from hush.types import HushError, TargetKind
@@ -92,11 +93,11 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         names, counts = np.unique(owners.astype(str), return_counts=True)
         trained = {name: int(n) - held_out(int(n), _LEAST_HELD) for name, n in zip(names, counts, strict=True)}
         batches: Any = self.batch_size
-        if isinstance(batches, str) and batches == "auto":
+        if _is_automatic(batches):
             batches = {name: min(n, max(16, n // 8)) for name, n in trained.items()}
         simulation = Simulation(
             data,
-            "logreg" if isinstance(self.model, str) and self.model == "auto" else self.model,  # type: ignore[arg-type]
+            "logreg" if _is_automatic(self.model) else self.model,  # type: ignore[arg-type]
             epsilon=self.epsilon,
             delta=_delta(rows) if self.delta is None else self.delta,
             recipe=self.recipe,  # type: ignore[arg-type]
@@ -112,9 +113,13 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         for text in done.run.warnings:
             warnings.warn(text, UserWarning, stacklevel=4)
         self.trained_model_ = done.trained
-        self.result_ = replace(done.run, warnings=(*done.run.warnings, ANEW))
+        chosen = [name for name in ("batch_size", "delta") if _is_automatic(getattr(self, name))]
+        gaps = (f"numbers of rows: they determine {' and '.join(chosen)}, chosen automatically",) if chosen else ()
+        self.result_ = replace(
+            done.run, warnings=(*done.run.warnings, ANEW), not_covered=(*done.run.not_covered, *gaps)
+        )
         self.history_ = done.history
-        self.guarantees_ = replace(done.guarantees, notes=(*done.guarantees.notes, f"Note: {ANEW}."))
+        self.guarantees_ = guarantee_table(self.result_.guarantees, self.result_.not_covered, self.result_.warnings)
         self.clients_ = np.array(self.trained_model_.clients)
         return done
 
@@ -315,7 +320,7 @@ class FederatedRegressor(RegressorMixin, _FederatedEstimator):  # type: ignore[m
         objective = {} if self.target_bounds is None else {"objective.target_bounds": _pairs(self.target_bounds)}
         settings = {**objective, **({} if self.settings is None else dict(self.settings))}
         task = {"task": "regression", "loss": self.loss, "settings": settings}
-        if isinstance(self.lr, str) and self.lr == "auto":
+        if _is_automatic(self.lr):
             task["lr"] = min(1.0, _REACH / self.rounds)
         self._fit(X, y.astype(np.float32), clients, task)
         return self
@@ -331,6 +336,10 @@ def _pairs(bounds: Any) -> Any:
     return (
         bounds.tolist() if hasattr(bounds, "tolist") else [_pairs(each) if np.ndim(each) else each for each in bounds]
     )
+
+
+def _is_automatic(value: object) -> bool:
+    return value is None or (isinstance(value, str) and value == "auto")
 
 
 def _delta(rows: int) -> float:
