@@ -1,5 +1,7 @@
 """Check the code in the documentation: format, lint and types of every Python block of README.md and docs/.
 
+A block without imports continues the block before it.
+
 Run it from the repository: `.venv/bin/python -m scripts.check_docs_code`; `make check` does. Prints what the tools
 find, with the page and line of each block, and exits with status 1 if they find anything.
 """
@@ -17,10 +19,11 @@ ROOT = Path(__file__).parents[1]
 SETTINGS = ROOT / "pyproject.toml"
 TOOLS = (
     ("ruff", "format", "--check", "--quiet", "--config", str(SETTINGS)),
-    # A block of a page is no module: it needs neither docstrings nor types of its own, and may print.
-    ("ruff", "check", "--quiet", "--config", str(SETTINGS), "--ignore", "D1,T201"),
+    # A block of a page is no module: it needs neither docstrings nor types of its own, may print, and may show a value.
+    ("ruff", "check", "--quiet", "--config", str(SETTINGS), "--ignore", "D1,T201,B018"),
     ("mypy", "--no-error-summary", "--allow-untyped-defs", "--allow-untyped-calls", "--config-file", str(SETTINGS)),
 )
+_IMPORT = re.compile(r"^(import|from) ", re.MULTILINE)
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -36,12 +39,18 @@ def blocks(page: Path) -> dict[int, str]:
 
 
 def extract(listed: Sequence[Path], directory: Path) -> list[Path]:
-    """Write each block to a file of its own, named after page and line, and return the files."""
-    files = []
+    """Write each block, with those that continue it, to a file named after page and line, and return the files."""
+    files: list[Path] = []
     for page in listed:
+        first = True
         for line, code in blocks(page).items():
-            files.append(directory / f"{page.stem.lower().replace('-', '_')}_line_{line}.py")
-            files[-1].write_text(code, encoding="utf-8")
+            if first or _IMPORT.search(code):
+                files.append(directory / f"{page.stem.lower().replace('-', '_')}_line_{line}.py")
+                files[-1].write_text(code, encoding="utf-8")
+            else:
+                with files[-1].open("a", encoding="utf-8") as file:
+                    file.write(f"\n\n{code}")
+            first = False
     return files
 
 

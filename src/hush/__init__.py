@@ -4,20 +4,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from hush.api import audit, compare, measure, plan, preview, simulate, sweep
-from hush.types import HushError, Layout, NothingTrainedError, Release, RunResult, TaskExtras
+from hush.types import HushError, Layout, NothingTrainedError, Release, RunInterrupted, RunResult, TaskExtras
 
 if TYPE_CHECKING:
     from hush import data as data
+    from hush.callbacks import Callback, RunStart
+    from hush.estimators import FederatedClassifier, FederatedRegressor
+    from hush.fit_result import FitResult
     from hush.privacy.schedule import RoundSpec
     from hush.privacy.side_release import ReleaseShape, RowModel, SideRelease
     from hush.recipes.context import RoundView, ServerRng, State, Weights
     from hush.recipes.interfaces import Assign, Extra, LocalRule, Project, Protect, ServerStep, TaskShape, Weight
     from hush.recipes.recipe import Recipe
+    from hush.simulation import Simulation
+    from hush.table import Table
+    from hush.trained_model import TrainedModel, load
 
 __version__ = "0.1.0"
 __all__ = [
     "Assign",
+    "Callback",
     "Extra",
+    "FederatedClassifier",
+    "FederatedRegressor",
+    "FitResult",
     "HushError",
     "Layout",
     "LocalRule",
@@ -30,18 +40,24 @@ __all__ = [
     "RoundSpec",
     "RoundView",
     "RowModel",
+    "RunInterrupted",
     "RunResult",
+    "RunStart",
     "ServerRng",
     "ServerStep",
     "SideRelease",
+    "Simulation",
     "State",
+    "Table",
     "TaskExtras",
     "TaskShape",
+    "TrainedModel",
     "Weight",
     "Weights",
     "__version__",
     "audit",
     "compare",
+    "load",
     "measure",
     "plan",
     "preview",
@@ -51,6 +67,7 @@ __all__ = [
 
 # Imported when they are first asked for, so that `import hush` stays quick.
 _LAZY = {
+    **dict.fromkeys(("FederatedClassifier", "FederatedRegressor"), "hush.estimators"),
     "RoundSpec": "hush.privacy.schedule",
     **dict.fromkeys(("ReleaseShape", "RowModel", "SideRelease"), "hush.privacy.side_release"),
     **dict.fromkeys(("RoundView", "ServerRng", "State", "Weights"), "hush.recipes.context"),
@@ -58,7 +75,12 @@ _LAZY = {
         ("Assign", "Extra", "LocalRule", "Project", "Protect", "ServerStep", "TaskShape", "Weight"),
         "hush.recipes.interfaces",
     ),
+    **dict.fromkeys(("Callback", "RunStart"), "hush.callbacks"),
+    "FitResult": "hush.fit_result",
     "Recipe": "hush.recipes.recipe",
+    "Simulation": "hush.simulation",
+    "Table": "hush.table",
+    **dict.fromkeys(("TrainedModel", "load"), "hush.trained_model"),
 }
 
 

@@ -5,24 +5,25 @@ Imports are inside the functions, so that `import hush` and `hush --help` stay q
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hush.types import Accountant, HushError, NothingTrainedError, Relation, RoundRecord, RunResult
+from hush.types import Accountant, HushError, Relation, RoundRecord, RunResult
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from hush.callbacks import Callback
     from hush.config import Config
     from hush.recipes import Recipe
+    from hush.simulation import Simulation
 
     RecipeLike = Recipe | Mapping[str, Any] | str
     ConfigLike = Config | Mapping[str, Any] | str | Path
 
-Progress = Callable[[RoundRecord], None]
+Progress = Callable[[RoundRecord], object]
 
 
 def simulate(
@@ -40,10 +41,10 @@ def simulate(
     metrics: Sequence[str | Callable[..., Any]] | None = None,
     command: str = "",
     progress: Progress | None = None,
-    announce: Callable[[tuple[str, ...], tuple[str, ...]], None] | None = None,
+    callbacks: Sequence[Callback] = (),
     ledgers: str | Path | None = None,
 ) -> RunResult:
-    """Simulate one training run.
+    """Simulate one training run. `hush.Simulation` does the same, and keeps the trained model.
 
     Args:
         config: A config, a nested mapping, or the path of a TOML file.
@@ -60,8 +61,8 @@ def simulate(
         loss: The name of a loss, or your own function of the output and the target of one example.
         metrics: Names of metrics, and your own functions of the true values and of predictions or probabilities.
         command: What to note in the manifest as the way to run it again.
-        progress: Called after every round.
-        announce: Called before the first round with what no epsilon covers, and with what to warn of.
+        progress: Called with the record of every round.
+        callbacks: `hush.Callback` objects, which hear of the start and the end as well, and can stop the run.
         ledgers: A directory of ledger files, one a client, that outlive the run: budgets are then for the life of the
             data, and a second run goes on from what is spent. Made where they do not exist.
 
@@ -69,48 +70,61 @@ def simulate(
         NothingTrainedError: No client could afford a round. The run directory is written, and says so.
         HushError: Any other mistake in what was given.
     """
-    checked = _with_objective(_config(config, overrides, recipe), task=task, loss=loss, metrics=metrics)
-    if resume and out is None:
-        raise HushError("resume: requires out, the directory of the run to resume")
-    with _located(config, overrides):
-        return _simulate(checked, out, resume, data, dataset, model, command, progress, announce, ledgers)
+    objective = {"task": task, "loss": loss, "metrics": metrics}
+    given = _simulation(config, overrides, data, dataset, model, recipe, **objective)
+    listed: list[Callback | Progress] = [*callbacks, *([] if progress is None else [progress])]
+    done = given.fit(out, resume=resume, callbacks=listed, progress=False, ledgers=ledgers, command=command)
+    return done.run
 
 
 def compare(
     config: ConfigLike,
-    recipes: Sequence[str],
+    recipes: str | Sequence[str] | Mapping[str, RecipeLike],
     *,
     seeds: int = 1,
     overrides: Sequence[str] = (),
     out: str | Path | None = None,
     resume: bool = False,
     data: str | None = None,
+    dataset: object = None,
+    model: nn.Module | None = None,
     command: str = "",
     progress: Callable[[str, int, RoundRecord], None] | None = None,
 ) -> dict[str, Any]:
     """Run several recipes on the same clients, data and budgets, over several seeds.
 
+    Args:
+        config: As for `simulate`.
+        recipes: A name, several, or a mapping from labels to recipes.
+        seeds: How many, counted up from the config's.
+        overrides: As for `simulate`.
+        out: The directory for all of it.
+        resume: Go on with what is in `out`.
+        data: As for `simulate`.
+        dataset: As for `simulate`.
+        model: As for `simulate`.
+        command: What to note as the way to run it again.
+        progress: Called with recipe, seed and record after every round.
+
     Returns:
         `{"command", "seeds", "recipes": {name: {"accuracy": spread over seeds, "runs": [...], "not_covered": [...]}}}`;
         the spread's `std` is the sample standard deviation, NaN with a single seed.
     """
-    from hush.comparison import by_recipe, compared
-
-    _check_listed("recipes", recipes)
-    checked = _config(config, overrides)
-    with _located(config, overrides):
-        return compared(checked, by_recipe(checked, recipes), seeds, out, resume, data, command, progress)
+    given, told = _simulation(config, overrides, data, dataset, model), False if progress is None else progress
+    return dict(given.compare(recipes, seeds=seeds, out=out, resume=resume, progress=told, command=command).facts)
 
 
 def sweep(
     config: ConfigLike,
-    grid: Sequence[str],
+    grid: Mapping[str, Sequence[Any]] | Sequence[str],
     *,
     seeds: int = 1,
     overrides: Sequence[str] = (),
     out: str | Path | None = None,
     resume: bool = False,
     data: str | None = None,
+    dataset: object = None,
+    model: nn.Module | None = None,
     command: str = "",
     progress: Callable[[str, int, RoundRecord], None] | None = None,
 ) -> dict[str, Any]:
@@ -118,24 +132,22 @@ def sweep(
 
     Args:
         config: As for `simulate`.
-        grid: Entries such as `local.lr=0.01,0.02`; several make a product.
+        grid: Entries such as `local.lr=0.01,0.02`; several make a product. Or a mapping from keys to lists of values.
         seeds: How many, counted up from the config's.
         overrides: As for `simulate`.
         out: The directory for all of it.
         resume: Go on with what is in `out`.
         data: As for `simulate`.
+        dataset: As for `simulate`.
+        model: As for `simulate`.
         command: What to note as the way to run it again.
         progress: Called with variant, seed and record after every round.
 
     Returns:
         As `compare`, with a variant such as "local.lr=0.01" in place of a recipe.
     """
-    from hush.comparison import by_grid, compared
-
-    _check_listed("grid", grid)
-    checked = _config(config, overrides)
-    with _located(config, overrides):
-        return compared(checked, by_grid(checked, grid), seeds, out, resume, data, command, progress)
+    given, told = _simulation(config, overrides, data, dataset, model), False if progress is None else progress
+    return dict(given.sweep(grid, seeds=seeds, out=out, resume=resume, progress=told, command=command).facts)
 
 
 def plan(
@@ -199,33 +211,18 @@ def preview(
     *,
     overrides: Sequence[str] = (),
     data: str | None = None,
+    dataset: object = None,
+    model: nn.Module | None = None,
     plot: str | Path | None = None,
 ) -> dict[str, Any]:
     """Every client of a federation with its noise and the weight it would get, before anything is trained."""
-    from hush.engines.preview import preview as look
-    from hush.engines.setup import prepare
-
-    checked = _config(config, overrides)
-    with _located(config, overrides):
-        federation = prepare(checked, root=data)
-    found = look(federation)
-    if plot is not None:
-        from hush.report import write_plan
-
-        write_plan(Path(plot), found)
-    return {
-        "recipe": federation.recipe_name,
-        "clients": [asdict(each) for each in found],
-        "third_party": federation.third_party(),
-        "not_covered": list(federation.not_covered()),
-        "warnings": list(federation.warnings()),
-    }
+    return dict(_simulation(config, overrides, data, dataset, model).preview(plot).facts)
 
 
 def audit(
     config: ConfigLike,
     *,
-    client: int | None = None,
+    client: int | str | None = None,
     kind: str = "auto",
     canaries: int | None = None,
     runs: int | None = None,
@@ -233,19 +230,16 @@ def audit(
     seed: int = 0,
     overrides: Sequence[str] = (),
     data: str | None = None,
+    dataset: object = None,
+    model: nn.Module | None = None,
 ) -> dict[str, Any]:
     """Attack all that a client releases in the run of a config: a lower bound on epsilon, beside the one claimed.
 
     `releases` names what the claim covers and how much of it was looked at, `not_looked_at` what was not.
     """
-    from hush.auditing.run import audit as attack
-
-    checked = _config(config, overrides)
-    with _located(config, overrides):
-        found = attack(
-            checked, root=data, client=client, kind=kind, canaries=canaries, runs=runs, confidence=confidence, seed=seed
-        )
-    return {**asdict(found), "refuted": found.refuted}
+    given = _simulation(config, overrides, data, dataset, model)
+    found = given.audit(client=client, kind=kind, canaries=canaries, runs=runs, confidence=confidence, seed=seed)
+    return dict(found.facts)
 
 
 def measure(
@@ -269,101 +263,32 @@ def measure(
     return measure_run(Path(directory), data, dataset, model)
 
 
-def _config(config: ConfigLike, overrides: Sequence[str], recipe: RecipeLike | None = None) -> Config:
-    from hush.config import Config, load, overridden, parse
-
-    _check_listed("overrides", overrides)
-    if isinstance(config, str | Path):
-        loaded = load(Path(config), overrides)
-        return loaded if recipe is None else _with_recipe(loaded, recipe)
-    if not isinstance(config, Config | Mapping):
-        raise HushError(
-            f"config: found {type(config).__name__}; accepted: a Config, a mapping or the path of a TOML file"
-        )
-    if isinstance(config, Config):
-        # The options of a recipe that was given in Python are kept as they are. What is not given stays so: the number
-        # of clients may follow from the data.
-        raw = {**config.model_dump(exclude_unset=True), "recipe": config.recipe}
-        if "objective" in config.model_fields_set:
-            given = config.objective
-            raw["objective"] = {name: getattr(given, name) for name in given.model_fields_set}
-    else:
-        raw = dict(config)
-        if not isinstance(raw.get("recipe", {}), Mapping):
-            raw = {**raw, "recipe": _table(raw["recipe"])}
-    if recipe is not None:
-        raw["recipe"] = _table(recipe)
-    return parse(overridden(raw, overrides))
-
-
-def _with_objective(config: Config, **given: object) -> Config:
-    """The config with what is given of its objective."""
-    from hush.config import parse
-
-    changed = {name: value for name, value in given.items() if value is not None}
-    if not changed:
-        return config
-    table = {name: getattr(config.objective, name) for name in config.objective.model_fields_set} | changed
-    objective = parse({"objective": table}).objective
-    return config.model_copy(update={"objective": objective})
-
-
-def _with_recipe(config: Config, recipe: RecipeLike) -> Config:
-    return config.model_copy(update={"recipe": _table(recipe)})
-
-
-def _table(recipe: RecipeLike) -> dict[str, Any]:
-    from hush.recipes import as_table
-
-    return as_table(recipe)
-
-
-def _check_listed(name: str, values: object) -> None:
-    if isinstance(values, str):
-        raise HushError(f"{name}: found the string {values!r}; accepted: a list of strings")
-
-
-@contextmanager
-def _located(config: ConfigLike, overrides: Sequence[str]) -> Iterator[None]:
-    """Errors about a key say where in the file, or on the command line, it stands."""
-    from hush.config import located
-
-    try:
-        yield
-    except HushError as error:
-        raise (located(error, Path(config), overrides) if isinstance(config, str | Path) else error) from None
-
-
-def _simulate(
-    config: Config,
-    out: str | Path | None,
-    resume: bool,
+def _simulation(
+    config: ConfigLike,
+    overrides: Sequence[str],
     data: str | None,
     dataset: object,
     model: nn.Module | None,
-    command: str,
-    progress: Progress | None,
-    announce: Callable[[tuple[str, ...], tuple[str, ...]], None] | None,
-    ledgers: str | Path | None,
-) -> RunResult:
-    from hush import report
-    from hush.engines import simulator
-    from hush.engines.setup import own_data, prepare
+    recipe: RecipeLike | None = None,
+    **objective: Any,
+) -> Simulation:
+    from hush.simulation import Simulation
 
-    if dataset is not None and config.data.files is not None:
-        raise HushError("data.files: given beside dataset; accepted: one of them", "data.files")
-    rows = None if dataset is None else own_data(dataset, config)
-    federation = prepare(config, root=data, dataset=rows, module=model)
-    path = Path(out) if out is not None else None
-    result = simulator.run(
-        federation, path, resume=resume, command=command, progress=progress, announce=announce,
-        ledgers=Path(ledgers) if ledgers is not None else None,
-    )  # fmt: skip
-    if path is not None:
-        report.write(path)
-    if not result.trained:
-        where = f"; see {path / 'report.html'}" if path is not None else ""
-        raise NothingTrainedError(
-            f"{result.ended}; accepted: larger budgets, or ledgers with remaining budget{where}", result
-        )
-    return result
+    if isinstance(overrides, str):
+        raise HushError(f"overrides: found the string {overrides!r}; accepted: a list of strings")
+    if config is None:
+        raise HushError("config: found NoneType; accepted: a Config, a mapping or the path of a TOML file")
+    if model is not None:
+        _check_module(model)
+    return Simulation(
+        dataset, model, config=config, settings=tuple(overrides), data_dir=data, recipe=recipe, **objective
+    )
+
+
+def _check_module(model: object) -> None:
+    from torch import nn
+
+    if isinstance(model, type):
+        raise HushError(f"model: found the class {model.__name__}; accepted: an instance, {model.__name__}(...)")
+    if not isinstance(model, nn.Module):
+        raise HushError(f"model: found {type(model).__name__}; accepted: an instance of torch.nn.Module")

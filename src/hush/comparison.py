@@ -11,17 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from hush import report
-from hush.config import Config, overridden, parse
+from hush.callbacks import RoundFunction
+from hush.config import Config, assigned, given, located, parse, text_value
 from hush.engines import simulator
 from hush.engines.fingerprint import Hashes
 from hush.engines.results import spread, versions
-from hush.engines.setup import load, prepare
-from hush.recipes import RECIPES
+from hush.engines.setup import Federation, load, prepare
+from hush.recipes import RECIPES, as_table
+from hush.recipes.from_config import SYNONYMS
 from hush.server.run_directory import to_json, write_atomically
 from hush.types import HushError, RoundRecord, RunResult, unknown
 
 COMPARISON = "comparison.json"
 Progress = Callable[[str, int, RoundRecord], None]
+Prepare = Callable[[Config], Federation]
+Axes = Mapping[str, Sequence[tuple[str, Any]]]  # for each dotted key its values, each behind its label
 
 
 def compared(
@@ -30,18 +34,17 @@ def compared(
     seeds: int,
     out: str | Path | None,
     resume: bool,
-    data: str | None,
+    federation_of: Prepare,
     command: str,
     progress: Progress | None,
 ) -> dict[str, Any]:
     """Run all variants over all seeds and summarise the results. With `resume`, finished rounds are not repeated."""
-    if not isinstance(seeds, int) or seeds < 1:
-        raise HushError(f"--seeds: expected an integer, 1 or more, found {seeds}")
+    check_seeds(seeds)
     if resume and out is None:
         raise HushError("resume: requires out, the directory of the runs to resume")
     root = Path(out) if out is not None else None
     numbers = [config.seed + i for i in range(seeds)]
-    runs = executed(variants, numbers, root, resume, data, command, progress)
+    runs = executed(variants, numbers, root, resume, federation_of, command, progress)
     first = next(result for results in runs.values() for result in results)
     summary = {
         "command": command,
@@ -61,72 +64,133 @@ def compared(
     return summary
 
 
+def check_seeds(seeds: object) -> None:
+    """Raise a `HushError` for what is no number of seeds."""
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
+        raise HushError(f"seeds: found {seeds!r}; accepted: an integer, 1 or more")
+
+
 def executed(
     variants: Mapping[str, Config],
     numbers: Sequence[int],
     root: Path | None,
     resume: bool,
-    data: str | None,
+    federation_of: Prepare,
     command: str,
     progress: Progress | None,
 ) -> dict[str, list[RunResult]]:
-    """Run every variant for each seed in lockstep, and return the results."""
+    """Run every variant for each seed in lockstep, and return the results.
+
+    `federation_of` prepares a config; configs that share their data share it in memory too (`from_files`).
+    """
     asked = [(name, seed) for name in variants for seed in numbers]
     configs = [variants[name].model_copy(update={"seed": seed}) for name, seed in asked]
-    loaded: dict[str, Any] = {}
     arrays: simulator.Arrays = {}
     hashes: Hashes = {}
 
     def begun(name: str, one: Config) -> simulator.Execution:
-        # Files are read once, and clients with the same rows share them in memory.
-        key = f"{one.data.model_dump_json()} {one.seed}"
-        if key not in loaded:
-            loaded[key] = load(one, data)
         path = root / path_of(name, one.seed) if root is not None else None
 
         def told(record: RoundRecord) -> None:
             if progress is not None:
                 progress(name, one.seed, record)
 
-        federation = prepare(one, dataset=loaded[key])
         return simulator.execution(
-            federation, path, resume=resume, command=command, progress=told, arrays=arrays, hashes=hashes
+            federation_of(one),
+            path,
+            resume=resume,
+            command=command,
+            callbacks=[RoundFunction(told)],
+            arrays=arrays,
+            hashes=hashes,
         )
 
     executions = [begun(name, one) for (name, _), one in zip(asked, configs, strict=True)]
     runs: dict[str, list[RunResult]] = {name: [] for name in variants}
-    for (name, _), result in zip(asked, simulator.lockstep(executions), strict=True):
-        runs[name].append(result)
+    for (name, _), done in zip(asked, simulator.lockstep(executions), strict=True):
+        runs[name].append(done.result)
     return runs
 
 
-def by_recipe(config: Config, recipes: Sequence[str]) -> dict[str, Config]:
-    """Return a variant for each recipe; slots in the file apply only to the recipe that the file names."""
-    if not recipes:
-        raise HushError(f"--recipes: expected names separated by commas; accepted: {', '.join(RECIPES)}")
-    for recipe in recipes:
-        if recipe not in RECIPES:
-            raise unknown("--recipes", "recipe", recipe, RECIPES)
-    if len(set(recipes)) != len(recipes):
-        raise HushError(
-            f"--recipes: duplicate names: {', '.join(sorted({r for r in recipes if recipes.count(r) > 1}))}"
-        )
+def from_files(root: str | None) -> Prepare:
+    """Return a function that prepares configs with the data that they name; data that several share are read once."""
+    loaded: dict[str, Any] = {}
+
+    def prepared(config: Config) -> Federation:
+        key = f"{config.data.model_dump_json()} {config.seed}"
+        if key not in loaded:
+            loaded[key] = load(config, root)
+        return prepare(config, dataset=loaded[key])
+
+    return prepared
+
+
+def by_recipe(config: Config, recipes: str | Sequence[str] | Mapping[str, Any]) -> dict[str, Config]:
+    """Return a variant for each recipe; slots in the config apply only to the recipe that the config names.
+
+    `recipes` is one name, several, or a mapping from labels to recipes: names, tables or `Recipe` objects.
+    """
     own = config.recipe.get("name")
-    return {
-        name: config.model_copy(update={"recipe": config.recipe if own == name else {"name": name}}) for name in recipes
-    }
+    if isinstance(recipes, Mapping):
+        tables = {str(label): as_table(recipe) for label, recipe in recipes.items()}
+    else:
+        names = [recipes] if isinstance(recipes, str) else list(recipes)
+        for recipe in names:
+            if not isinstance(recipe, str):
+                raise HushError(
+                    f"recipes: found {type(recipe).__name__}; accepted: names, or a mapping from labels to recipes, "
+                    'such as {"mine": hush.Recipe(...)}'
+                )
+            if recipe not in RECIPES:
+                raise unknown("recipes", "recipe", recipe, RECIPES, meant=SYNONYMS.get(recipe.lower(), ""))
+        if len(set(names)) != len(names):
+            raise HushError(f"recipes: duplicate names: {', '.join(sorted({r for r in names if names.count(r) > 1}))}")
+        tables = {name: dict(config.recipe) if own == name else {"name": name} for name in names}
+    if not tables:
+        raise HushError(f"recipes: none given; accepted: {', '.join(RECIPES)}")
+    return {label: config.model_copy(update={"recipe": table}) for label, table in tables.items()}
 
 
-def by_grid(config: Config, grid: Sequence[str]) -> dict[str, Config]:
+def by_grid(config: Config, grid: str | Sequence[str]) -> dict[str, Config]:
     """Return a variant for each combination of `key=value,value,...` entries."""
-    if not grid:
+    return by_axes(config, axes_of(grid))
+
+
+def axes_of(grid: str | Sequence[str]) -> Axes:
+    """Return the axes of a grid from its `key=value,value,...` entries."""
+    listed = [grid] if isinstance(grid, str) else list(grid)
+    if not listed:
         raise HushError("--grid: expected KEY=VALUE,VALUE,..., such as local.lr=0.01,0.02; can be repeated")
-    axes = [[f"{key}={value}" for value in values] for key, values in map(_axis, grid)]
-    raw = config.model_dump(exclude_unset=True)
-    return {", ".join(chosen): parse(overridden(raw, chosen)) for chosen in itertools.product(*axes)}
+    axes = dict(map(_axis, listed))
+    if len(axes) < len(listed):
+        raise HushError("--grid: a key is given twice; accepted: all values of a key in one entry")
+    return axes
 
 
-def _axis(entry: str) -> tuple[str, list[str]]:
+def by_axes(config: Config, axes: Axes, option: str = "--grid") -> dict[str, Config]:
+    """A variant for each combination of values, labelled "key=value, key=value"; `option` is cited in errors."""
+    found = {}
+    for chosen in itertools.product(*axes.values()):
+        raw = given(config)
+        for key, (_, value) in zip(axes, chosen, strict=True):
+            raw = assigned(raw, key, value)
+        labels = [f"{key}={text}" for key, (text, _) in zip(axes, chosen, strict=True)]
+        try:
+            found[", ".join(labels)] = parse(raw)
+        except HushError as error:
+            raise HushError(str(located(error, None, labels, option))) from None
+    return found
+
+
+def combinations(axes: Axes) -> list[tuple[Any, ...]]:
+    """The values of each variant, in the order of `by_axes`; labels stand for lists and tables."""
+    return [
+        tuple(text if isinstance(value, list | dict) else value for text, value in chosen)
+        for chosen in itertools.product(*axes.values())
+    ]
+
+
+def _axis(entry: str) -> tuple[str, list[tuple[str, Any]]]:
     """Split `key=a,b` at the commas that are outside of brackets and quotes."""
     key, equals, text = entry.partition("=")
     values = [value.strip() for value in re.findall(r'(?:\[[^\]]*\]|\{[^}]*\}|"[^"]*"|[^,])+', text)]
@@ -134,7 +198,7 @@ def _axis(entry: str) -> tuple[str, list[str]]:
         raise HushError(f"--grid {entry}: expected KEY=VALUE,VALUE,..., such as local.lr=0.01,0.02")
     if len(set(values)) != len(values):
         raise HushError(f"--grid {entry}: duplicate value")
-    return key.strip(), values
+    return key.strip(), [(value, text_value(value)) for value in values]
 
 
 def path_of(name: str, seed: int) -> str:

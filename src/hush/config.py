@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import difflib
 import hashlib
 import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -228,6 +230,14 @@ def code_name(value: Any) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
+def given(config: Config) -> dict[str, Any]:
+    """What a config was given, as a nested mapping; options and functions of Python are kept as they are."""
+    raw = {**config.model_dump(exclude_unset=True), "recipe": dict(config.recipe)}
+    if "objective" in config.model_fields_set:
+        raw["objective"] = {name: getattr(config.objective, name) for name in config.objective.model_fields_set}
+    return raw
+
+
 def config_hash(config: Config) -> str:
     """Return the SHA-256 of the config in canonical JSON."""
     text = json.dumps(config.model_dump(), sort_keys=True, separators=(",", ":"))
@@ -236,20 +246,54 @@ def config_hash(config: Config) -> str:
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file, apply `key=value` overrides, and check every key."""
-    text = _read(path)
+    raw = read(path)
+    with locating(path, overrides):
+        return parse(overridden(raw, overrides))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a TOML file as a nested mapping; nothing is checked."""
     try:
-        raw = tomllib.loads(text)
+        return tomllib.loads(_read(path))
     except tomllib.TOMLDecodeError as error:
         raise HushError(f"{path}: not valid TOML: {error}") from None
+
+
+def text_value(text: str) -> Any:
+    """The value of `key=text` on a command line: as TOML has it, or else the text."""
     try:
-        return parse(overridden(raw, overrides))
-    except HushError as error:
-        raise located(error, path, overrides) from None
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 RENAMED = {  # former keys, or keys with former values
     "recipe.weigh": "recipe.weight",
     "privacy.noise = replayable": "privacy.noise = seeded",
+}
+# What other libraries call a key, or a value of one.
+SYNONYMS = {
+    "learning_rate": "local.lr",
+    "epsilon": "privacy.budgets",
+    "epsilons": "privacy.budgets",
+    "budget": "privacy.budgets",
+    "target_epsilon": "privacy.budgets",
+    "target_delta": "privacy.delta",
+    "max_grad_norm": "privacy.clip",
+    "clip_norm": "privacy.clip",
+    "clipping_norm": "privacy.clip",
+    "noise_multiplier": "privacy.budgets (the noise follows from the budget)",
+    "batch": "local.batch_size",
+    "local_epochs": "local.epochs",
+    "num_epochs": "local.epochs",
+    "local_steps": "local.steps",
+    "num_rounds": "rounds",
+    "num_clients": "data.clients",
+    "dataset": "data.name",
+    "fraction_fit": "participation",
+    "optimizer": "recipe.step",
+    "strategy": "recipe.name",
+    "algorithm": "recipe.name",
 }
 _ABSENT = object()
 
@@ -275,15 +319,34 @@ def parse(raw: Mapping[str, Any]) -> Config:
         raise HushError(f"{key}: {words}", key) from None
 
 
-def located(error: HushError, path: Path, overrides: Sequence[str] = ()) -> HushError:
+def located(error: HushError, path: Path | None, overrides: Sequence[str] = (), option: str = "--set") -> HushError:
     """Return the same error with the file and line (or the command-line option) of its key."""
     if error.key is None:
         return error
     for override in overrides:
-        if override.partition("=")[0].strip().startswith(error.key):
-            return HushError(f"--set {error}", error.key)
+        if _overlap(override.partition("=")[0].strip(), error.key):
+            return HushError(f"{option} {error}", error.key)
+    if path is None:
+        return error
     line = _line_of(_read(path), error.key)
     return HushError(f"{path}:{line}: {error}" if line else f"{path}: {error}", error.key)
+
+
+@contextmanager
+def locating(path: Path | None, overrides: Sequence[str] = (), elsewhere: Iterable[str] = ()) -> Iterator[None]:
+    """Errors about a key say where in the file, or on the command line, it stands; not where its key is elsewhere."""
+    try:
+        yield
+    except HushError as error:
+        if type(error) is not HushError or any(_overlap(key, error.key or "") for key in elsewhere):
+            raise
+        raise located(error, path, overrides) from None
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether one of two dotted keys is the other or leads to it."""
+    a, b = one.split("."), other.split(".")
+    return a[: len(b)] == b or b[: len(a)] == a
 
 
 def overridden(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -294,9 +357,21 @@ def overridden(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, An
     return changed
 
 
+def assigned(raw: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """Return a nested mapping with the value of a dotted key replaced."""
+    first, dot, rest = key.partition(".")
+    if not dot:
+        return {**raw, first: value}
+    table = raw.get(first, {})
+    if not isinstance(table, Mapping):
+        raise HushError(f"{key}: {first} is not a table, so it has no key {rest}", key)
+    return {**raw, first: assigned(table, rest, value)}
+
+
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        # Editors on Windows begin a file with a byte-order mark.
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise HushError(f"{path}: no such file; give the path of a TOML file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -307,16 +382,12 @@ def _apply(raw: dict[str, Any], override: str) -> None:
     key, equals, value = override.partition("=")
     if not equals or not key.strip():
         raise HushError(f"--set {override}: expected key=value, such as local.lr=0.05")
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value
     *tables, last = key.strip().split(".")
     for table in tables:
         raw = raw.setdefault(table, {})
         if not isinstance(raw, dict):
             raise HushError(f"--set {override}: {table} is not a table, so it has no key {last}")
-    raw[last] = parsed
+    raw[last] = text_value(value)
 
 
 def _explain(error: ValidationError) -> tuple[str, str]:
@@ -326,7 +397,8 @@ def _explain(error: ValidationError) -> tuple[str, str]:
     key, found = ".".join(parts), first["input"]
     if first["type"] == "extra_forbidden":
         known = _keys_of(parts[:-1])
-        return key, str(unknown(key, "key", parts[-1], known)).removeprefix(f"{key}: ")
+        says = unknown(key, "key", parts[-1], known, meant=_meant(parts[-1], known))
+        return key, str(says).removeprefix(f"{key}: ")
     words = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
     return key, f"{words[0].lower()}{words[1:]}, found {json.dumps(found, default=str)}"
 
@@ -336,6 +408,26 @@ def _keys_of(parts: Sequence[str]) -> list[str]:
     for part in parts:
         model = model.model_fields[part].annotation
     return sorted(field.alias or name for name, field in model.model_fields.items())
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    """The key that other libraries call so, or that stands in another table; none if one here is nearly the same."""
+    if difflib.get_close_matches(name, known, 1, cutoff=0.8):
+        return ""
+    tables = {table: field.annotation for table, field in Config.model_fields.items()}
+    elsewhere = [
+        f"{table}.{key}" for table, model in tables.items() if isinstance(model, type) and issubclass(model, BaseModel)
+        for key in _keys_of([table]) if key == name
+    ]  # fmt: skip
+    return SYNONYMS.get(name) or (name if name in Config.model_fields else next(iter(elsewhere), ""))
+
+
+def silent_settings(config: Config) -> tuple[str, ...]:
+    """Settings of a config that have no effect beside others, in words."""
+    local = config.local
+    if local.steps is None or local.epochs == 1:
+        return ()
+    return (f"local.epochs = {local.epochs} has no effect, because local.steps = {local.steps} is given",)
 
 
 def _line_of(text: str, key: str) -> int | None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from hush.callbacks import Callback, RunStart
 from hush.objective.metrics import BESIDE, METRICS, Metric, metric_named, shown
 from hush.privacy.ledger.book import STATE_NAMES
 from hush.server.participation import spent_words
 from hush.text import printable
-from hush.types import RoundRecord, RunResult
+from hush.types import RunResult
 
 _LONGEST = 1 << 20
 
@@ -33,43 +33,20 @@ class TextConsole(Console):
         return super().render_str(printable(text, _LONGEST), **options)
 
 
-class Bar:
-    """A live progress bar, in rounds."""
+@cache
+def error_console() -> TextConsole:
+    """The console on standard error; one for all, so that text and a live bar do not overwrite each other."""
+    return TextConsole(stderr=True)
 
-    def __init__(self, total: int, *, quiet: bool) -> None:
-        columns = (
-            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"),
-            TimeRemainingColumn(),
-        )  # fmt: skip
-        console = TextConsole(stderr=True)
-        hidden = quiet or not console.is_terminal
-        self._quiet = quiet
-        self._progress = Progress(*columns, console=console, disable=hidden, transient=True)
-        self._task = self._progress.add_task("preparing", total=total)
 
-    def __enter__(self) -> Bar:
-        self._progress.start()
-        return self
+class Announcement(Callback):
+    """Prints to standard error, before a run, what its guarantee does not cover, and what to warn of."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
-
-    def warn(self, gaps: tuple[str, ...], warnings: tuple[str, ...]) -> None:
-        """Print what the guarantee does not cover, and warnings about weak guarantees."""
-        if not self._quiet:
-            self._progress.console.print(f"Not covered by the privacy guarantee: {'; '.join(gaps)}", soft_wrap=True)
-            _show_warnings(self._progress.console, warnings)
-
-    def advance(self, completed: int | None, record: RoundRecord, label: str = "training") -> None:
-        """Advance by one round."""
-        metric, mean = metric_named(record.primary), sum(record.scores) / len(record.scores)
-        words = f"{printable(label)}: {metric.label} {shown(metric, mean)}"
-        if completed is None:
-            self._progress.update(self._task, advance=1, description=words)
-        else:
-            self._progress.update(self._task, completed=completed, description=words)
+    def on_run_start(self, start: RunStart) -> None:
+        """Print both."""
+        console = error_console()
+        console.print(f"Not covered by the privacy guarantee: {'; '.join(start.not_covered)}", soft_wrap=True)
+        _show_warnings(console, start.warnings)
 
 
 def show_measures(found: Mapping[str, Any]) -> None:

@@ -30,10 +30,10 @@ class HushError(Exception):
         self.key = key
 
 
-def unknown(key: str, what: str, found: object, names: Iterable[str], more: str = "") -> HushError:
-    """Return the error for an unknown name, with the closest match and all accepted names."""
+def unknown(key: str, what: str, found: object, names: Iterable[str], more: str = "", meant: str = "") -> HushError:
+    """Return the error for an unknown name, with what was `meant` or the closest match, and all accepted names."""
     known = list(names)
-    near = difflib.get_close_matches(str(found), known, 1, cutoff=0.4)
+    near = [meant] if meant else difflib.get_close_matches(str(found), known, 1, cutoff=0.4)
     hint = f"did you mean {near[0]}? " if near else ""
     return HushError(f"{key}: unknown {what} {found!r}; {hint}accepted: {', '.join(known)}{more}", key)
 
@@ -322,6 +322,20 @@ class RunResult:
     def scores(self) -> tuple[float, ...]:
         """The primary score of each client: its accuracy in classification."""
         return self.score_per_client or self.accuracy_per_client
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """Ctrl-C stopped a run. `round` is the last round that was finished; `resumable` says whether it is saved."""
+
+    def __init__(self, number: int, resumable: bool) -> None:
+        self.round = number
+        self.resumable = resumable
+        super().__init__(self.words("resume=True"))
+
+    def words(self, how: str) -> str:
+        """What happened, and how to go on."""
+        done = f"stopped after round {self.round}" if self.round else "stopped before the first round was finished"
+        return f"{done}; continue with {how}" if self.resumable else f"{done}; nothing is saved, because out is not set"
 
 
 class NothingTrainedError(HushError):

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from hush.callbacks import RoundFunction
 from hush.config import parse
 from hush.engines.enrolment import enrolled
 from hush.engines.run_ledgers import RunLedgers
@@ -245,9 +246,9 @@ def test_a_resumed_run_ends_in_the_same_bits(name: str, mode: str, tmp_path: Pat
             raise _StopError
 
     with pytest.raises(_StopError):
-        run(made, tmp_path, progress=stop)
+        run(made, tmp_path, callbacks=[RoundFunction(stop)])
     assert not (tmp_path / "result.json").exists()
-    result = run(made, tmp_path, resume=True)
+    result = run(made, tmp_path, resume=True).result
     whole = plain_run(name, mode)
     state = whole.states[-1]
     kept = load_file(tmp_path / f"checkpoint-{ROUNDS:06d}.safetensors")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import atexit
 import json
+import re
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 
@@ -232,3 +235,70 @@ def test_mistakes_around_run_directories(here: Path) -> None:
     assert (unknown.returncode, "did you mean robust-hdp" in unknown.stderr) == (2, True)
     wrong_command = command("rnu", cwd=here)
     assert (wrong_command.returncode, wrong_command.stderr.count("\n")) == (2, 1)
+
+
+def test_the_bare_command_prints_its_help(here: Path) -> None:
+    for words in ((), ("ledger",)):
+        done = command(*words, cwd=here)
+        assert done.returncode == 0
+        assert done.stdout.startswith(f"Usage: hush {' '.join(words)}")
+        assert done.stderr == ""
+
+
+def test_ctrl_c_says_after_which_round_and_how_to_go_on(here: Path) -> None:
+    # A shell's background jobs ignore the signal, and so would what the tests start when they are one.
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from hush.cli.main import main; main()"
+    )
+    line = [sys.executable, "-c", code, "run", "run.toml", "--out", "out"]
+    run = subprocess.Popen(
+        [*line, "--set", "rounds=5000"], cwd=here, env=ENVIRONMENT, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    for _ in range(3000):
+        if list((here / "out").glob("checkpoint-*")):
+            break
+        time.sleep(0.1)
+    run.send_signal(signal.SIGINT)
+    try:
+        _, errors = run.communicate(timeout=120)
+    finally:
+        run.kill()
+    assert run.returncode == 130, errors
+    stopped = re.search(r"^hush: stopped after round (\d+); continue with --resume$", errors, re.MULTILINE)
+    assert stopped is not None, errors
+    (checkpoint,) = (here / "out").glob("checkpoint-*.safetensors")
+    assert int(stopped[1]) == int(checkpoint.stem.rpartition("-")[2])
+
+
+def test_a_byte_order_mark_is_accepted(here: Path) -> None:
+    (here / "run.toml").write_bytes(b"\xef\xbb\xbf" + FILE.encode())
+    assert command("plan", "run.toml", cwd=here).returncode == 0
+
+
+def test_errors_cite_the_command_line(here: Path) -> None:
+    wrong = {
+        ("run", "run.toml", "--set", "local.learning_rate=0.1"): "--set local.learning_rate: unknown key",
+        ("run", "run.toml", "--set", "recipe={name='fedadam'}"): "--set recipe.name: unknown recipe 'fedadam'",
+        ("compare", "run.toml", "--recipes", "weiavg", "--set", "rounds=0"): "--set rounds: expected greater",
+        ("sweep", "run.toml", "--grid", "local.lr=0.1,-1"): "--grid local.lr: expected a finite number",
+        ("sweep", "run.toml", "--grid", "local.learning_rate=1"): "--grid local.learning_rate: unknown key",
+        ("audit", "run.toml", "--set", "privacy.clip=0"): "--set privacy.clip: expected greater",
+    }
+    for words, says in wrong.items():
+        done = command(*words, cwd=here)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert f"hush: error: {says}" in done.stderr
+    assert "did you mean local.lr?" in command("run", "run.toml", "--set", "local.learning_rate=1", cwd=here).stderr
+    assert 'did you mean step = "adam"' in command("compare", "run.toml", "--recipes", "fedadam", cwd=here).stderr
+
+
+def test_what_is_silent_elsewhere_is_said(here: Path) -> None:
+    words = ["--set", "local.steps=2", "--set", "local.epochs=4", "--set", "rounds=1"]
+    done = command("run", "run.toml", "--out", "new", "--resume", *words, cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert "new: nothing to resume there; starting a new run" in done.stderr
+    assert "Warning: local.epochs = 4 has no effect, because local.steps = 2 is given" in done.stdout
+    nothing = command("run", "run.toml", "--resume", cwd=here)
+    assert (nothing.returncode, "nothing to resume; start without --resume" in nothing.stderr) == (2, True)

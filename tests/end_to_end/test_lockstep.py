@@ -60,7 +60,9 @@ def test_runs_that_share_their_rows_are_trained_in_one_piece(monkeypatch: pytest
 
 def test_runs_of_different_length_and_kind_end_each_in_its_own_time() -> None:
     configs = [{**SMALL, "rounds": rounds, "model": {"name": model}} for rounds, model in ((1, "logreg"), (3, "mlp"))]
-    results = simulator.lockstep([simulator.execution(prepare(parse(one))) for one in configs])
+    results = [
+        done.result for done in simulator.lockstep([simulator.execution(prepare(parse(one))) for one in configs])
+    ]
     assert [result.rounds for result in results] == [1, 3]
     for result, config in zip(results, configs, strict=True):
         assert result.loss == pytest.approx(hush.simulate(config).loss, rel=1e-5)

@@ -123,8 +123,8 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "clip of nothing": (lambda: hush.simulate(with_tables(privacy={"clip": 1e-300})), "privacy.clip: expected greater"),
     "no config": (lambda: hush.simulate(None), "found NoneType; accepted: a Config, a mapping or the path"),
     "one override": (lambda: hush.simulate(RAW, overrides="rounds=2"), "overrides: .*accepted: a list"),
-    "one recipe": (lambda: hush.compare(RAW, "weiavg"), "recipes: .*accepted: a list"),
-    "one axis": (lambda: hush.sweep(RAW, "local.lr=1,2"), "grid: .*accepted: a list"),
+    "no recipe": (lambda: hush.compare(RAW, []), "recipes: none given"),
+    "no axis": (lambda: hush.sweep(RAW, []), "--grid: expected KEY=VALUE"),
     "half a seed": (lambda: hush.compare(RAW, ["weiavg"], seeds=1.5), "integer"),  # type: ignore[arg-type]
     "resume of nothing": (lambda: hush.simulate(RAW, resume=True), "resume: requires out"),
     "compare, resume of nothing": (lambda: hush.compare(RAW, ["weiavg"], resume=True), "resume: requires out"),

@@ -95,7 +95,7 @@ def test_nothing_is_planned_from_the_true_count_before_enrolment() -> None:
 
 def test_a_run_trains_by_the_count_that_it_told() -> None:
     federation = prepare(config(437))
-    result = simulator.run(federation)
+    result = simulator.run(federation).result
     card = result.guarantees[0]
     told = federation.counted([g.samples for g in result.guarantees])
     assert card.samples != federation.members[0].samples

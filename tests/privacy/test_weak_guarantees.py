@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hush import api
+from hush.callbacks import Callback, RunStart
 from hush.config import parse
 from hush.engines.setup import prepare
 from hush.privacy.weak_guarantees import LARGE_DELTA, LARGE_EPSILON, gathered, warnings_of
@@ -31,7 +32,12 @@ def config(privacy: dict[str, Any]) -> dict[str, Any]:
 def test_a_run_says_that_its_guarantee_means_little(kind: str, tmp_path: Path) -> None:
     privacy, words = WEAK[kind]
     said: list[tuple[str, ...]] = []
-    result = api.simulate(config(privacy), out=tmp_path / "run", announce=lambda _, warnings: said.append(warnings))
+
+    class Listener(Callback):
+        def on_run_start(self, start: RunStart) -> None:
+            said.append(start.warnings)
+
+    result = api.simulate(config(privacy), out=tmp_path / "run", callbacks=[Listener()])
     assert any(words in text for text in result.warnings)
     assert said == [result.warnings]
     assert all(any(words in text for text in card.warnings) for card in result.guarantees)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hush.callbacks import RoundFunction
 from hush.config import parse
 from hush.data.datasets import Dataset
 from hush.data.synthetic import synthetic_users
@@ -287,7 +288,7 @@ def weights(recipe: Raw, lies: bool) -> list[float]:
         said = replace(liar, policy=replace(liar.policy, epsilon=10 * liar.policy.epsilon))
         honest = replace(honest, terms=replace(honest.terms, members=(said, *honest.members[1:])))
     records: list[RoundRecord] = []
-    run(honest, progress=records.append)
+    run(honest, callbacks=[RoundFunction(records.append)])
     return [record.weights[0] for record in records]
 
 

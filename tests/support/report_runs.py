@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 
 from hush.config import Config, config_hash
 from hush.privacy import noise
@@ -108,7 +109,7 @@ def make_run(
             not_covered=not_covered, seconds=8.2, versions=versions, config_hash=config_hash(config),
             config=config.model_dump(),
         )  # fmt: skip
-        directory.finish(result, {"weight": model[0]})
+        directory.finish(result, {"model.safetensors": save({"weight": model[0]})})
     return path
 
 

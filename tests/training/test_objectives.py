@@ -205,7 +205,10 @@ def test_kernels_with_a_softmax_of_their_own_serve_cross_entropy_alone(monkeypat
     jobs = [Job(network.start, 0, PLAN, 0.1, noise.Seeded(1, 0, 0))]
 
     def found(model: Model, y: Tensor) -> bool:
-        return module._Facts(model, x, y, jobs, None, "float32", False).pooled_cnn is not None
+        return (
+            module._Facts(model=model, x=x, y=y, jobs=jobs, limit=None, precision="float32", strict=False).pooled_cnn
+            is not None
+        )
 
     assert found(network, torch.zeros(ROWS, dtype=torch.long))
     for objective, y in OBJECTIVES.values():

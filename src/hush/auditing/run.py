@@ -27,6 +27,7 @@ from hush.auditing.canaries import added, effects, plant
 from hush.auditing.side_releases import Observation, SideReleases, scored, side_releases_of
 from hush.auditing.target import Target, target
 from hush.config import Config
+from hush.data import ClientData
 from hush.engines.setup import prepare
 from hush.privacy import noise
 from hush.privacy.plan import UPDATE
@@ -111,7 +112,9 @@ def audit(
     config: Config,
     *,
     root: str | None = None,
-    client: int | None = None,
+    dataset: ClientData | None = None,
+    module: nn.Module | None = None,
+    client: int | str | None = None,
     kind: str = "auto",
     canaries: int | None = None,
     runs: int | None = None,
@@ -123,14 +126,16 @@ def audit(
     Args:
         config: The config of a run.
         root: The directory with the public dataset files.
-        client: The client to audit; default: the one with the largest budget.
+        dataset: The data in place of what the config names.
+        module: The module in place of the model that the config names.
+        client: The client to audit, by number or name; default: the one with the largest budget.
         kind: `one-run`, `two-datasets`, or `auto`: the latter if the model is small enough to repeat the training.
         canaries: The number of canaries of `one-run`.
         runs: Training runs (on each dataset, for `two-datasets`); default: as many as fit into about a minute.
         confidence: Confidence level, such as 0.95 or 0.999.
         seed: Seed of the canaries, of their inclusion and, unless the config says `secure`, of batches and noise.
     """
-    found = target(prepare(config, root=root), client)
+    found = target(prepare(config, root=root, dataset=dataset, module=module), client)
     return examine(found, kind=kind, canaries=canaries, runs=runs, confidence=confidence, seed=seed)
 
 

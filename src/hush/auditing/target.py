@@ -16,7 +16,7 @@ from hush.privacy.plan import PrivacyPlan
 from hush.privacy.schedule import ENROLMENT, Stage
 from hush.privacy.side_release import ReleaseShape
 from hush.recipes import Recipe
-from hush.types import HushError, Relation
+from hush.types import HushError, Relation, unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +67,15 @@ class Target:
         return sum(stage.plan.steps for stage in self.rounds)
 
 
-def target(federation: Federation, client: int | None = None) -> Target:
+def target(federation: Federation, client: int | str | None = None) -> Target:
     """Return the audit target of one client; default: the client with the largest budget."""
     # With noisy counts, training is planned from the disclosed number; the audit uses the true one.
     federation = federation.counted([member.samples for member in federation.members])
     policies = federation.policies
     if client is None:
         client = max(range(len(policies)), key=lambda c: policies[c].epsilon)
+    if isinstance(client, str):
+        client = _number_of(client, federation)
     if not 0 <= client < len(policies):
         raise HushError(f"client: found {client}; accepted: 0 to {len(policies) - 1}")
     schedule, policy, model = federation.schedules[client], policies[client], federation.model
@@ -106,6 +108,13 @@ def target(federation: Federation, client: int | None = None) -> Target:
         enrolment=federation.stage(client, ENROLMENT) if enrolled else None,
         not_covered=tuple(release.what for release in federation.recipe.releases() if not release.covered),
     )
+
+
+def _number_of(name: str, federation: Federation) -> int:
+    names = [member.name or str(member.client) for member in federation.members]
+    if name not in names:
+        raise unknown("client", "client", name, names)
+    return names.index(name)
 
 
 def worst_case(

@@ -6,7 +6,8 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -15,20 +16,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 import typer.core
+from click.exceptions import NoArgsIsHelpError
 
 from hush.cli.data import data_app
 from hush.cli.federation import federation_app
+from hush.cli.predict import predict
 from hush.cli.privacy import audit, ledger_app
 from hush.cli.reproduce import reproduce
 from hush.text import printable
-from hush.types import HushError
+from hush.types import HushError, RunInterrupted
 
 if TYPE_CHECKING:
+    from hush.table import Table
     from hush.types import RunResult
 
 _LONGEST = 4000
 # Help is plain text. With rich installed, typer would escape its brackets nevertheless: "\\[default: 1]".
 typer.core.HAS_RICH = False
+_INTERRUPTED = 130
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -42,6 +47,7 @@ app.add_typer(federation_app, name="federation")
 app.add_typer(data_app, name="data")
 app.command()(audit)
 app.command()(reproduce)
+app.command()(predict)
 
 File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The config of the run.")]
 Out = Annotated[Path | None, typer.Option(help="The output directory; default: a new one under runs/.")]
@@ -87,22 +93,22 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Simulate one training run."""
-    from hush import api
-    from hush.config import config_hash, load
-    from hush.terminal import Bar, show_run
+    from hush.config import config_hash
+    from hush.simulation import Simulation
+    from hush.terminal import Announcement, show_run
 
-    config = load(file, sets or ())
-    label = f"{file.stem}-{config_hash(config)[:8]}"
+    simulation = Simulation.from_toml(file, settings=sets or (), data_dir=data)
+    label = f"{file.stem}-{config_hash(simulation.config)[:8]}"
     path = out or (_latest(label) if resume else _fresh(label))
-    with Bar(config.rounds, quiet=as_json) as bar:
-        result = api.simulate(
-            file, overrides=sets or (), out=path, resume=resume, data=data, command=_command(),
-            progress=lambda record: bar.advance(record.round, record), announce=bar.warn, ledgers=ledgers,
+    with _interruptible():
+        done = simulation.fit(
+            path, resume=resume, callbacks=() if as_json else Announcement(), progress=False if as_json else None,
+            ledgers=ledgers, command=_command(),
         )  # fmt: skip
     if as_json:
-        _print_result(result)
+        _print_result(done.run)
     else:
-        show_run(result, path)
+        show_run(done.run, path)
 
 
 @app.command()
@@ -134,15 +140,12 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Run every combination of settings together, with one table and one report."""
-    from hush import api
-    from hush.comparison import by_grid
-    from hush.config import load
+    from hush.simulation import Simulation
 
     label = f"sweep-{file.stem}"
     path = out or (_latest(label) if resume else _fresh(label))
-    variants = by_grid(load(file, sets or ()), grid)
-    rounds = sum(variant.rounds for variant in variants.values())
-    _side_by_side(partial(api.sweep, file, grid), rounds, seeds, path, sets or (), resume, data, as_json)
+    simulation = Simulation.from_toml(file, settings=sets or (), data_dir=data)
+    _side_by_side(partial(simulation.sweep, grid), seeds, path, resume, as_json)
 
 
 @app.command()
@@ -237,27 +240,32 @@ def bench(
 def _compare(
     file: Path, recipes: str, seeds: int, out: Path, sets: Any, resume: bool, data: str | None, as_json: bool
 ) -> None:
-    from hush import api
-    from hush.config import load
+    from hush.simulation import Simulation
 
     names = [name.strip() for name in recipes.split(",") if name.strip()]
-    rounds = load(file, sets).rounds * len(names)
-    _side_by_side(partial(api.compare, file, names), rounds, seeds, out, sets, resume, data, as_json)
+    simulation = Simulation.from_toml(file, settings=sets, data_dir=data)
+    _side_by_side(partial(simulation.compare, names), seeds, out, resume, as_json)
 
 
-def _side_by_side(
-    work: Callable[..., dict[str, Any]], rounds: int, seeds: int, out: Path, sets: Any, resume: bool,
-    data: str | None, as_json: bool,
-) -> None:  # fmt: skip
+def _side_by_side(work: Callable[..., Table], seeds: int, out: Path, resume: bool, as_json: bool) -> None:
     from hush.server.run_directory import to_json
-    from hush.terminal import Bar, show_comparison
+    from hush.terminal import show_comparison
 
-    with Bar(rounds * max(seeds, 1), quiet=as_json) as bar:
-        summary = work(
-            seeds=seeds, overrides=sets, out=out, resume=resume, data=data, command=_command(),
-            progress=lambda name, seed, record: bar.advance(None, record, f"{name}, seed {seed}"),
-        )  # fmt: skip
-    sys.stdout.write(to_json(summary).decode()) if as_json else show_comparison(summary, out)
+    with _interruptible():
+        found = work(seeds=seeds, out=out, resume=resume, progress=False if as_json else None, command=_command())
+    sys.stdout.write(to_json(found.facts).decode()) if as_json else show_comparison(found.facts, out)
+
+
+class _StoppedError(click.ClickException):
+    """Ctrl-C stopped a run; an exception of the command line's, since typer ends a command at a KeyboardInterrupt."""
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    try:
+        yield
+    except RunInterrupted as stopped:
+        raise _StoppedError(stopped.words("--resume")) from None
 
 
 def _print_result(result: RunResult) -> None:
@@ -296,7 +304,13 @@ def _choice(option: str, value: str, *accepted: str) -> Any:
 def main() -> None:
     """Run a command; a user error prints one line and exits with status 2."""
     try:
-        status = app(standalone_mode=False)
+        status = app(prog_name="hush", standalone_mode=False)
+    except NoArgsIsHelpError as asked:
+        print(asked.ctx.get_help() if asked.ctx is not None else asked.format_message())
+        status = 0
+    except _StoppedError as stopped:
+        print(f"hush: {stopped.message}", file=sys.stderr)
+        sys.exit(_INTERRUPTED)
     except (HushError, click.ClickException) as error:
         text = error.format_message() if isinstance(error, click.ClickException) else str(error)
         print(f"hush: error: {printable(' '.join(text.split()), _LONGEST)}", file=sys.stderr)
@@ -308,9 +322,10 @@ def main() -> None:
         )
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
-        print("hush: interrupted; resume the run with --resume", file=sys.stderr)
-        sys.exit(130)
+        status = _INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    if status == _INTERRUPTED:
+        print("hush: interrupted; resume the run with --resume", file=sys.stderr)
     sys.exit(status if isinstance(status, int) else 0)

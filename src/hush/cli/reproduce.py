@@ -34,8 +34,9 @@ def reproduce(
 ) -> None:
     """Reproduce a table or figure of a paper, cell by cell. An interrupted reproduction resumes when run again."""
     from hush import reproduce as table
+    from hush.progress import progress_bar, round_words
     from hush.server.run_directory import to_json
-    from hush.terminal import Bar, show_entries, show_reproduction
+    from hush.terminal import show_entries, show_reproduction
 
     if list_ or name is None:
         if name is not None:
@@ -48,10 +49,10 @@ def reproduce(
     chosen = [cell.strip() for cell in cells.split(",") if cell.strip()]
     what = table.asked(name, chosen, seeds, rounds, mode, device, sets or ())
     path = out or Path("runs") / "reproduce" / what.label()
-    with Bar(what.rounds, quiet=as_json) as bar:
+    with progress_bar(what.rounds, False if as_json else None) as bar:
         content = table.reproduce(
             what, path, data, shlex.join(["hush", *sys.argv[1:]]),
-            lambda cell, seed, record: bar.advance(None, record, f"{cell}, seed {seed}"),
+            lambda cell, seed, record: bar.advance(None, round_words(record, f"{cell}, seed {seed}")),
         )  # fmt: skip
     if as_json:
         sys.stdout.write(to_json(content).decode())

@@ -26,7 +26,7 @@ from hush.data.inputs import pack_inputs, stack_rows
 from hush.data.preprocessing import preprocessed
 from hush.data.schema import Schema
 from hush.data.sizes import LEAST
-from hush.data.tables import Table, frame_table, is_frame, read_arrays, read_table, stacked
+from hush.data.tables import Table, frame_table, is_frame, is_nested, read_arrays, read_table, stacked
 from hush.data.targets import CLASSES_FROM_ROWS, Targets, encode_targets
 from hush.data.validation import integer, named
 from hush.types import HushError, InputSpec, TargetKind, unknown
@@ -355,8 +355,10 @@ def _joined(
         columns = [table.columns[each] for each in labels]
         y: Any = columns[0] if len(columns) == 1 else np.stack([np.asarray(each) for each in columns], axis=1)
         found = encode_targets(y, classes, table.place, kind)
-        x, spec = _table_inputs(table.without(others), schema, name)
-        return _dataset(name, x, spec, found, schema)
+        features = table.without(others)
+        x, spec = _table_inputs(features, schema, name)
+        named = replace(_dataset(name, x, spec, found, schema), columns=tuple(features.columns))
+        return replace(named, label_columns=tuple(labels), client_column=client)
     if schema is not None and schema.columns:
         raise HushError("schema: names columns, and arrays have none; accepted: a table (DataFrame, CSV, Parquet)")
     packed = [pack_inputs(part.x, part.name) for part in parts]
@@ -372,14 +374,14 @@ def _joined(
     if len({(each.dtype.kind in "OU", each.shape[1:]) for each in ys}) > 1:
         raise HushError("labels: clients differ in the kind or shape of their labels; accepted: the same everywhere")
     found = encode_targets(np.concatenate(ys), classes, _place(parts), kind)
-    return _dataset(name, np.concatenate([x for x, _ in packed]), packed[0][1], found, schema)
+    made = _dataset(name, np.concatenate([x for x, _ in packed]), packed[0][1], found, schema)
+    return replace(made, label_columns=(label,) if isinstance(label, str) else ())
 
 
 def _table_inputs(table: Table, schema: Schema | None, name: str) -> tuple[npt.NDArray[np.float32], InputSpec | None]:
     """Columns of single values are features; columns of sequences, such as token numbers, are inputs by name."""
     if schema is None or not schema.columns:
-        nested = [name for name, values in table.columns.items() if len(values) and _is_sequence(values[0])]
-        if nested:
+        if is_nested(table):
             held = {key: stack_rows(list(values), f"{name}: {key}") for key, values in table.columns.items()}
             return pack_inputs(held if len(held) > 1 else next(iter(held.values())), name)
         schema = None
@@ -396,6 +398,7 @@ def _dataset(
     return Dataset(
         name, x, found.values, found.classes, schema=schema, own=True, inputs=inputs, targets=found.kind,
         class_names=found.class_names, not_covered=(CLASSES_FROM_ROWS,) if found.from_rows else (),
+        class_values=found.class_values,
     )  # fmt: skip
 
 
@@ -427,7 +430,3 @@ def _length(values: object, name: str) -> int:
         return len(values)  # type: ignore[arg-type]
     except TypeError:
         raise HushError(f"{name}: y is {type(values).__name__}; accepted: an array, one target per row") from None
-
-
-def _is_sequence(value: object) -> bool:
-    return isinstance(value, list | tuple | np.ndarray)

@@ -32,7 +32,8 @@ class Dataset:
     `own`: whether the user passed the arrays, whatever `name` is. `inputs`: what a row unpacks into, if not one array
     of real numbers. `targets`: what `y` contains: int64 classes, or float32 for the other kinds. `class_names`: the
     values of the classes, if they are not 0 to K - 1. `not_covered`: what reading the data revealed that no accountant
-    covers.
+    covers. `class_values`: the classes as the labels of the rows have them (texts, integers, ...). `columns`: the names
+    of the features in order. `label_columns` and `client_column`: the names of the other columns of a table or archive.
     """
 
     name: str
@@ -46,6 +47,10 @@ class Dataset:
     targets: TargetKind = "classes"
     class_names: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
+    class_values: tuple[Any, ...] = ()
+    columns: tuple[str, ...] = ()
+    label_columns: tuple[str, ...] = ()
+    client_column: str | None = None
 
     @property
     def title(self) -> str:

@@ -49,6 +49,27 @@ class ColumnDataset(Protocol):
         """The number of rows."""
 
 
+class Columns:
+    """A mapping from names to columns, with the interface of a dataset with named columns."""
+
+    def __init__(self, columns: Mapping[Any, Any]) -> None:
+        held = {str(name): _plain(values) for name, values in columns.items()}
+        if len({len(values) for values in held.values()}) > 1:
+            raise HushError("rows: columns of different lengths; accepted: as many values in each column")
+        self.column_names = list(held)
+        self._columns = held
+
+    def joined(self, name: str, values: object) -> Columns:
+        """The same with a column more."""
+        return Columns({**self._columns, name: values})
+
+    def __getitem__(self, name: str, /) -> Any:
+        return self._columns[name]
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values()), []))
+
+
 @dataclass(frozen=True)
 class Source:
     """The origin of some rows of a table; `lines` are line numbers in a text file."""
@@ -134,6 +155,12 @@ def frame_table(frame: Any, name: str) -> Table:
     return Table(_checked(columns, name), (Source(name, rows),))
 
 
+def is_nested(table: Table) -> bool:
+    """Whether a column holds sequences, such as token numbers, in place of single values."""
+    held = (values[0] for values in table.columns.values() if len(values))
+    return any(isinstance(first, list | tuple | np.ndarray) for first in held)
+
+
 def stacked(tables: Sequence[Table]) -> Table:
     """Return one table with the rows of several, whose columns must be the same, in any order."""
     first = tables[0]
@@ -217,6 +244,18 @@ def _series(series: Any) -> Values:
     values = list(series.to_list())
     # pandas has its own marker for blanks, whose comparisons have no truth value.
     return [None if type(value).__name__ in ("NAType", "NaTType") else value for value in values]
+
+
+def _plain(column: Any) -> list[Any]:
+    """The values of a column, as Python has them but for times."""
+    if hasattr(column, "to_numpy") and hasattr(column, "to_list"):
+        column = _series(column)
+    found = column if isinstance(column, list) else np.asarray(column)
+    if isinstance(found, np.ndarray):
+        if not found.ndim:
+            raise HushError("rows: a column is a single value; accepted: a list of values for each column")
+        return list(found) if found.dtype.kind == "M" else list(found.tolist())
+    return [value.item() if isinstance(value, np.number | np.bool_) else value for value in found]
 
 
 def _listed(column: Any) -> Values:

@@ -32,6 +32,7 @@ class Targets:
         classes: The number of classes or of labels; 0 for real numbers.
         class_names: The names of the classes, in order; empty if they are 0 to K - 1.
         from_rows: Whether the classes were taken from the rows.
+        class_values: The classes in order, of the type that the labels of the rows have.
     """
 
     values: npt.NDArray[Any]
@@ -39,6 +40,7 @@ class Targets:
     classes: int
     class_names: tuple[str, ...] = ()
     from_rows: bool = False
+    class_values: tuple[Any, ...] = ()
 
 
 def encode_targets(
@@ -150,7 +152,18 @@ def _classes(found: npt.NDArray[Any], classes: int | Sequence[object] | None, wh
             f"{where(row)}: label {_text(found[row])[:80]!r} is not one of the classes; accepted: {accepted}"
         )
     plain = texts == [str(number) for number in range(len(texts))]
-    return Targets(values, "classes", len(texts), () if plain else tuple(texts), classes is None)
+    typed = _typed(texts, found.dtype.kind)
+    return Targets(values, "classes", len(texts), () if plain else tuple(texts), classes is None, typed)
+
+
+def _typed(texts: Sequence[str], kind: str) -> tuple[Any, ...]:
+    """Classes as the labels of the rows are: integers, booleans or real numbers where those are, else texts."""
+    booleans = {"True": True, "False": False, "1": True, "0": False}
+    types: dict[str, Callable[[str], Any]] = {"i": int, "u": int, "f": float, "b": booleans.__getitem__}
+    try:
+        return tuple(types.get(kind, str)(text) for text in texts)
+    except (KeyError, ValueError):
+        return tuple(texts)
 
 
 def _distinct(found: npt.NDArray[Any]) -> list[Any]:

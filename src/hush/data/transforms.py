@@ -22,10 +22,15 @@ def unit_rows(dataset: Dataset) -> Dataset:
 
     Rows of zeros or of subnormal numbers, which have too few digits, are not changed.
     """
-    norms = np.linalg.norm(dataset.x.reshape(len(dataset.x), -1).astype(np.float64), axis=1)
+    return replace(dataset, x=unit_norm(dataset.x))
+
+
+def unit_norm(x: Features) -> Features:
+    """The same of rows alone."""
+    norms = np.linalg.norm(x.reshape(len(x), -1).astype(np.float64), axis=1)
     usable = norms >= np.finfo(np.float32).tiny
-    scale = np.where(usable, 1 / np.where(usable, norms, 1), 1).astype(dataset.x.dtype)
-    return replace(dataset, x=dataset.x * scale.reshape(-1, *(1,) * (dataset.x.ndim - 1)))
+    scale = np.where(usable, 1 / np.where(usable, norms, 1), 1).astype(x.dtype)
+    return x * scale.reshape(-1, *(1,) * (x.ndim - 1))
 
 
 def phase(share: Share, round_number: int) -> int:

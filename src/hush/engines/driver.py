@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -15,18 +15,41 @@ from torch import Tensor
 
 from hush.engines.results import outcome
 from hush.engines.setup import Federation
-from hush.models import Model, unflatten
+from hush.engines.trained import trained_model
+from hush.models import Model
 from hush.objective.evaluation import evaluated
 from hush.privacy.ledger import Ledger
 from hush.recipes.context import State
 from hush.server.loop import Answer, ServerState, serve, short_of_quorum, start
 from hush.server.run_directory import RunDir
+from hush.trained_model import contents
 from hush.training import input_mean
 from hush.types import RoundRecord, RunResult, Task
 
 _AT_ONCE = 4096  # rows that are evaluated at a time
 ACCURACY = "accuracy"
-Rounds = Generator[list[Task], list[Answer], RunResult]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CompletedRun:
+    """All that a run leaves in memory.
+
+    Attributes:
+        result: As it is saved.
+        records: Of every round.
+        models: The released models, models x p, for inputs as they are.
+        homes: The model of each client.
+        federation: As it was planned from enrolment.
+    """
+
+    result: RunResult
+    records: tuple[RoundRecord, ...]
+    models: Tensor
+    homes: tuple[int, ...]
+    federation: Federation
+
+
+Rounds = Generator[list[Task], list[Answer], CompletedRun]
 
 
 class Host(Protocol):
@@ -72,15 +95,16 @@ class Host(Protocol):
         """Count what a round released, where it was not charged here, before the round is saved."""
         ...
 
-    def saved(self, record: RoundRecord) -> None:
-        """Tell whoever waits for it that a round is over and saved."""
+    def saved(self, record: RoundRecord) -> bool | None:
+        """Tell whoever waits for it that a round is over and saved; True stops the run there."""
         ...
 
 
 def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -> Rounds:
     """All rounds of a run, from enrolment or from the last one that was saved: gives tasks, is sent answers.
 
-    `began` is when the run began, by `time.perf_counter`. Returns the result, which is then in the directory as well.
+    `began` is when the run began, by `time.perf_counter`. The result is then in the directory as well, unless the run
+    was stopped: what is saved can then be resumed.
     """
     restored = directory.restore() if directory is not None and resume else None
     records: list[RoundRecord] = []
@@ -91,51 +115,45 @@ def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -
     else:
         federation, told = host.enrol()
         state = start(federation.terms, federation.starts(), told)
-    recipe, everyone = federation.recipe, range(len(federation.members))
 
-    def keep(new: ServerState, record: RoundRecord) -> None:
-        placed = recipe.assign.homes(everyone, new.slots["assign"])
-        scores, loss = host.evaluate(uncentred(federation, new.released, new.slots["protect"]), placed, new.round)
+    def keep(new: ServerState, record: RoundRecord) -> bool | None:
+        scores, loss = host.evaluate(*released(federation, new), new.round)
         seconds = time.perf_counter() - began - host.idle
         done = replace(record, loss=loss, seconds=seconds, **scored(federation, scores))
         records.append(done)
         host.closed(done)
         if directory is not None:
             directory.save(new, done)
-        host.saved(done)
+        return host.saved(done)
 
     state = yield from serve(federation.terms, state, keep)
-    ended = short_of_quorum(federation.terms, state) or "all rounds are done"
-    released = uncentred(federation, state.released, state.slots["protect"])
-    metrics = host.measure(released, recipe.assign.homes(everyone, state.slots["assign"]), state.round)
+    ended = short_of_quorum(federation.terms, state)
+    stopped = ended is None and state.round < len(federation.terms.participants)
+    ended = ended or (f"stopped after round {state.round}" if stopped else "all rounds are done")
+    models, homes = released(federation, state)
+    metrics = host.measure(models, homes, state.round)
     result = outcome(federation, host.ledgers, records, ended, host.names, metrics)
     result = replace(result, warnings=(*host.warnings, *result.warnings))
-    if directory is not None:
-        directory.finish(result, named(federation, released))
-    return result
+    if directory is not None and not stopped:
+        directory.finish(result, contents(trained_model(federation, models, homes, result)))
+    return CompletedRun(result=result, records=tuple(records), models=models, homes=homes, federation=federation)
 
 
-def answered(rounds: Rounds, answer: Callable[[list[Task]], list[Answer]]) -> RunResult:
+def released(federation: Federation, state: ServerState) -> tuple[Tensor, tuple[int, ...]]:
+    """The models that a state releases, models x p, for inputs as they are, and the model of each client."""
+    homes = federation.recipe.assign.homes(range(len(federation.members)), state.slots["assign"])
+    return uncentred(federation, state.released, state.slots["protect"]), tuple(homes)
+
+
+def answered(rounds: Rounds, answer: Callable[[list[Task]], list[Answer]]) -> CompletedRun:
     """Run all rounds with answers that a function obtains."""
     try:
         tasks = next(rounds)
         while True:
             tasks = rounds.send(answer(tasks))
     except StopIteration as end:
-        result: RunResult = end.value
-        return result
-
-
-def named(federation: Federation, models: Tensor) -> dict[str, Tensor]:
-    """The released models by the names of their tensors, as they are stored."""
-    layout = federation.model.layout
-    if len(models) == 1:
-        return {name: value.contiguous() for name, value in unflatten(models[0], layout).items()}
-    return {
-        f"{number}.{name}": value.contiguous()
-        for number, model in enumerate(models)
-        for name, value in unflatten(model, layout).items()
-    }
+        done: CompletedRun = end.value
+        return done
 
 
 def uncentred(federation: Federation, models: Tensor, protect: State) -> Tensor:

@@ -82,7 +82,11 @@ def outcome(
         config=config.model_dump(),
         trained=trained(records),
         out_of_budget=spent,
-        warnings=(*gathered((card.name or card.client, card.warnings) for card in cards), *_warned(records, names)),
+        warnings=(
+            *gathered((card.name or card.client, card.warnings) for card in cards),
+            *federation.silent_settings(),
+            *_warned(records, names),
+        ),
         clients=tuple(names),
     )
 

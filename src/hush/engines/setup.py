@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hush import models, recipes
-from hush.config import Config
+from hush.config import Config, silent_settings
 from hush.data import ClientData, budgets, client_data, client_rows, datasets, transforms
 from hush.engines import auto_lr, noisy_counts, run_ledgers
 from hush.engines.client_config import member_names, with_clients
@@ -200,7 +200,20 @@ class Federation:
 
     def warnings(self) -> tuple[str, ...]:
         """The same for all clients, each text once."""
-        return gathered((member.name or member.client, self.warned(member.client)) for member in self.members)
+        named = gathered((member.name or member.client, self.warned(member.client)) for member in self.members)
+        return (*named, *self.silent_settings())
+
+    def silent_settings(self) -> tuple[str, ...]:
+        """Settings of the config that have no effect beside others, in words."""
+        steps, local = self.recipe.protect.round_steps, self.config.local
+        if steps is None:
+            return silent_settings(self.config)
+        given = [("epochs", local.epochs)] if local.epochs != 1 else []
+        given += [("steps", local.steps)] if local.steps is not None else []
+        return tuple(
+            f"local.{name} = {value} has no effect, because the recipe takes {steps} steps a round"
+            for name, value in given
+        )
 
     def third_party(self) -> str:
         """What can be said toward someone who sees only the models."""
@@ -253,15 +266,15 @@ def prepare(
     *,
     root: str | None = None,
     dataset: ClientData | datasets.Dataset | None = None,
-    module: nn.Module | None = None,
+    module: nn.Module | Model | None = None,
 ) -> Federation:
     """Build the federation that a config describes, or say what is wrong with it.
 
     `dataset` is the data in place of what the config names. Where clients have rows of their own, the config follows.
+    `module` is the user's own, or the model that an earlier federation made of it, which saves isolating it again.
     """
     name, recipe = recipes.parse(config.recipe, config.mode)
     device = _device(config.engine.device)
-    _check_room(config)
     data = load(config, root) if dataset is None else dataset
     data = ClientData(data) if isinstance(data, datasets.Dataset) else data
     config = with_clients(config, data)
@@ -395,6 +408,7 @@ def _by_stage_and_client(rows: Sequence[Sequence[float]]) -> Tensor:
 
 def load(config: Config, root: str | None = None) -> ClientData:
     """The data that a config names."""
+    _check_room(config)
     data = config.data
     if data.files is not None:
         if data.name != "digits":
@@ -429,9 +443,11 @@ def shaped(dataset: datasets.Dataset, config: Config) -> datasets.Dataset:
     return transforms.unit_rows(dataset) if config.data.rows == "unit-norm" and dataset.inputs is None else dataset
 
 
-def _model(config: Config, module: nn.Module | None, dataset: datasets.Dataset) -> Model:
+def _model(config: Config, module: nn.Module | Model | None, dataset: datasets.Dataset) -> Model:
     shape, spec, task = tuple(dataset.x.shape[1:]), dataset.inputs, task_of(config, dataset)
-    if module is not None:
+    if isinstance(module, Model):
+        model = module
+    elif module is not None:
         model = models.from_user(module, shape, least_outputs(task, dataset), own_name(module), spec, key=None)
     else:
         outputs, least = outputs_of(task, dataset), least_outputs(task, dataset)

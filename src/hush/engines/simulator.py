@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from hush.callbacks import Callback, RunStart
 from hush.engines import client_round
 from hush.engines.client_round import Client, Work
-from hush.engines.driver import drive, evaluate, measure
+from hush.engines.driver import CompletedRun, drive, evaluate, measure, released
 from hush.engines.enrolment import enrolled
 from hush.engines.fingerprint import Hashes, identity
 from hush.engines.results import manifest
@@ -34,8 +35,6 @@ from hush.training.train import train
 from hush.types import Decline, HushError, Receipt, RoundRecord, RunResult, SideAnswers, Task, Update
 
 _RELEASES = "releases."
-Progress = Callable[[RoundRecord], None]
-Announce = Callable[[tuple[str, ...], tuple[str, ...]], None]
 Arrays = dict[object, tuple[Tensor, Tensor]]
 _SHORT = 2**26  # numbers in all rows of a run
 
@@ -43,7 +42,7 @@ _SHORT = 2**26  # numbers in all rows of a run
 class Simulator:
     """The clients, simulated together: the `Host` of a simulation.
 
-    `arrays` are shared between runs on the same data. `warnings` is what opening the ledgers brought, `progress` is
+    `arrays` are shared between runs on the same data. `warnings` is what opening the ledgers brought, `callbacks` are
     called after each round.
     """
 
@@ -56,12 +55,12 @@ class Simulator:
         arrays: Arrays | None = None,
         *,
         warnings: Sequence[str] = (),
-        progress: Progress | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.federation, self.warnings = federation, warnings
         self._arrays: Arrays = {} if arrays is None else arrays
         self._ledgers = ledgers
-        self._progress = progress
+        self._callbacks = tuple(callbacks)
         federation.model.to(federation.device)
         self._bounds = federation.data.bounds()
         self._phase: tuple[int, ...] | None = None
@@ -89,12 +88,13 @@ class Simulator:
     def closed(self, record: RoundRecord) -> None:
         """Nothing is left to count: every answer was charged before it was made."""
 
-    def saved(self, record: RoundRecord) -> None:
+    def saved(self, record: RoundRecord) -> bool:
         """Report a saved round. The first holds what enrolment told: from then on nobody asks for that again."""
         if record.round == 1:
             self._delivered()
-        if self._progress is not None:
-            self._progress(record)
+        # Every callback hears of the round, also if one before it stops the run.
+        answers = [callback.on_round_end(record) for callback in self._callbacks]
+        return any(answers)
 
     def _delivered(self) -> None:
         for member in self.federation.members:
@@ -195,7 +195,7 @@ class Simulator:
         self._phase = phase
 
 
-Execution = Generator[tuple[Simulator, list[Work]], Sequence[Tensor], RunResult]
+Execution = Generator[tuple[Simulator, list[Work]], Sequence[Tensor], CompletedRun]
 
 
 def run(
@@ -204,20 +204,16 @@ def run(
     *,
     resume: bool = False,
     command: str = "",
-    progress: Progress | None = None,
-    announce: Announce | None = None,
+    callbacks: Sequence[Callback] = (),
     ledgers: Path | None = None,
-) -> RunResult:
+) -> CompletedRun:
     """Run a federation to its end, keeping every round in `out` if that is given.
 
-    `announce` is told, before the first round, what no epsilon covers, and what to warn of. `ledgers` is a directory
-    of ledger files to go on with; without one, ledgers live as long as the run.
+    `ledgers` is a directory of ledger files to go on with; without one, ledgers live as long as the run.
     """
-    one = execution(
-        federation, out, resume=resume, command=command, progress=progress, announce=announce, ledgers=ledgers
-    )
-    (result,) = lockstep([one])
-    return result
+    one = execution(federation, out, resume=resume, command=command, callbacks=callbacks, ledgers=ledgers)
+    (done,) = lockstep([one])
+    return done
 
 
 def execution(
@@ -226,20 +222,19 @@ def execution(
     *,
     resume: bool = False,
     command: str = "",
-    progress: Progress | None = None,
-    announce: Announce | None = None,
+    callbacks: Sequence[Callback] = (),
     ledgers: Path | None = None,
     arrays: Arrays | None = None,
     hashes: Hashes | None = None,
 ) -> Execution:
-    """One run as a generator: it gives what is to be trained, is sent the updates, and returns the result."""
+    """One run as a generator: it gives what is to be trained, is sent the updates, and returns the outcome."""
     began = time.perf_counter()
     new = out is not None and not (out / MANIFEST).exists()
     directory = _open(federation, out, resume, command, hashes, ledgers)
-    if announce is not None:
-        announce(federation.not_covered(), federation.warnings())
-    if directory is not None and (done := directory.finished()) is not None:
-        return done
+    for callback in callbacks:
+        callback.on_run_start(_start(federation))
+    if directory is not None and (found := directory.finished()) is not None:
+        return _told(_again(federation, directory, found), callbacks)
     if directory is not None:
         _check_ledgers(directory, ledgers)
     warned: list[str] = []
@@ -252,7 +247,7 @@ def execution(
         raise
     held = RunLedgers(opened, _run_name(directory), durable=ledgers is not None)
     try:
-        simulator = Simulator(federation, held, arrays, warnings=warned, progress=progress)
+        simulator = Simulator(federation, held, arrays, warnings=warned, callbacks=callbacks)
         rounds = drive(simulator, directory, resume=resume, began=began)
         try:
             tasks = next(rounds)
@@ -261,15 +256,40 @@ def execution(
                 vectors = yield simulator, works
                 tasks = rounds.send([*declined, *simulator.seal(works, vectors)])
         except StopIteration as end:
-            result: RunResult = end.value
-            return result
+            return _told(end.value, callbacks)
     finally:
         held.close()
 
 
-def lockstep(executions: Sequence[Execution]) -> list[RunResult]:
+def _start(federation: Federation) -> RunStart:
+    config = federation.config
+    return RunStart(
+        recipe=federation.recipe_name,
+        seed=config.seed,
+        rounds=config.rounds,
+        clients=tuple(member.name or str(member.client) for member in federation.members),
+        not_covered=federation.not_covered(),
+        warnings=federation.warnings(),
+    )
+
+
+def _again(federation: Federation, directory: RunDir, result: RunResult) -> CompletedRun:
+    """A run that had come to its end before, with its models."""
+    state, records = directory.last()
+    federation = federation.counted([int(count) for count in state.slots["loop"]["samples"]])
+    models, homes = released(federation, state)
+    return CompletedRun(result=result, records=tuple(records), models=models, homes=homes, federation=federation)
+
+
+def _told(done: CompletedRun, callbacks: Sequence[Callback]) -> CompletedRun:
+    for callback in callbacks:
+        callback.on_run_end(done.result)
+    return done
+
+
+def lockstep(executions: Sequence[Execution]) -> list[CompletedRun]:
     """Drive several runs together, round by round: what can be trained in one piece is."""
-    results: dict[int, RunResult] = {}
+    results: dict[int, CompletedRun] = {}
     waiting: dict[int, tuple[Simulator, list[Work]]] = {}
     since: dict[int, float] = {}
 

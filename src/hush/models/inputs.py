@@ -38,11 +38,17 @@ class UnpackedInputs(nn.Module):
             self.__dict__[table] = own.__dict__[table]
         self.spec = spec
         self.training = own.training
-        self.spread = _takes(own, spec)
+        self.spread = takes_separately(own, spec)
+
+    @property
+    def own(self) -> nn.Module:
+        """The module that takes the unpacked inputs."""
+        own: nn.Module = self.__dict__["_own"]
+        return own
 
     def forward(self, x: Tensor) -> Any:
         """The module's output for stored rows."""
-        own = self.__dict__["_own"]
+        own = self.own
         parts = unpack(x, self.spec)
         if self.spec.kind == "array":
             return own(parts[0])
@@ -93,7 +99,7 @@ def _typed(values: Tensor, kind: InputType) -> Tensor:
     return values if kind == "float32" else values.to(_TYPES[kind])
 
 
-def _takes(module: nn.Module, spec: InputSpec) -> bool:
+def takes_separately(module: nn.Module, spec: InputSpec) -> bool:
     """Whether the module takes several inputs as separate arguments."""
     try:
         signature = inspect.signature(module.forward)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 
 import torch
@@ -71,6 +72,41 @@ def from_user(
         return from_module(validate(module, shape, classes, name, key=key), shape, name)
     unpacked = UnpackedInputs(module, inputs, name)
     return from_module(validate(unpacked, shape, classes, name, key=key), shape, name, example_rows(inputs, _EXAMPLES))
+
+
+def given_module(given: object, shape: object, outputs: int) -> nn.Module:
+    """The module that a user gives: an instance, a function or class that makes one, or `module:function`.
+
+    A function is called without arguments, or with the shape of a row (`hush.models.inputs.shapes_of`) and the number
+    of classes, labels or targets.
+    """
+    wanted = "accepted: a function of nothing, or of (input shape, number of classes)"
+    if isinstance(given, str):
+        try:
+            given = user_code(given)
+        except Exception as error:  # the user's own code
+            raise HushError(f"model: {given!r:.80} cannot be used: {error!r:.200}; {wanted}") from None
+    if isinstance(given, nn.Module):
+        return given
+    if not callable(given):
+        raise HushError(f"model: found {type(given).__name__}; accepted: an nn.Module, or a function that makes one")
+    name = str(getattr(given, "__qualname__", type(given).__name__))
+    try:
+        needed = [
+            each for each in inspect.signature(given).parameters.values()
+            if each.default is each.empty and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        ]  # fmt: skip
+    except (TypeError, ValueError):
+        needed = []
+    if len(needed) not in (0, 2):
+        raise HushError(f"model: {name} needs {', '.join(each.name for each in needed)}; {wanted}")
+    try:
+        made = given(shape, outputs) if needed else given()
+    except Exception as error:  # the user's own code
+        raise HushError(f"model: {name} fails: {error!r:.200}; {wanted}") from None
+    if not isinstance(made, nn.Module):
+        raise HushError(f"model: {name} returns {type(made).__name__}; accepted: an nn.Module")
+    return made
 
 
 def imported(name: str, shape: object, classes: int) -> nn.Module:

@@ -51,6 +51,17 @@ BASES: Mapping[str, type[Option]] = {
 }
 
 
+# Algorithms that are one option of a slot here.
+SYNONYMS = {
+    "fedadam": 'step = "adam" (FedAdam is an option of the slot step, beside any name)',
+    "fedopt": 'step = "adam" (an option of the slot step, beside any name)',
+    "fedavgm": 'step = "momentum" (FedAvgM is an option of the slot step, beside any name)',
+    "fedmomentum": 'step = "momentum" (an option of the slot step, beside any name)',
+    "dp-fedadam": 'name = "dp-fedavg" with step = "adam"',
+    "dp-fedavgm": 'name = "dp-fedavg" with step = "momentum"',
+}
+
+
 def as_table(recipe: object) -> dict[str, Any]:
     """The table of a config for a recipe given in Python: a name, a table, or a `Recipe`."""
     if isinstance(recipe, str):
@@ -67,7 +78,8 @@ def parse(table: Mapping[str, Any], mode: Literal["sound", "faithful"] = "sound"
     check_renamed({"recipe": table})
     name = table.get("name")
     if name is not None and (not isinstance(name, str) or name not in RECIPES):
-        raise unknown("recipe.name", "recipe", name, RECIPES)
+        meant = SYNONYMS.get(name.lower(), "") if isinstance(name, str) else ""
+        raise unknown("recipe.name", "recipe", name, RECIPES, meant=meant)
     known = {**RECIPES, **FAITHFUL} if mode == "faithful" else RECIPES
     base = known[name] if name is not None else Recipe()
     slots = {key: value for key, value in table.items() if key != "name"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,11 @@ def toml(config: Mapping[str, Any]) -> str:
         if isinstance(table, Mapping):
             lines += ["", f"[{_key(name)}]", *(f"{_key(key)} = {_value(value)}" for key, value in _given(table))]
     return "\n".join(lines).strip() + "\n"
+
+
+def inline(value: Any) -> str:
+    """Return one value as TOML."""
+    return _value(value)
 
 
 def _given(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -30,6 +36,8 @@ def _value(value: Any) -> str:
         return "{ " + ", ".join(f"{_key(key)} = {_value(item)}" for key, item in _given(value)) + " }"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(item) for item in value) + "]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     return _text(value) if isinstance(value, str) else json.dumps(value)
 
 

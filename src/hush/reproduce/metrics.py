@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hush.callbacks import RoundFunction
 from hush.config import Config
 from hush.recipes.slots.weight import Balanced, EstimatedNoise
 from hush.server.loop import enrolled
@@ -214,7 +215,7 @@ def _trained_round(federation: Federation) -> tuple[list[float], list[float]]:
     from hush.engines import simulator
 
     kept: list[RoundRecord] = []
-    one = simulator.execution(federation, progress=kept.append)
+    one = simulator.execution(federation, callbacks=[RoundFunction(kept.append)])
     asked = next(one)
     try:
         one.send(simulator.train_together([asked])[0])

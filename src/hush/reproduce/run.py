@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hush.comparison import executed, path_of
+from hush.comparison import executed, from_files, path_of
 from hush.config import Config, config_hash
 from hush.engines.results import versions
 from hush.reproduce.claims import checked
@@ -84,7 +84,7 @@ def reproduce(
         found = _first_rounds(what, seeds, out, data)
         runs: dict[str, list[FinishedRun]] = {}
     else:
-        runs = _done(what, executed(what.configs, seeds, out, True, data, command, progress), out, data)
+        runs = _done(what, executed(what.configs, seeds, out, True, from_files(data), command, progress), out, data)
         found = {name: [metric(what.entry.metric)(one) for one in done] for name, done in runs.items()}
     cells = [_row(cell, what.configs[cell.name], found[cell.name], runs.get(cell.name, [])) for cell in what.cells]
     content = {

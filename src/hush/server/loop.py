@@ -76,7 +76,7 @@ class ServerState:
 
 
 Answer = Update | Decline
-Keep = Callable[[ServerState, RoundRecord], None]
+Keep = Callable[[ServerState, RoundRecord], bool | None]
 
 
 def start(terms: RunTerms, models: Tensor, enrolment: State | None = None) -> ServerState:
@@ -108,7 +108,8 @@ def short_of_quorum(terms: RunTerms, state: ServerState) -> str | None:
 
 
 def serve(terms: RunTerms, state: ServerState, keep: Keep) -> Generator[list[Task], list[Answer], ServerState]:
-    """Run the remaining rounds. `keep` is called with the new state and the record after each round.
+    """Run the remaining rounds. `keep` is called with the new state and the record after each round; it ends the run
+    by returning True.
 
     A client that declines permanently is not invited again. The run ends when fewer clients than the quorum remain. A
     round in which fewer clients than the quorum answer leaves the models unchanged.
@@ -143,22 +144,21 @@ def serve(terms: RunTerms, state: ServerState, keep: Keep) -> Generator[list[Tas
 
         # 5. Record.
         state = ServerState(number, found.models, found.released, found.slots)
-        keep(
-            state,
-            RoundRecord(
-                round=number,
-                weights=found.weights,
-                noise_estimated=found.noise,
-                noise_planned={c: float(terms.planned_noise[terms.stage_table.of[number], c]) for c in found.weights},
-                refused=refused,
-                charged=tuple(sorted({update.client for update in updates})),
-                stage=terms.stage_table.of[number],
-                placed=found.joined if len(found.models) > 1 else {},
-                bytes_up=traffic[0],
-                bytes_down=traffic[1],
-                warnings=found.warnings,
-            ),
+        record = RoundRecord(
+            round=number,
+            weights=found.weights,
+            noise_estimated=found.noise,
+            noise_planned={c: float(terms.planned_noise[terms.stage_table.of[number], c]) for c in found.weights},
+            refused=refused,
+            charged=tuple(sorted({update.client for update in updates})),
+            stage=terms.stage_table.of[number],
+            placed=found.joined if len(found.models) > 1 else {},
+            bytes_up=traffic[0],
+            bytes_down=traffic[1],
+            warnings=found.warnings,
         )
+        if keep(state, record):
+            break
     return state
 
 

@@ -4,7 +4,7 @@ manifest.json       config, its hash, fingerprints of data and model, seed, vers
 rounds.jsonl        one line per round
 checkpoint-N        the server's state after round N (safetensors)
 result.json         the result, after the last round
-model.safetensors   the released model
+model.safetensors   the released model; model.json describes it (`hush.trained_model.files`)
 report.html         the HTML report
 """
 
@@ -127,13 +127,21 @@ class RunDir:
         write_atomically(self.path / ROUNDS, b"".join(line + b"\n" for line in lines))
         return state, [_record(line) for line in lines]
 
+    def last(self) -> tuple[ServerState, list[RoundRecord]]:
+        """The state and the rounds that a finished run ended with."""
+        kept = self.restore() if any(self.path.glob("checkpoint-*.safetensors")) else None
+        if kept is None:
+            raise HushError(f"{self.path}: has a result and no checkpoint; choose another directory to run again")
+        return kept
+
     def records(self) -> list[RoundRecord]:
         """Return the records of all rounds so far."""
         return [_record(line) for line in (self.path / ROUNDS).read_bytes().splitlines()]
 
-    def finish(self, result: Any, model: Mapping[str, Tensor]) -> None:
-        """Write the result. `result.json` is written last, so its presence means that all other files are complete."""
-        write_atomically(self.path / MODEL, save(dict(model)))
+    def finish(self, result: Any, model: Mapping[str, bytes]) -> None:
+        """Write the files of the model, then the result: if `result.json` is present, all other files are complete."""
+        for name, content in model.items():
+            write_atomically(self.path / name, content)
         write_atomically(self.path / RESULT, to_json(result))
 
     def finished(self) -> RunResult | None:
@@ -151,6 +159,11 @@ class RunDir:
 
     def _checkpoint(self, number: int) -> Path:
         return self.path / f"checkpoint-{number:06d}.safetensors"
+
+
+def saved_round(path: Path) -> int:
+    """The last round that is saved in a directory of one or more runs; 0 where there is none."""
+    return max((int(each.stem.rpartition("-")[2]) for each in path.rglob("checkpoint-*.safetensors")), default=0)
 
 
 def check_identity(path: Path, manifest: Mapping[str, Any], identity: Mapping[str, Any]) -> None:

@@ -93,7 +93,7 @@ class Coordinator:
         directory = self._directory(federation, agreement, out, resume, held, command)
         self._under_way = True
         members = _Members(self, federation, agreement, progress)
-        result = answered(drive(members, directory, resume=held, began=began), members.answer)
+        result = answered(drive(members, directory, resume=held, began=began), members.answer).result
         self.log.note("ended", run=agreement.run, rounds=result.rounds, why=result.ended)
         return result
 

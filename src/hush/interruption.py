@@ -1,0 +1,24 @@
+"""Interruption of a run by Ctrl-C: which round was the last, and how to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hush.server.run_directory import MANIFEST, saved_round
+from hush.types import RoundRecord, RunInterrupted
+
+
+@contextmanager
+def interruptible(path: Path | None) -> Iterator[list[RoundRecord]]:
+    """Inside, Ctrl-C raises `RunInterrupted`, which names the last round of the runs in a directory or in memory.
+
+    Gives a list for the records of rounds that are over.
+    """
+    over: list[RoundRecord] = []
+    try:
+        yield over
+    except KeyboardInterrupt:
+        number = saved_round(path) if path is not None else max((record.round for record in over), default=0)
+        raise RunInterrupted(number, path is not None and any(path.rglob(MANIFEST))) from None

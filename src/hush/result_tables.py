@@ -1,0 +1,249 @@
+"""Result tables: the rounds, the guarantees and the preview of a run, comparisons, sweeps, audits and measures."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from hush.objective.metrics import Metric, metric_named
+from hush.table import Table
+from hush.types import Guarantee, RoundRecord, RunResult
+
+_CARD = (
+    "client",
+    "epsilon_spent",
+    "epsilon_budget",
+    "delta",
+    "relation",
+    "samples",
+    "batch_size",
+    "rounds",
+    "steps",
+    "noise_multiplier",
+)
+_CLIENTS = 8  # whose own metrics are shown
+_DETAILS = ("third_party", "stages")
+
+
+def history_table(records: Sequence[RoundRecord]) -> Table:
+    """One row per round."""
+    primary = metric_named(records[-1].primary) if records else metric_named("accuracy")
+    columns = (
+        "round",
+        primary.name,
+        "worst_client",
+        "best_client",
+        "loss",
+        "clients",
+        "refused",
+        "bytes_up",
+        "bytes_down",
+        "seconds",
+    )
+    rows = []
+    for record in records:
+        each = record.scores
+        scores = (statistics.fmean(each), *_ends(each, primary)) if each else (None, None, None)
+        rows.append(
+            (
+                record.round,
+                *scores,
+                record.loss,
+                len(record.charged),
+                len(record.refused),
+                record.bytes_up,
+                record.bytes_down,
+                record.seconds,
+            )
+        )
+    return Table(
+        title=f"Rounds: test {primary.label} over the clients, loss, and how many clients sent an update",
+        columns=columns,
+        rows=tuple(rows),
+        shown=(*columns[:7], "seconds"),
+    )
+
+
+def guarantee_table(cards: Sequence[Guarantee], not_covered: Sequence[str], warnings: Sequence[str] = ()) -> Table:
+    """One row per client: what its guarantee card says. What no epsilon covers, and warnings, are the notes."""
+    columns = tuple(field.name for field in fields(Guarantee) if field.name not in ("name", *_DETAILS))
+    rows = tuple(
+        tuple(card.name or card.client if column == "client" else getattr(card, column) for column in columns)
+        for card in cards
+    )
+    about = [f"Toward a third party: {cards[0].third_party}"] if cards and cards[0].third_party else []
+    return Table(
+        title="Guarantees toward the server, one per client",
+        columns=columns,
+        rows=rows,
+        shown=_CARD,
+        notes=(*about, *_notes(not_covered, warnings)),
+    )
+
+
+def preview_table(found: Mapping[str, Any]) -> Table:
+    """One row per client of a planned run, as `hush.preview` found it."""
+    columns = (
+        "client",
+        "epsilon_budget",
+        "epsilon_planned",
+        "delta",
+        "samples",
+        "batch_size",
+        "sample_rate",
+        "rounds",
+        "steps",
+        "noise_multiplier",
+        "noise_variance",
+        "weight",
+    )
+    rows = tuple(
+        (each["name"] or each["client"], *(each[column] for column in columns[1:])) for each in found["clients"]
+    )
+    return Table(
+        title=f"{found['recipe']}: plan of each client; weight is its expected share in the model",
+        columns=columns,
+        rows=rows,
+        shown=tuple(name for name in columns if name not in ("sample_rate", "noise_variance")),
+        notes=(f"Toward a third party: {found['third_party']}", *_notes(found["not_covered"], found["warnings"])),
+        facts=found,
+    )
+
+
+def comparison_table(
+    summary: Mapping[str, Any], keys: Sequence[str] = ("recipe",), values: Mapping[str, Sequence[Any]] | None = None
+) -> Table:
+    """One row per variant, best first: the mean and the sample standard deviation over the seeds.
+
+    `keys` are the columns that tell variants apart, `values` what they hold for each variant; by default its label.
+    """
+    primary, rows = metric_named(summary["primary"]), []
+    for name, entry in summary["recipes"].items():
+        runs, score = entry["runs"], entry["score"]
+        rows.append(
+            (
+                *((name,) if values is None else values[name]),
+                score["mean"],
+                score["std"] if len(runs) > 1 else None,
+                _ends([run["worst"] for run in runs], primary)[0],
+                statistics.fmean(run["loss"] for run in runs),
+                max(run["epsilon_spent_max"] or 0.0 for run in runs),
+                sum(run["seconds"] for run in runs),
+            )
+        )
+    at = len(keys)
+    ranked = tuple(sorted(rows, key=lambda row: -row[at] if primary.higher_is_better else row[at]))
+    seeds = ", ".join(map(str, summary["seeds"]))
+    entries = summary["recipes"].values()
+    gaps = dict.fromkeys(text for entry in entries for text in entry["not_covered"])
+    warned = dict.fromkeys(text for entry in entries for text in entry["warnings"])
+    untrained = tuple(
+        f"{name}, seed {run['seed']}: {run['ended']}."
+        for name, entry in summary["recipes"].items()
+        for run in entry["runs"]
+        if not run["trained"]
+    )
+    spread = ("std is the sample standard deviation over the seeds.",) if len(summary["seeds"]) > 1 else ()
+    return Table(
+        title=f"Mean test {primary.label} over seeds {seeds}" if spread else f"Test {primary.label}, seed {seeds}",
+        columns=(*keys, primary.name, "std", "worst_client", "loss", "epsilon_spent", "seconds"),
+        rows=ranked,
+        notes=(*spread, *untrained, *_notes(tuple(gaps), tuple(warned))),
+        facts=summary,
+    )
+
+
+def audit_table(found: Mapping[str, Any]) -> Table:
+    """One row per audited release; the title compares the lower bound with the claim."""
+    verdict = (
+        "REFUTED: the lower bound exceeds the claim" if found["refuted"] else "not refuted; no audit can prove a claim"
+    )
+    return Table(
+        title=(
+            f"Audit of client {found['client']}: claimed epsilon {found['epsilon_claimed']:.4g} at delta "
+            f"{found['delta']:g}; the attack shows at least {found['epsilon_lower']:.4g} with "
+            f"{100 * found['confidence']:g} % confidence ({verdict})"
+        ),
+        columns=("release", "times", "looked_at"),
+        rows=tuple((each["what"], each["times"], each["looked_at"]) for each in found["releases"]),
+        notes=(
+            f"{found['kind']} audit, {found['canaries']} canaries, {found['runs']} training runs, "
+            f"noise {found['noise']}, {found['seconds']:.1f} s.",
+            f"Not audited: {', '.join(found['not_looked_at']) or 'nothing'}.",
+        ),
+        facts=found,
+    )
+
+
+def measure_table(found: Mapping[str, Any]) -> Table:
+    """One row per measure of a finished run."""
+    return Table(
+        title="Metrics computed without noise (simulations only)",
+        columns=("measure", "value"),
+        rows=tuple((name.replace("_", " "), value) for name, value in found.items()),
+        facts=found,
+    )
+
+
+def summary_table(result: RunResult, most: int, path: Path | None) -> Table:
+    """The facts of a run that a person asks for first, with at most so many gaps and warnings each."""
+    primary, others = metric_named(result.primary), dict(result.metrics.get("mean", {}))
+    worst, best = _ends((result.score["min"], result.score["max"]), primary)
+    spent = [card.epsilon_spent for card in result.guarantees if card.epsilon_spent is not None]
+    others.pop(primary.name, None)
+    figures = ", ".join(f"{name} {value:.4g}" for name, value in others.items())
+    notes = (
+        *([f"Mean over the clients: {figures}"] if figures else []),
+        *_first(result.warnings, most, "Warning: ", "warnings"),
+        *_first(result.not_covered, most, "Not covered: ", "not_covered"),
+        *([f"Run directory: {path}"] if path is not None else []),
+    )
+    return Table(
+        title=f"{result.recipe} on {result.dataset}, {result.model}: {result.ended}",
+        columns=(f"mean {primary.label}", "worst client", "best client", "loss", "rounds", "largest epsilon spent"),
+        rows=((result.score["mean"], worst, best, result.loss, result.rounds, max(spent, default=None)),),
+        notes=notes,
+    )
+
+
+def metrics_table(result: RunResult) -> Table:
+    """One row per metric: over all test rows, the mean over the clients, the worst client, and each client."""
+    found = result.metrics
+    clients = tuple(found["per_client"])
+    rows = tuple(
+        (
+            name,
+            found["pooled"][name],
+            found["mean"][name],
+            found["worst"].get(name),
+            *(found["per_client"][client][name] for client in clients),
+        )
+        for name in found["pooled"]
+    )
+    base = found["baseline"]
+    return Table(
+        title="Metrics on the clients' test rows: over all rows (pooled), over the clients (mean, worst), and of each",
+        columns=("metric", "pooled", "mean", "worst", *clients),
+        rows=rows,
+        shown=("metric", "pooled", "mean", "worst", *clients[:_CLIENTS]),
+        notes=(f"Baseline, {base['what']}: {found['primary']} {base['value']:.4g}", *found["notes"]),
+        facts=found,
+    )
+
+
+def _ends(values: Sequence[float], metric: Metric) -> tuple[float, float]:
+    """The worst and the best."""
+    ends = min(values), max(values)
+    return ends if metric.higher_is_better else ends[::-1]
+
+
+def _first(texts: Sequence[str], most: int, label: str, attribute: str) -> tuple[str, ...]:
+    more = f"... and {len(texts) - most} more in .{attribute}"
+    return (*(f"{label}{text}" for text in texts[:most]), *([more] if len(texts) > most else []))
+
+
+def _notes(not_covered: Sequence[str], warnings: Sequence[str]) -> tuple[str, ...]:
+    return (*(f"Not covered: {text}" for text in not_covered), *(f"Warning: {text}" for text in warnings))
