@@ -65,6 +65,9 @@ def simulate(
     checked = _config(config, overrides, recipe)
     if resume and out is None:
         raise HushError("resume: requires out, the directory of the run to resume")
+    for name, called in (("progress", progress), ("announce", announce)):
+        if called is not None and not callable(called):
+            raise HushError(f"{name}: found {type(called).__name__}; accepted: a function")
     with _located(config, overrides):
         return _simulate(checked, out, resume, data, dataset, model, command, progress, announce, ledgers)
 
@@ -259,7 +262,7 @@ def measure(
     """
     from hush.engines.metrics import measure_run
 
-    return measure_run(Path(directory), data, dataset, model)
+    return measure_run(_path("directory", directory), data, dataset, model)
 
 
 def _config(config: ConfigLike, overrides: Sequence[str], recipe: RecipeLike | None = None) -> Config:
@@ -267,7 +270,7 @@ def _config(config: ConfigLike, overrides: Sequence[str], recipe: RecipeLike | N
 
     _check_listed("overrides", overrides)
     if isinstance(config, str | Path):
-        loaded = load(Path(config), overrides)
+        loaded = load(_path("config", config), overrides)
         return loaded if recipe is None else _with_recipe(loaded, recipe)
     if not isinstance(config, Config | Mapping):
         raise HushError(
@@ -296,9 +299,18 @@ def _table(recipe: RecipeLike) -> dict[str, Any]:
     return as_table(recipe)
 
 
-def _check_listed(name: str, values: object) -> None:
-    if isinstance(values, str):
-        raise HushError(f"{name}: found the string {values!r}; accepted: a list of strings")
+def _check_listed(name: str, values: Sequence[str]) -> None:
+    listed = [values] if isinstance(values, str) or not isinstance(values, Sequence) else values
+    for value in listed:
+        if listed is not values or not isinstance(value, str):
+            raise HushError(f"{name}: found {value!r:.80}; accepted: a list of strings")
+
+
+def _path(name: str, value: object) -> Path:
+    """The path in an argument."""
+    if isinstance(value, str | Path) and "\0" not in str(value):
+        return Path(value)
+    raise HushError(f"{name}: found {value!r:.80}; accepted: a path")
 
 
 @contextmanager
@@ -332,10 +344,10 @@ def _simulate(
         raise HushError("data.files: given beside dataset; accepted: one of them", "data.files")
     rows = None if dataset is None else own_data(dataset, config)
     federation = prepare(config, root=data, dataset=rows, module=model)
-    path = Path(out) if out is not None else None
+    path = _path("out", out) if out is not None else None
     result = simulator.run(
         federation, path, resume=resume, command=command, progress=progress, announce=announce,
-        ledgers=Path(ledgers) if ledgers is not None else None,
+        ledgers=_path("ledgers", ledgers) if ledgers is not None else None,
     )  # fmt: skip
     if path is not None:
         report.write(path)
