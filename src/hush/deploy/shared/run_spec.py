@@ -197,8 +197,7 @@ def _schedule(
 ) -> PrivacySchedule:
     """One member's schedule, with no more of the others' than it depends on."""
     rounds = timetable(config, recipe, len(members))
-    alone = recipe.protect.own_budgets and recipe.protect.spreads_budget
-    chosen = [client] if alone else list(range(len(members)))
+    chosen = recipe.protect.planned_with(members, client)
     at = chosen.index(client)
     planned = privacy_schedules(
         config,
