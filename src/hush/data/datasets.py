@@ -32,7 +32,8 @@ class Dataset:
     says that the user gave the arrays, whatever `name` is. `inputs` is what a row unpacks into, where that is not one
     array of real numbers. `targets` is what `y` holds: int64 classes, or float32 for the other kinds. `class_names` are
     the values that the classes stand for, where they are not 0 to K - 1 already, and `not_covered` what reading the
-    data revealed that no accountant covers.
+    data revealed that no accountant covers. `given` are the rows before a setting changed them: what is bound to a
+    ledger.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Dataset:
     targets: TargetKind = "classes"
     class_names: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
+    given: npt.NDArray[np.float32] | None = None
 
     @property
     def title(self) -> str:

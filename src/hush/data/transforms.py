@@ -25,7 +25,7 @@ def unit_rows(dataset: Dataset) -> Dataset:
     norms = np.linalg.norm(dataset.x.reshape(len(dataset.x), -1).astype(np.float64), axis=1)
     usable = norms >= np.finfo(np.float32).tiny
     scale = np.where(usable, 1 / np.where(usable, norms, 1), 1).astype(dataset.x.dtype)
-    return replace(dataset, x=dataset.x * scale.reshape(-1, *(1,) * (dataset.x.ndim - 1)))
+    return replace(dataset, x=dataset.x * scale.reshape(-1, *(1,) * (dataset.x.ndim - 1)), given=dataset.x)
 
 
 def phase(share: Share, round_number: int) -> int:

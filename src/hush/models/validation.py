@@ -55,8 +55,8 @@ def validate(module: object, shape: Shape, classes: int, name: str, key: str | N
 def copied(module: nn.Module, name: str) -> nn.Module:
     """A copy of a module on the CPU that shares nothing with it; a `HushError` where it cannot be copied.
 
-    A module with a `__deepcopy__` of its own may return itself, or parts of itself: what its user changes later, such as
-    a hook, would then change the model, and training would freeze the user's weights.
+    A module with a `__deepcopy__` of its own may return itself, or parts of itself: what its user changes later, such
+    as a hook, would then change the model, and training would freeze the user's weights.
     """
     # Deepcopy refuses tensors that autograd computed, such as the weights that torch.nn.utils.weight_norm keeps.
     computed = (v for part in module.modules() for v in vars(part).values() if isinstance(v, Tensor) and not v.is_leaf)
