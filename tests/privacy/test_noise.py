@@ -96,5 +96,5 @@ def test_no_number_of_a_draw_is_there_twice(source: noise.Secure | noise.Seeded)
 
 def test_secure_noise_reaches_as_far_as_its_bits_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond eight deviations, where no draw of a test would ever come: numbers of 24 bits would end at 5.8."""
-    monkeypatch.setattr(noise.os, "urandom", lambda size: b"\xff" * size)
+    monkeypatch.setattr("hush.privacy.noise.os.urandom", lambda size: b"\xff" * size)
     assert float(noise.Secure().normal(2, torch.float64).abs().max()) > 8.0
