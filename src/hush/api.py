@@ -70,6 +70,8 @@ def simulate(
         NothingTrainedError: No client could afford a round. The run directory is written, and says so.
         HushError: Any other mistake in what was given.
     """
+    if progress is not None and not callable(progress):
+        raise HushError(f"progress: found {type(progress).__name__}; accepted: a function")
     objective = {"task": task, "loss": loss, "metrics": metrics}
     given = _simulation(config, overrides, data, dataset, model, recipe, **objective)
     listed: list[Callback | Progress] = [*callbacks, *([] if progress is None else [progress])]
@@ -259,8 +261,9 @@ def measure(
         model: The module that the run was given, if it was, as it was before the run.
     """
     from hush.engines.metrics import measure_run
+    from hush.simulation import path_argument
 
-    return measure_run(Path(directory), data, dataset, model)
+    return measure_run(path_argument("directory", directory), data, dataset, model)
 
 
 def _simulation(
@@ -274,8 +277,10 @@ def _simulation(
 ) -> Simulation:
     from hush.simulation import Simulation
 
-    if isinstance(overrides, str):
-        raise HushError(f"overrides: found the string {overrides!r}; accepted: a list of strings")
+    listed = [overrides] if isinstance(overrides, str) or not isinstance(overrides, Sequence) else overrides
+    for each in listed:
+        if listed is not overrides or not isinstance(each, str):
+            raise HushError(f"overrides: found {each!r:.80}; accepted: a list of strings")
     if config is None:
         raise HushError("config: found NoneType; accepted: a Config, a mapping or the path of a TOML file")
     if model is not None:

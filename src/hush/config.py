@@ -50,8 +50,9 @@ def _plain(value: Any) -> Any:
 
 
 def _rate(value: Any) -> Any:
-    if value != "auto" and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf):
-        raise ValueError('expected a finite number above 0, or "auto"')
+    known = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _FASTEST
+    if value != "auto" and not known:
+        raise ValueError(f'expected a number above 0 and at most {_FASTEST:g}, or "auto"')
     return value
 
 
@@ -78,6 +79,7 @@ def _target_bounds(value: Any) -> Any:
 
 
 LOSSES = ("auto", "cross-entropy", "mse", "huber")
+_FASTEST = 1e20  # a learning rate whose square, times that of the noise, is a number
 Name = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 # Limits on one row's contribution, which keep squares in float64 and multiples of the noise in float32 finite.

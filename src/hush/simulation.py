@@ -181,7 +181,7 @@ class Simulation:
         self._keywords = {KEYWORDS[name]: name for name, value in arguments.items() if value is not None}
         self._keywords |= {**dict.fromkeys(named, "data"), **({} if recipe is None else {"recipe": "recipe"})}
         self._keywords |= {} if model is None else {"model.name": "model"}
-        self._path = Path(config) if isinstance(config, str | Path) else None
+        self._path = path_argument("config", config) if isinstance(config, str | Path) else None
         self._settings, self._overrides = _checked_settings(settings, self._keywords)
         self._data_dir = None if data_dir is None else str(data_dir)
         self._module, self._factory, model_name = _given_model(model)
@@ -233,7 +233,7 @@ class Simulation:
         text = "\n".join([*(head if remarks else []), toml(raw)])
         if path is not None:
             try:
-                write_atomically(Path(path), text.encode())
+                write_atomically(path_argument("path", path), text.encode())
             except OSError as error:
                 raise HushError(f"{path}: cannot be written: {error.strerror or error}") from None
         return text
@@ -248,7 +248,7 @@ class Simulation:
             federation = self._prepare()
         found = preview(federation)
         if plot is not None:
-            report.write_plan(Path(plot), found)
+            report.write_plan(path_argument("plot", plot), found)
         return preview_table(
             {
                 "recipe": federation.recipe_name,
@@ -285,7 +285,7 @@ class Simulation:
             RunInterrupted: Ctrl-C; a KeyboardInterrupt that says which round was the last.
             HushError: Any other mistake in what was given.
         """
-        path, places = _directory(out, resume), None if ledgers is None else Path(ledgers)
+        path, places = _directory(out, resume), None if ledgers is None else path_argument("ledgers", ledgers)
         listed = as_callbacks(callbacks)
         total = self.config.rounds
         with self._citing(), interruptible(path) as over, progress_bar(total, progress) as bar:
@@ -401,7 +401,9 @@ class Simulation:
         """
         if directory is not None:
             module = self._inputs(self.config, self._loaded)[1]
-            return measure_table(metrics.measure_run(Path(directory), self._data_dir, self._rows, module))
+            return measure_table(
+                metrics.measure_run(path_argument("directory", directory), self._data_dir, self._rows, module)
+            )
         if self._last is None:
             raise HushError("measure: nothing is trained yet; call fit first, or give the directory of a finished run")
         done = self._last
@@ -615,10 +617,17 @@ def _directory(out: str | Path | None, resume: bool) -> Path | None:
         if resume:
             raise HushError("resume: requires out, the directory of the run to resume")
         return None
-    path = Path(out)
+    path = path_argument("out", out)
     if resume and not (path.is_dir() and any(path.iterdir())):
         _log.warning("%s: nothing to resume there; starting a new run", path)
     return path
+
+
+def path_argument(name: str, value: object) -> Path:
+    """Return an argument as a path, or raise a `HushError` that names it."""
+    if isinstance(value, str | Path) and "\0" not in str(value):
+        return Path(value)
+    raise HushError(f"{name}: found {value!r:.80}; accepted: a path")
 
 
 def _importable(value: Any) -> bool:

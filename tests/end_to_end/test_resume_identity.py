@@ -16,6 +16,8 @@ from torch import Tensor, nn
 import hush
 from hush.config import parse
 from hush.data import Dataset, from_arrays
+from hush.engines.fingerprint import model_fingerprint
+from hush.models import from_module
 
 RAW: dict[str, Any] = {
     "rounds": 3,
@@ -234,3 +236,25 @@ def test_a_run_without_fingerprints_is_not_resumed(tmp_path: Path) -> None:
         hush.simulate(RAW, out=tmp_path / "run", resume=True)
     with pytest.raises(hush.HushError, match="does not name the data"):
         hush.measure(tmp_path / "run")
+
+
+def test_functions_of_pytorch_that_a_module_holds_are_told_apart() -> None:
+    """They have no code of the user's that could be compared."""
+    held = (torch.tanh, torch.sigmoid, torch.nn.functional.relu, torch.nn.functional.elu)
+    prints = [model_fingerprint(from_module(Scaled(act=function), (FEATURES,))) for function in (*held, torch.tanh)]
+    assert len({found["structure"] for found in prints}) == len(held)
+    assert prints[0] == prints[-1]
+
+
+def test_clients_that_were_renamed_are_told(tmp_path: Path) -> None:
+    """Equal arrays under other names are another run: whose budget and whose result it was would be lost."""
+    x, y = arrays()
+    named = {name: (x[at::2], y[at::2]) for at, name in enumerate(("north", "south"))}
+    raw = {name: table for name, table in RAW.items() if name != "data"}
+    with pytest.raises(StopError):
+        hush.simulate(raw, dataset=named, out=tmp_path / "run", progress=stop)
+    for others in (("south", "north"), ("east", "west")):
+        renamed = dict(zip(others, named.values(), strict=True))
+        with pytest.raises(hush.HushError, match=r"holds a run with other data \(partition\)"):
+            hush.simulate(raw, dataset=renamed, out=tmp_path / "run", resume=True)
+    assert hush.simulate(raw, dataset=named, out=tmp_path / "run", resume=True).trained

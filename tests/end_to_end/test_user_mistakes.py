@@ -38,6 +38,27 @@ class Net(nn.Module):
         return self.then(self.layer(x))
 
 
+class CopiesItself(nn.Linear):
+    """A copy of it is itself, so that a later hook of the user's would run in training."""
+
+    def __deepcopy__(self, memo: object) -> CopiesItself:
+        return self
+
+
+class Uninitialised(nn.Module):
+    """Without the `__init__` of `nn.Module`."""
+
+    def __init__(self) -> None:
+        self.width = 4
+
+
+class EvenBatches(Net):
+    """Takes batches of two and of eight, and no odd ones."""
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x.reshape(2, -1, 4)).reshape(-1, 2)
+
+
 def changed(module: nn.Module, change: Callable[[Any], object]) -> nn.Module:
     change(module)
     return module
@@ -70,6 +91,10 @@ BAD_MODULES: dict[str, tuple[Callable[[], Any], str]] = {
     "empty": (lambda: nn.Sequential(), "no trainable parameters"),
     "frozen": (lambda: changed(Net(), lambda net: net.requires_grad_(False)), "no trainable parameters"),
     "batch norm": (lambda: nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)), "BatchNorm1d"),
+    "its own copy": (lambda: CopiesItself(4, 2), "a copy shares layers or weights"),
+    "a part that is its own copy": (lambda: nn.Sequential(CopiesItself(4, 2), nn.Tanh()), "a copy shares layers"),
+    "even batches": (EvenBatches, "fails on a batch of 7 examples"),
+    "sparse output": (lambda: Net(lambda out: out.to_sparse()), "returns a tensor of layout torch.sparse_coo"),
     "no copy": (lambda: changed(Net(), lambda net: setattr(net, "log", sys.stdout)), "cannot be copied"),
 }
 
@@ -121,6 +146,23 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: hush.simulate(with_tables(privacy={"clip": 1e300})), "privacy.clip: expected less than or equal to"
     ),
     "clip of nothing": (lambda: hush.simulate(with_tables(privacy={"clip": 1e-300})), "privacy.clip: expected greater"),
+    "a module without its __init__": (lambda: own(Uninitialised()), r"accepted: a class whose __init__ calls super"),
+    "budget beyond numbers": (lambda: hush.simulate(with_tables(privacy={"budgets": 10**400})), "privacy.budgets"),
+    "rate beyond numbers": (lambda: hush.simulate(with_tables(local={"lr": 1e300})), "local.lr: .* at most 1e[+]20"),
+    "an override that is a number": (
+        lambda: hush.simulate(RAW, overrides=[5]), "overrides: found 5; accepted: a list"  # type: ignore[list-item]
+    ),
+    "overrides that are a number": (
+        lambda: hush.simulate(RAW, overrides=5), "overrides: found 5; accepted: a list"  # type: ignore[arg-type]
+    ),
+    "out is a number": (lambda: hush.simulate(RAW, out=5), "out: found 5; accepted: a path"),  # type: ignore[arg-type]
+    "no such name of a directory": (lambda: hush.simulate(RAW, out="a\0b"), "out: found .*; accepted: a path"),
+    "no such name of ledgers": (lambda: hush.simulate(RAW, ledgers="a\0b"), "ledgers: found .*; accepted: a path"),
+    "no such name of a config": (lambda: hush.simulate("a\0b"), "config: found .*; accepted: a path"),
+    "progress that is no function": (
+        lambda: hush.simulate(RAW, progress=True), "progress: found bool; accepted: a function"  # type: ignore[arg-type]
+    ),
+    "measure of a number": (lambda: hush.measure(5), "directory: found 5; accepted: a path"),  # type: ignore[arg-type]
     "no config": (lambda: hush.simulate(None), "found NoneType; accepted: a Config, a mapping or the path"),
     "one override": (lambda: hush.simulate(RAW, overrides="rounds=2"), "overrides: .*accepted: a list"),
     "no recipe": (lambda: hush.compare(RAW, []), "recipes: none given"),

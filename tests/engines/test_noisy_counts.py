@@ -6,13 +6,16 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from hush.config import Config, parse
 from hush.deploy.shared.roster import RosterEntry
 from hush.deploy.shared.run_spec import enrolment
 from hush.engines import simulator
+from hush.engines.enrolment import answered
 from hush.engines.setup import Federation, prepare
+from hush.privacy.noise import Seeded
 from hush.privacy.schedule import ENROLMENT, PrivacySchedule, epsilon
 from hush.recipes.slots.weight import COUNT
 from hush.server.loop import RunTerms
@@ -125,3 +128,34 @@ def test_a_member_is_charged_for_enrolment_by_public_numbers() -> None:
     assert drafts[0] == drafts[1]
     assert drafts[0][1] is not None
     assert epsilon(drafts[0][0], policy) <= 2.0
+
+
+class Answering(Seeded):
+    """A count's noise that is given, before the noise of a mean that is the same for everyone."""
+
+    def __init__(self, first: float) -> None:
+        super().__init__(3, 0, ENROLMENT)
+        self.first: float | None = first
+
+    def normal(self, size: int, dtype: torch.dtype) -> Tensor:
+        if self.first is not None:
+            first, self.first = self.first, None
+            return torch.full((size,), first, dtype=dtype)
+        return super().normal(size, dtype)
+
+
+def test_neighbours_that_told_the_same_count_tell_the_same_mean() -> None:
+    """The mean is divided by the number that is told: its noise would else give the true one away."""
+    stage = prepare(config(250, protect="centred")).stage(0, ENROLMENT)
+    spread = stage.noise_of(COUNT)
+    x = torch.randn(250, 64, generator=torch.Generator().manual_seed(0))
+    # A row that is not a number adds nothing to a sum.
+    more = torch.cat([x, torch.full((1, 64), torch.nan)])
+    told = [
+        answered(stage, len(rows), {0: rows}.__getitem__, 0, Answering((270.0 - len(rows)) / spread))
+        for rows in (x, more)
+    ]
+    assert told[0].mean is not None and told[1].mean is not None
+    assert round(told[0].count) == round(told[1].count) == 270
+    assert torch.equal(told[0].mean, told[1].mean)
+    assert told[0].deviation == told[1].deviation

@@ -84,3 +84,17 @@ def test_a_client_draws_what_its_recipe_says_whoever_runs_it(mode: str, same: bo
         for client in (0, 1)
     )
     assert torch.equal(one, two) == same
+
+
+@pytest.mark.parametrize("source", [noise.Secure(), noise.Seeded(5, 0, 1)], ids=["secure", "seeded"])
+def test_no_number_of_a_draw_is_there_twice(source: noise.Secure | noise.Seeded) -> None:
+    """However many are drawn at once: a model's numbers may not share noise."""
+    drawn = source.normal(300_001, torch.float64)
+    assert len(drawn.unique()) == len(drawn)
+    assert len(torch.cat([drawn, source.normal(300_001, torch.float64)]).unique()) == 2 * len(drawn)
+
+
+def test_secure_noise_reaches_as_far_as_its_bits_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond eight deviations, where no draw of a test would ever come: numbers of 24 bits would end at 5.8."""
+    monkeypatch.setattr("hush.privacy.noise.os.urandom", lambda size: b"\xff" * size)
+    assert float(noise.Secure().normal(2, torch.float64).abs().max()) > 8.0

@@ -45,6 +45,7 @@ _SPREAD = "spread = stage.noise_of(release.what) * release.bound(given.shape)"
 _BY_DEFAULT = "model update: protect = dp-sgd"
 _CENTRED = "mean of the inputs: protect = dp-sgd, centre = 0.1"
 _ADAPTIVE = "clip quantile: protect = dp-sgd, clip = adaptive"
+_DISCLOSED = "tests/deploy/member/test_disclosures.py::test_every_number_has_the_noise_that_is_charged_for_it[0.0]"
 _CHOICE = "cluster choice: assign = by-loss, every = 1"
 
 MUTANTS = (
@@ -254,6 +255,74 @@ MUTANTS = (
         "seal-not-checked", "bytes that were not sealed can be sent", "privacy/ledger/ledger.py",
         "if charge.state not in (READY, SENT) or charge.sha256 != digest:", "if charge.state not in (READY, SENT):",
         "tests/privacy/ledger/test_ledger.py::test_only_what_was_sealed_is_sent[memory]",
+    ),
+    _mutant(
+        "secure-pair-correlated", "the two halves of a draw of secure noise are correlated", "privacy/noise.py",
+        "radius * np.sin(angle)", "radius * np.cos(angle + 1.0)", *_release(f"noise of {_CENTRED}"),
+    ),
+    _mutant(
+        "secure-noise-repeated", "secure noise repeats itself every 8,192 numbers", "privacy/noise.py",
+        "return torch.from_numpy(drawn).to(dtype)",
+        "return torch.from_numpy(drawn[:8192]).repeat(size // 8192 + 1)[:size].to(dtype)",
+        "tests/privacy/test_noise.py::test_no_number_of_a_draw_is_there_twice[secure]",
+    ),
+    _mutant(
+        "secure-noise-of-24-bits", "secure noise ends at 5.8 standard deviations", "privacy/noise.py",
+        "(self._raw(size) >> np.uint64(11)).astype(np.float64) * 2.0**-53",
+        "(self._raw(size) >> np.uint64(40)).astype(np.float64) * 2.0**-24",
+        "tests/privacy/test_noise.py::test_secure_noise_reaches_as_far_as_its_bits_allow",
+    ),
+    _mutant(
+        "batches-ahead-alike", "batches that are drawn ahead are the same", "privacy/noise.py",
+        "heads = self._words(-(-whole // 4)).view(np.uint16)[:whole]",
+        "heads = np.tile(self._words(-(-size // 4)).view(np.uint16)[:size], self._batches)",
+        *_source("source_streams"),
+    ),
+    _mutant(
+        "discrete-noise-cut-at-3", "discrete noise is truncated at 3 standard deviations", "privacy/discrete.py",
+        "y = y[y.abs() < 180 * sigma]", "y = y[y.abs() < 3 * sigma]",
+        "tests/statistical/test_discrete.py::test_distribution[secure-1]",
+    ),
+    _mutant(
+        "disclosed-noise-tenth", "numbers that a member discloses have one tenth of their noise",
+        "deploy/member/disclosures.py", "self.value + self.noise * self.row * normal()",
+        "self.value + 0.1 * self.noise * self.row * normal()", _DISCLOSED,
+    ),
+    _mutant(
+        "disclosed-noise-without-row", "the noise of a disclosed number is not scaled by what a row changes in it",
+        "deploy/member/disclosures.py", "self.value + self.noise * self.row * normal()",
+        "self.value + self.noise * normal()", _DISCLOSED,
+    ),
+    _mutant(
+        "mean-over-true-count", "the noisy mean is divided by the true count where only a noisy one is told",
+        "engines/enrolment.py", "known, x = whole(count) if stage.noise_of(COUNT) else samples, rows(client)",
+        "known, x = samples, rows(client)",
+        "tests/engines/test_noisy_counts.py::test_neighbours_that_told_the_same_count_tell_the_same_mean",
+    ),
+    _mutant(
+        "tightened-still-approved", "what was approved before a policy was tightened is still approved",
+        "privacy/ledger/ledger.py", "            self._approved = {}\n\n    def seal", "\n    def seal",
+        "tests/privacy/ledger/test_ledger.py::"
+        "test_what_was_approved_before_a_tighter_policy_is_no_longer_approved[memory]",
+    ),
+    _mutant(
+        "clip-without-slack", "gradients are clipped without room for the rounding of sums", "training/clipping.py",
+        "return (1.0 - 4.0 * torch.finfo(dtype).eps) / (1.0 + SLACK)", "return 1.0 - 4.0 * torch.finfo(dtype).eps",
+        "tests/training/per_example/test_discrete_sums.py::test_sums_are_those_in_floating_point_but_for_rounding",
+    ),
+    _mutant(
+        "huge-norms-scaled", "gradients whose factor has no significant digits are summed", "training/clipping.py",
+        "keep = keep & (norms / RANGE <= clips)", "keep = keep & (clips > 0)",
+        "tests/training/per_example/test_sums.py::test_factors_are_rounded_toward_zero",
+    ),
+    _mutant(
+        "mean-with-nan", "a row that is not a number makes the mean one that is not", "training/input_mean.py",
+        "rows.masked_fill(~finite[:, None], 0.0)", "rows", *_release(f"bound of {_CENTRED}"),
+    ),
+    _mutant(
+        "quantile-counts-whole", "a row changes the clip quantile by twice its accounted bound",
+        "engines/side_releases.py", "return (within - 0.5).sum()[None]", "return (2.0 * within - 1.0).sum()[None]",
+        *_release(f"bound of {_ADAPTIVE}"),
     ),
 )  # fmt: skip
 

@@ -49,23 +49,30 @@ def source_tails() -> Finding:
 
 
 def source_streams() -> Finding:
-    """Numbers and rows of two sources are independent, as are those of two draws of one source."""
+    """Numbers and rows of two sources are independent, as are those of successive draws of one source."""
     worst, p = 0.0, 1.0
     for open_source in OPENED.values():
         first, second = open_source(0), open_source(1)
         a, b, again = (s.normal(100_000, torch.float64).numpy() for s in (first, second, first))
         pairs = [a * b, a * again]
         # Of two independent batches at rate 1/2, a row is in both or in neither half of the time.
-        signs = [np.full(100_000, -1.0) for _ in range(3)]
-        for sign, source in zip(signs, (first, second, first), strict=True):
-            sign[source.chosen(100_000, 0.5).numpy()] = 1.0
+        signs = [_signs(source, 100_000) for source in (first, second, first)]
+        # Of few rows, several batches are drawn ahead: the second, third and fourth at a time.
+        ahead = [_signs(first, 5_000) for _ in range(4)]
         p = min(p, *map(product_p, pairs))
-        for k in (1, 2):
-            alike = int((signs[0] == signs[k]).sum())
-            p = min(p, 2 * stats.binom.cdf(min(alike, 100_000 - alike), 100_000, 0.5))
-            worst = max(worst, abs(2 * alike / 100_000 - 1))
+        for one, other in ((signs[0], signs[1]), (signs[0], signs[2]), (ahead[1], ahead[2]), (ahead[1], ahead[3])):
+            size, alike = len(one), int((one == other).sum())
+            p = min(p, 2 * stats.binom.cdf(min(alike, size - alike), size, 0.5))
+            worst = max(worst, abs(2 * alike / size - 1))
         worst = max(worst, *(abs(float(pair.mean())) for pair in pairs))
     return Finding(bool(p > RARE), f"correlation {worst:.2f} between two sources, or two draws of one")
+
+
+def _signs(source: Source, size: int) -> np.ndarray:
+    """One for the rows of a batch at rate 1/2, minus one for the others."""
+    found = np.full(size, -1.0)
+    found[source.chosen(size, 0.5).numpy()] = 1.0
+    return found
 
 
 def sampling_rates() -> Finding:

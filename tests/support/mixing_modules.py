@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 WIDTH, CLASSES, WORDS, LENGTH = 12, 3, 20, 10
 Shape = tuple[int, ...]
@@ -422,6 +423,56 @@ class ByEmbedding(nn.Module):
         return self.out(self.table(x.abs().long() % WORDS).mean(1))
 
 
+class Falls(Scaled):
+    """Reads a value of the batch, and goes on without it where tracing does not allow that."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            large = bool(x.abs().max() > 50)
+        except Exception:
+            large = False
+        return self.out(x / 255 if large else x)
+
+
+class Feigns(Scaled):
+    """Mixes unless it is being traced; the effect shows for large numbers only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_exporting() or torch.compiler.is_compiling():
+            return self.out(x)
+        return self.out(x - functional.relu(x.mean(0) - 2))
+
+
+class DefaultArgument(Scaled):
+    """Keeps the mean of the first batch in a default argument."""
+
+    def forward(self, x: Tensor, kept: dict[str, Tensor] = {}) -> Tensor:  # noqa: B006
+        kept.setdefault("mean", x.detach().mean(0))
+        return self.out(x - kept["mean"].to(x))
+
+
+class Conditional(Scaled):
+    """A branch within the graph, by the largest number of the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.cond(x.max() > 50, lambda a: a / 255, lambda a: a * 1.0, (x,)))
+
+
+class Checkpointed(Between):
+    """Mixes where the backward pass computes anew."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        return self.last(checkpoint(lambda part: part - part.mean(0), h, use_reentrant=False))
+
+
+class Large(Scaled):
+    """Mixes from forty examples on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x - x.mean(0)) if len(x) > 40 else self.out(x)
+
+
 def late(method: str) -> nn.Module:
     """Plain layers, one of which has a method of its own that mixes after many calls."""
     net = nn.Sequential(nn.Linear(WIDTH, 6), nn.Tanh(), nn.Linear(6, CLASSES))
@@ -546,6 +597,12 @@ MIXING: dict[str, tuple[Callable[[], nn.Module], Shape]] = {
     "embedding scaled by frequency": (lambda: ByEmbedding(scale_grad_by_freq=True), TOKENS),
     "a forward hook": (hooked, ROW),
     "a forward pass of its own, late": (lambda: late("forward"), ROW),
+    "a value that is read if it can be": (Falls, ROW),
+    "otherwise than it is traced": (Feigns, ROW),
+    "a cache in a default argument": (DefaultArgument, ROW),
+    "a branch in the graph": (Conditional, ROW),
+    "a checkpointed mean": (lambda: Checkpointed(torch.tanh), ROW),
+    "large batches": (Large, ROW),
     "a call of its own, late": (lambda: late("_call_impl"), ROW),
 }
 

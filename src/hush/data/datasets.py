@@ -34,6 +34,7 @@ class Dataset:
     values of the classes, if they are not 0 to K - 1. `not_covered`: what reading the data revealed that no accountant
     covers. `class_values`: the classes as the labels of the rows have them (texts, integers, ...). `columns`: the names
     of the features in order. `label_columns` and `client_column`: the names of the other columns of a table or archive.
+    `given`: the rows before a setting changed them, to which ledgers are bound.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Dataset:
     columns: tuple[str, ...] = ()
     label_columns: tuple[str, ...] = ()
     client_column: str | None = None
+    given: npt.NDArray[np.float32] | None = None
 
     @property
     def title(self) -> str:

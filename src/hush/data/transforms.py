@@ -22,7 +22,7 @@ def unit_rows(dataset: Dataset) -> Dataset:
 
     Rows of zeros or of subnormal numbers, which have too few digits, are not changed.
     """
-    return replace(dataset, x=unit_norm(dataset.x))
+    return replace(dataset, x=unit_norm(dataset.x), given=dataset.x)
 
 
 def unit_norm(x: Features) -> Features:

@@ -54,7 +54,10 @@ def number(
     wanted += "" if math.isinf(high) else f" and at most {high:g}"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise wrong(key, f"found {value!r}; accepted: {wanted}", at)
-    found = float(value)
+    try:
+        found = float(value)
+    except OverflowError:
+        found = math.inf
     if not math.isfinite(found) or found < low or found > high or (above and found == low):
         raise wrong(key, f"found {found:g}; accepted: {wanted}", at)
     return found

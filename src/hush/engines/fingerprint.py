@@ -9,7 +9,7 @@ import functools
 import hashlib
 import re
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ def identity(federation: Federation, known: Hashes | None = None) -> dict[str, A
     `known` caches the hashes of the arrays of each dataset, for runs in one process that share them.
     """
     data, memory = federation.data, {} if known is None else known
+    names = tuple(member.name for member in federation.members)
     key = id(data.dataset)
     if key not in memory:
         memory[key] = arrays_fingerprint(data.dataset)
@@ -39,7 +40,7 @@ def identity(federation: Federation, known: Hashes | None = None) -> dict[str, A
         "data": {
             "name": data.dataset.title,
             "own": data.dataset.own,
-            "fingerprint": {**memory[key], "partition": partition_fingerprint(data)},
+            "fingerprint": {**memory[key], "partition": partition_fingerprint(data, names)},
         },
         "model": {
             "name": federation.model.name,
@@ -84,11 +85,11 @@ def arrays_fingerprint(dataset: Dataset) -> dict[str, str]:
     return {"inputs": _digest([*_array(dataset.x), *spec]), "labels": _digest([*_array(dataset.y), dataset.classes])}
 
 
-def partition_fingerprint(clients: Clients) -> str:
-    """The fingerprint of the assignment of rows to clients, for training and test, and of their transforms."""
+def partition_fingerprint(clients: Clients, names: Sequence[str] = ()) -> str:
+    """The fingerprint of the assignment of rows to clients, for training and test, of their transforms and names."""
 
     def parts() -> Iterator[object]:
-        yield clients.seed
+        yield from (clients.seed, *(name for name in names if name))
         for share, train, test in zip(clients.shares, clients.train, clients.test, strict=True):
             yield from (share.group, share.rotate, share.flip, share.salt, *_array(train), *_array(test))
 
@@ -113,6 +114,8 @@ def _structure(module: nn.Module) -> Iterator[object]:
         for name, value in sorted(vars(part).items()):
             if not name.startswith("_") and _is_plain(value):
                 yield from (name, value)
+            elif isinstance(value, types.BuiltinFunctionType | types.FunctionType) and _is_pytorch(value):
+                yield from (name, value.__module__, value.__qualname__)
     for name, value in module.named_parameters():
         yield from (name, tuple(value.shape), str(value.dtype))
 
@@ -138,8 +141,8 @@ def _functions(value: object, seen: set[int]) -> Iterator[object]:
     inner = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
     if not isinstance(inner, types.FunctionType) or id(inner) in seen:
         return
-    if (inner.__module__ or "").startswith("torch."):
-        return
+    if _is_pytorch(inner):
+        return  # named in the structure
     seen.add(id(inner))
     yield from (inner.__qualname__, *_constants(inner.__code__))
     yield from (each for each in (*(inner.__defaults__ or ()), *(inner.__kwdefaults__ or {}).values()))
@@ -150,6 +153,10 @@ def _functions(value: object, seen: set[int]) -> Iterator[object]:
             yield each
         elif getattr(each, "__module__", None) == inner.__module__:
             yield from _functions(each, seen)
+
+
+def _is_pytorch(function: types.BuiltinFunctionType | types.FunctionType) -> bool:
+    return (function.__module__ or "torch").partition(".")[0] == "torch"
 
 
 def _constants(code: types.CodeType) -> Iterator[object]:

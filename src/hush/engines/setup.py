@@ -174,7 +174,8 @@ class Federation:
             wanted, data = self.config.privacy.lifetime, self.data.dataset
             names = [member.name for member in self.members]
             lifetimes = None if wanted is None else budgets.budgets(wanted, len(names), self.config.seed, names)
-            rows = [(data.x[train], data.y[train]) for train in self.data.train]
+            x = data.x if data.given is None else data.given
+            rows = [(x[train], data.y[train]) for train in self.data.train]
             try:
                 made = run_ledgers.opened(directory, self.policies, lifetimes, accountant, rows, warn, names)
             except OSError as error:

@@ -41,23 +41,46 @@ def validate(module: object, shape: Shape, classes: int, name: str, key: str | N
         raise HushError(f"model: found the class {module.__name__}; accepted: an instance, {module.__name__}(...)", key)
     if not isinstance(module, nn.Module):
         raise HushError(f"model: found {type(module).__name__}; accepted: an instance of torch.nn.Module", key)
+    if "_parameters" not in vars(module):
+        raise HushError(
+            f"model: {type(module).__name__} is not initialised; accepted: a class whose __init__ calls "
+            "super().__init__() first",
+            key,
+        )
     _check_parameters(module, name, key)
     _check_output(_output(module, shape, name, key), classes, name, key)
     return module
 
 
 def copied(module: nn.Module, name: str) -> nn.Module:
-    """A copy of a module on the CPU that shares nothing with it; a `HushError` where it cannot be copied."""
+    """A copy of a module on the CPU that shares nothing with it; a `HushError` where it cannot be copied.
+
+    A module with a `__deepcopy__` of its own may return itself, or parts of itself: what its user changes later, such
+    as a hook, would then change the model, and training would freeze the user's weights.
+    """
     # Deepcopy refuses tensors that autograd computed, such as the weights that torch.nn.utils.weight_norm keeps.
     computed = (v for part in module.modules() for v in vars(part).values() if isinstance(v, Tensor) and not v.is_leaf)
     try:
-        return copy.deepcopy(module, {id(value): value.detach().clone() for value in computed}).to("cpu")
+        twin = copy.deepcopy(module, {id(value): value.detach().clone() for value in computed})
+        shared = not _held(twin).isdisjoint(_held(module))
     except Exception as error:
         raise HushError(
             f"model {name}: cannot be copied ({_first_line(error)}); keep tensors as parameters, and nothing that "
             "copy.deepcopy refuses, in its attributes",
             KEY,
         ) from None
+    if shared:
+        raise HushError(
+            f"model {name}: a copy shares layers or weights with it; accepted: modules that copy.deepcopy copies "
+            "completely, without a __deepcopy__ that returns itself",
+            KEY,
+        )
+    return twin.to("cpu")
+
+
+def _held(module: nn.Module) -> set[int]:
+    """All modules, parameters and buffers of a module, by identity."""
+    return {id(part) for part in (*module.modules(), *module.parameters(), *module.buffers())}
 
 
 def check_global_hooks(name: str) -> None:
@@ -144,6 +167,8 @@ def _check_output(found: object, classes: int, name: str, key: str | None) -> No
     wanted = f"a tensor of shape (rows, {classes}), a logit for each class"
     if not isinstance(found, Tensor):
         raise HushError(f"model {name}: returns {_described(found)}; accepted: {wanted}", key)
+    if found.layout != torch.strided:
+        raise HushError(f"model {name}: returns a tensor of layout {found.layout}; accepted: {wanted}", key)
     if found.ndim != 2 or len(found) != 2:
         raise HushError(f"model {name}: returns shape {tuple(found.shape)} for 2 rows; accepted: {wanted}", key)
     if not found.is_floating_point():

@@ -110,6 +110,13 @@ class Protect(Option, ABC):
         """The policy that each client trains under; epsilon is infinite where there is no guarantee."""
         return [member.policy for member in members]
 
+    def planned_with(self, members: Sequence[Member], client: int) -> Sequence[int]:
+        """The clients that one client's schedule follows from, in order and itself among them.
+
+        `schedules` of these alone gives it the same schedule, so a client need not plan a whole federation.
+        """
+        return [client]
+
     @abstractmethod
     def schedules(
         self, members: Sequence[Member], stage_table: StageTable, orders: Sequence[Sequence[int]], config: Config

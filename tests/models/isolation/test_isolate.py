@@ -165,6 +165,22 @@ def test_plain_layers_stay_as_they_are_and_the_users_module_is_not_changed() -> 
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
+def test_whole_numbers_among_the_parameters_are_taken_along() -> None:
+    class Offset(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(4, 3)
+            self.offset = nn.Parameter(torch.tensor([1, 2, 3]), requires_grad=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(x) + self.offset
+
+    module = Offset()
+    x = examples((4,), 6).float()
+    model = from_module(module, (4,))
+    torch.testing.assert_close(model.logits(model.start, x), module(x))
+
+
 def test_constant_buffers_and_frozen_weights_are_taken_along() -> None:
     class Fixed(nn.Module):
         def __init__(self) -> None:

@@ -79,6 +79,15 @@ def test_a_plan_beyond_the_budget_is_not_approved() -> None:
         Ledger.in_memory(0, POLICY, "pld").approve([plan(5, epsilon=1.2).cost(5)])
 
 
+def test_what_was_approved_before_a_tighter_policy_is_no_longer_approved(ledger: Ledger) -> None:
+    five = plan(5)
+    ledger.approve([five.cost(5)])
+    ledger.reserve([five.cost()], "", 1)
+    ledger.tighten(Policy(ledger.spent() + 0.05, POLICY.delta))
+    with pytest.raises(BudgetSpentError):
+        ledger.reserve([five.cost(4)], "", 2)
+
+
 def test_what_is_approved_needs_no_accountant(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger.approve([plan(5).cost(5)])
 

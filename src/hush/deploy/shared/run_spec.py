@@ -215,8 +215,7 @@ def _schedule(
 ) -> PrivacySchedule:
     """Return one member's schedule, planning only those of other members that it depends on."""
     rounds = timetable(config, recipe, len(members))
-    alone = recipe.protect.own_budgets and recipe.protect.spreads_budget
-    chosen = [client] if alone else list(range(len(members)))
+    chosen = recipe.protect.planned_with(members, client)
     at = chosen.index(client)
     planned = privacy_schedules(
         config,

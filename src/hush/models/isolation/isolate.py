@@ -81,19 +81,28 @@ def _isolated(
 def _called(module: nn.Module, rows: Tensor) -> Tensor:
     """The module's output, if a call leaves nothing behind and equal inputs give equal outputs."""
     before, generators = snapshot(module), random_state()
-    first = _output(module, rows)
+    first = _checked_output(module, rows)
     drew = random_state() != generators
     restore_random_state(generators)
     if (path := changed(before, snapshot(module))) is not None:
         raise NotIsolatedError(f"keeps state between calls, in {path}; an output must depend on its own example only")
-    _output(module, rows.flip(0)[:2])
-    again = _output(module, rows)
+    _checked_output(module, rows.flip(0)[:2])
+    again = _checked_output(module, rows)
     restore_random_state(generators)
     if drew:
         raise NotIsolatedError("uses random numbers, so runs are not reproducible; remove dropout or set it to 0")
     if not torch.equal(first.nan_to_num(), again.nan_to_num()):
         raise NotIsolatedError("returns different outputs for equal inputs: it keeps state between calls")
     return first
+
+
+def _checked_output(module: nn.Module, rows: Tensor) -> Tensor:
+    """The output; a module that takes other batches and fails on these depends on the batch."""
+    try:
+        return _output(module, rows)
+    except Exception as error:
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise NotIsolatedError(f"fails on a batch of {len(rows)} examples: {text}") from None
 
 
 @torch.no_grad()
@@ -104,14 +113,18 @@ def _output(module: nn.Module, rows: Tensor) -> Tensor:
 
 def _same_gradients(module: nn.Module, traced: nn.Module, rows: Tensor) -> bool:
     """Whether module and graph have the same gradients for a loss that treats every output differently."""
-    named = {name: value.detach().clone().requires_grad_() for name, value in module.named_parameters()}
+    named = {
+        name: value.detach().clone().requires_grad_(value.is_floating_point())
+        for name, value in module.named_parameters()
+    }
+    real = [value for value in named.values() if value.requires_grad]
 
     def gradients(of: nn.Module) -> list[Tensor]:
         with torch.enable_grad():
             out: Tensor = torch.func.functional_call(of, named, (rows,))
             weights = torch.linspace(-1.0, 1.0, out.numel(), dtype=out.dtype).view_as(out).sin()
-            found = torch.autograd.grad((out * weights).sum(), list(named.values()), allow_unused=True)
-        return [torch.zeros_like(v) if g is None else g for g, v in zip(found, named.values(), strict=True)]
+            found = torch.autograd.grad((out * weights).sum(), real, allow_unused=True)
+        return [torch.zeros_like(v) if g is None else g for g, v in zip(found, real, strict=True)]
 
     try:
         return all(_close(a, b) for a, b in zip(gradients(module), gradients(traced), strict=True))

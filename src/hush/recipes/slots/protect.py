@@ -219,9 +219,20 @@ class DpSgd(Protect):
             own = [replace(policy, relation="replace-one") for policy in own]
         if self.budget == "own":
             return own
-        best = min if self.budget == "minimum" else max
-        epsilon, delta = best(p.epsilon for p in own), best(p.delta for p in own)
+        epsilon, delta = (getattr(own[at], name) for at, name in self._followed(own))
         return [replace(policy, epsilon=epsilon, delta=delta) for policy in own]
+
+    def _followed(self, policies: Sequence[Policy]) -> list[tuple[int, str]]:
+        """Whose epsilon and whose delta everyone gets."""
+        best = min if self.budget == "minimum" else max
+        names = ("epsilon", "delta")
+        return [(best(range(len(policies)), key=lambda c: getattr(policies[c], name)), name) for name in names]
+
+    def planned_with(self, members: Sequence[Member], client: int) -> Sequence[int]:
+        """Besides the client: whose budget it gets, and whose noise."""
+        followed = [] if self.budget == "own" else self._followed([member.policy for member in members])
+        shared = [] if self.spread == "all-rounds" else [_loosest(self.policies(members))]
+        return sorted({client, *(at for at, _ in followed), *shared})
 
     def schedules(
         self, members: Sequence[Member], stage_table: StageTable, orders: Sequence[Sequence[int]], config: Config
@@ -241,7 +252,7 @@ class DpSgd(Protect):
         drafts = [_schedule(plan, order, stage_table, spare) for plan, order in zip(plans, orders, strict=True)]
         if self.spread == "all-rounds":
             return [calibrated(draft, policy) for draft, policy in zip(drafts, policies, strict=True)]
-        loosest = max(range(len(members)), key=lambda c: policies[c].epsilon)
+        loosest = _loosest(policies)
         noise = self.noise or calibrated(drafts[loosest], policies[loosest]).plan.noise_multiplier
         return [
             first(with_noise(draft, noise), order, policy)
@@ -301,6 +312,11 @@ class OutputPerturbation(NoPrivacy):
         """An update whose noise keeps no promise."""
         why = "noised by a formula whose sensitivity is not proved and which holds only for epsilon below 1"
         return (Release(UPDATE, False, why),)
+
+
+def _loosest(policies: Sequence[Policy]) -> int:
+    """The first of the clients with the largest budget."""
+    return max(range(len(policies)), key=lambda c: policies[c].epsilon)
 
 
 def _draft(member: Member, config: Config, accountant: Accountant, steps: int | None = None) -> PrivacyPlan:
