@@ -83,6 +83,7 @@ def test_without_the_package_all_bits_are_the_operating_systems() -> None:
     secure_bits.words(100_000)  # it is said once
 
 
+@pytest.mark.slow
 def test_two_processes_after_a_fork_draw_different_noise_and_rows() -> None:
     program = """
 import os, torch

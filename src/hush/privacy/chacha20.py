@@ -68,9 +68,7 @@ class _KeyStream:
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream | None) -> None:
         if stream is not None and torch.cuda.is_current_stream_capturing():
-            raise HushError(
-                "noise: a key cannot be made while a CUDA graph is captured; draw once on this stream before"
-            )
+            raise HushError("noise: no key can be made while a CUDA graph is captured on this stream; draw once before")
         host = fresh_key()
         self._key = torch.frombuffer(host, dtype=torch.int32).to(device, copy=True)
         host[:] = bytes(len(host))

@@ -107,7 +107,7 @@ def _pair(high: at, low: at, turn: at) -> tuple[at, at]:
     return radius * tl.where(exchanged, sine, cosine), radius * tl.where(exchanged, cosine, sine)
 
 
-_pair = triton.jit(_pair)
+pair = triton.jit(_pair)
 
 
 def _normal(out: at, key: at, draws: at, size: at, DOMAIN: constexpr, LANES: constexpr) -> None:
@@ -119,7 +119,7 @@ def _normal(out: at, key: at, draws: at, size: at, DOMAIN: constexpr, LANES: con
     unit = tl.where(some != 0, 1.0, float("nan"))
     first = program.to(tl.int64) * (10 * LANES) + lane
     for j in tl.static_range(5):
-        one, other = _pair(word[3 * j], word[3 * j + 1], word[3 * j + 2])
+        one, other = pair(word[3 * j], word[3 * j + 1], word[3 * j + 2])
         place = first + 2 * j * LANES
         tl.store(out + place, one * unit, mask=place < size)
         tl.store(out + place + LANES, other * unit, mask=place + LANES < size)
