@@ -56,7 +56,8 @@ def simulate(
         progress: Called after every round.
         announce: Called before the first round with what no epsilon covers, and with what to warn of.
         ledgers: A directory of ledger files, one a client, that outlive the run: budgets are then for the life of the
-            data, and a second run goes on from what is spent. Made where they do not exist.
+            data, and a second run goes on from what is spent. Made where they do not exist. Noise is secure then,
+            unless the config asks for seeded noise.
 
     Raises:
         NothingTrainedError: No client could afford a round. The run directory is written, and says so.
@@ -331,7 +332,7 @@ def _simulate(
     if dataset is not None and config.data.files is not None:
         raise HushError("data.files: given beside dataset; accepted: one of them", "data.files")
     rows = None if dataset is None else own_data(dataset, config)
-    federation = prepare(config, root=data, dataset=rows, module=model)
+    federation = prepare(config, root=data, dataset=rows, module=model, lasting=ledgers is not None)
     path = Path(out) if out is not None else None
     result = simulator.run(
         federation, path, resume=resume, command=command, progress=progress, announce=announce,

@@ -20,7 +20,7 @@ BOTH = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 def drawn(dtype: type) -> checks.Drawn:
     def draw(size: int) -> np.ndarray:
-        out = np.empty(size, dtype)
+        out: np.ndarray = np.empty(size, dtype)
         box_muller.fill(out, reader(box_muller.pair_bytes(out.dtype) * (size + 1) // 2))
         return out
 
@@ -36,7 +36,7 @@ def made_of(dtype: type, magnitudes: list[int], angles: list[int]) -> np.ndarray
         assert size == len(given)
         target[:size] = np.frombuffer(given, np.uint8)
 
-    out = np.empty(2 * len(magnitudes), dtype)
+    out: np.ndarray = np.empty(2 * len(magnitudes), dtype)
     box_muller.fill(out, read)
     return out
 

@@ -1,4 +1,4 @@
-"""The cipher and the normal numbers of a GPU: on one, and elsewhere in Triton's interpreter, in a process of its own."""
+"""The cipher and the normal numbers of a GPU: on one, or in Triton's interpreter, in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kernel that makes normal numbers of chosen words, to look at the tails. Importable only where Triton is installed."""
+"""A kernel that makes normal numbers of chosen words, to look at the tails. It needs Triton to be imported."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from hush import models
-from hush.config import Config
+from hush.config import Config, with_noise
 from hush.data.datasets import Dataset
 from hush.data.preprocessing import mapped
 from hush.data.schema import Schema, check_fits
@@ -93,7 +93,7 @@ def dry_run(kit: Kit, policy_path: Path, data: Path, config: Config, run_schema:
         ledger = Ledger.in_memory(kit.member, life, accountant)
         node = Node(kit.member, policy, made, ledger, Path(folder), keys.new_key())
         try:
-            seconds = _tried(node, config, schema)
+            seconds = _tried(node, with_noise(config, lasting=True), schema)
         except HushError as error:
             return replace(found, refused=str(error))
         finally:

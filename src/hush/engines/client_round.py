@@ -54,7 +54,7 @@ class Work:
 
 def source(config: Config, client: int, number: int, *, shared: bool) -> Source:
     """Where a client's batches and noise of a round come from: its own stream, or one that all clients share."""
-    if config.privacy.noise == "secure":
+    if config.privacy.noise != "seeded":
         return noise.Secure()
     made = noise.SharedSeeded if shared else noise.Seeded
     return made(config.seed, client, number)

@@ -1,7 +1,7 @@
 """ChaCha20 kernels: the cipher's key stream on a GPU, as fair bits and as normal numbers with full tails.
 
-A lane computes a block of 16 words in registers. The state is that of RFC 8439: constants, key, number of the block, and
-in place of the nonce the number of the draw (64 bits) and a domain that tells bits from normal numbers.
+A lane computes a block of 16 words in registers. The state is that of RFC 8439: constants, key, number of the block,
+and in place of the nonce the number of the draw (64 bits) and a domain that tells bits from normal numbers.
 
 Guarantees:
     - Key and number of the draw are read from memory when a kernel runs. They are never compiled into it, so that they
@@ -89,7 +89,7 @@ def _words(out: at, key: at, draws: at, size: at, DOMAIN: constexpr, LANES: cons
 
 
 def _pair(high: at, low: at, turn: at) -> tuple[at, at]:
-    """Two normal numbers: the radius is that of (high, low) as a number of 64 bits over its range, the rest the angle."""
+    """Two normal numbers, of a radius from the 64 bits of (high, low) and of an angle from the other word."""
     u = (high.to(tl.float32) * 4294967296.0 + low.to(tl.float32) + 0.5) * 5.421010862427522e-20
     v = ((~high).to(tl.float32) * 4294967296.0 + (~low).to(tl.float32) + 0.5) * 5.421010862427522e-20
     # Where u is near 1, its logarithm is that of 1 - v: twice the area tangent of s.
@@ -97,7 +97,7 @@ def _pair(high: at, low: at, turn: at) -> tuple[at, at]:
     q = s * s
     near = 4.0 * s * (1.0 + q * (0.3333333333 + q * (0.2 + q * 0.1428571429)))
     radius = tl.sqrt(tl.where(v < 0.25, near, -2.0 * tl.log(u)))
-    # The highest bit turns by half a circle, the next exchanges the coordinates, 30 give an angle of at most 45 degrees.
+    # The highest bit turns by half a circle, the next exchanges the coordinates, 30 give an angle up to 45 degrees.
     radius = tl.where((turn & 0x80000000) != 0, -radius, radius)
     t = (turn << 2).to(tl.int32, bitcast=True).to(tl.float32) * 3.657295198167899e-10
     q = t * t

@@ -1,9 +1,9 @@
 """The only place in Hush where batches and noise are drawn.
 
 Guarantees:
-    - `Secure()` is keyed by the operating system's cryptographic generator: AES-256 on the host (`secure_bits`), ChaCha20
-      on a GPU (`chacha20`). It has no seed, so no one, its owner included, can draw the same noise twice. It is neither
-      copied nor written, and after a fork the two processes share nothing of it.
+    - `Secure()` is keyed by the operating system's cryptographic generator: AES-256 on the host (`secure_bits`),
+      ChaCha20 on a GPU (`chacha20`). It has no seed, so no one, its owner included, can draw the same noise twice. It
+      is neither copied nor written, and after a fork the two processes share nothing of it.
     - `Seeded(...)` depends on (seed, client, round) alone: an experiment gives the same numbers when its clients
       run alone, among others, or elsewhere on the same kind of device. Whoever knows the seed can subtract the noise:
       it protects no one, and its label says so wherever it is shown.
@@ -87,7 +87,7 @@ class RowSampler:
 
 
 class NormalSampler:
-    """Standard normal numbers, some ahead where few are asked for: four times as many each time while the kind stays."""
+    """Standard normal numbers, drawn ahead where few are asked for: up to four times as many each time."""
 
     def __init__(self, draw: Callable[[int, torch.dtype], Tensor]) -> None:
         self._draw, self._next = draw, 0

@@ -6,8 +6,8 @@ Guarantees:
     - Few bits are the operating system's own.
 
 Edge cases:
-    - Where the package `cryptography` is missing, all bits are the operating system's: as secure, and slower by an order
-      of magnitude; a warning says so once.
+    - Where the package `cryptography` is missing, all bits are the operating system's: as secure, and slower by an
+      order of magnitude; a warning says so once.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ def reader(size: int) -> Reader:
     """What reads so many fresh bytes, piece by piece."""
     if size <= _FEW or (cipher := _cipher()) is None:
         return _from_system
-    encrypt = cipher.Cipher(
-        cipher.algorithms.AES(os.urandom(KEY_BYTES)), cipher.modes.CTR(os.urandom(16))
-    ).encryptor()
+    encrypt = cipher.Cipher(cipher.algorithms.AES(os.urandom(KEY_BYTES)), cipher.modes.CTR(os.urandom(16))).encryptor()
 
     def read(target: np.ndarray, count: int) -> None:
         for begin in range(0, count, len(_ZEROS)):

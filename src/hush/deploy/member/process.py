@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from hush import models, recipes
-from hush.config import Config, parse
+from hush.config import Config, parse, with_noise
 from hush.data.datasets import Dataset
 from hush.data.preprocessing import mapped
 from hush.data.schema import Schema, check_fits, from_record
@@ -165,7 +165,7 @@ class Node:
     def _offer(self, says: Mapping[str, Any]) -> Offer:
         """What a coordinator offers, if the policy and the declared schema allow it. No row is looked at."""
         with refusing(RefusalCode.CONFIG):
-            config = parse(says["config"])
+            config = with_noise(parse(says["config"]), lasting=True)
         with refusing(RefusalCode.LIMITS):
             check_size(self.policy, config)
         with refusing(RefusalCode.OFFER):
@@ -243,7 +243,7 @@ class Node:
             if centre:
                 with refusing(RefusalCode.CONFIG):
                     run_spec.width_of(model)
-        replayed = config.privacy.noise != "secure"
+        replayed = config.privacy.noise == "seeded"
         first, second = (
             noise.Seeded(config.seed, number, ENROLMENT) if replayed and asked else noise.Secure()
             for asked in (noisy > 0, True)
