@@ -26,8 +26,8 @@ counts. Ratios are more reliable than times, because other load on a machine slo
 W1 is a round of 20 clients with 2,400 MNIST-shaped samples each, five clients at each batch size of 16, 32, 64 and
 128, one epoch, the CNN with 28,938 parameters, clipping norm 3. W2 is a round of logistic regression 40 -> 10 with
 control variates: 20 users, 50 local steps on 800 of 4,000 samples. Noise is seeded unless a figure says `secure`:
-`secure_over_seeded` is the time of the same round with secure noise over that with seeded noise. The plain loop is PyTorch without privacy; Opacus
-uses its own Poisson sampler, hooks and optimiser.
+`secure_over_seeded` is the time of the same round with secure noise over that with seeded noise. The
+plain loop is PyTorch without privacy; Opacus uses its own Poisson sampler, hooks and optimiser.
 """
 
 HOW = """## Implementation

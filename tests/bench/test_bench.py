@@ -19,7 +19,7 @@ from torch.nn import functional
 import hush
 from hush.bench import baselines, cpu, flower, run, scale, server
 from hush.bench.findings import TARGETS, Findings, met, short
-from hush.bench.noise import normals
+from hush.bench.noise import normals, rounds
 from hush.bench.profiled import named, profiled
 from hush.bench.timing import best, busy, fair
 from hush.bench.workloads import Workload, w1, w2
@@ -94,6 +94,7 @@ def test_the_noise_alone_is_measured_in_both_ways() -> None:
     }
     ratio = found["cpu.noise.seeded_normals_per_second"] / found["cpu.noise.secure_normals_per_second"]
     assert found["cpu.noise.secure_over_seeded"] == pytest.approx(ratio)
+    assert 0 < rounds(w2(users=1, steps=5), time.perf_counter, turns=1) < math.inf
 
 
 def test_double_vmap_trains_every_client_of_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +203,7 @@ def test_the_accelerators_suite_needs_pytorch_and_numpy_alone() -> None:
         "for name in ('cryptography', 'pydantic',"
         "'typer', 'safetensors', 'scipy', 'sklearn', 'dp_accounting', 'rich', 'plotly'):\n"
         "    sys.modules[name] = None\n"
-        "import hush.bench.gpu\n"
+        "import hush.bench.gpu, hush.bench.noise\n"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
