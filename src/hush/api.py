@@ -64,7 +64,8 @@ def simulate(
         progress: Called with the record of every round.
         callbacks: `hush.Callback` objects, which hear of the start and the end as well, and can stop the run.
         ledgers: A directory of ledger files, one a client, that outlive the run: budgets are then for the life of the
-            data, and a second run goes on from what is spent. Made where they do not exist.
+            data, and a second run goes on from what is spent. Made where they do not exist. Noise is secure then,
+            unless the config asks for seeded noise.
 
     Raises:
         NothingTrainedError: No client could afford a round. The run directory is written, and says so.

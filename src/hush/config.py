@@ -161,7 +161,7 @@ class PrivacyConfig(_Strict):
     loss_clip: Bound = 4.0
     relation: Literal["add-remove", "replace-one"] = "add-remove"
     accountant: Literal["pld", "rdp", "rdp-64"] = "pld"
-    noise: Literal["seeded", "secure"] = "seeded"
+    noise: Literal["auto", "seeded", "secure"] = "auto"
     sampler: Literal["poisson", "fixed"] = "poisson"
     discrete: bool = False
     retries: Annotated[int, Field(ge=0, le=1000)] = 0
@@ -240,9 +240,19 @@ def given(config: Config) -> dict[str, Any]:
     return raw
 
 
+def with_noise(config: Config, *, lasting: bool) -> Config:
+    """Return the config with the noise that "auto" means: secure where what is spent is recorded in a ledger file or a
+    federation, since the data have an owner then; else seeded, which is for experiments.
+    """
+    if config.privacy.noise != "auto":
+        return config
+    found = config.privacy.model_copy(update={"noise": "secure" if lasting else "seeded"})
+    return config.model_copy(update={"privacy": found})
+
+
 def config_hash(config: Config) -> str:
-    """Return the SHA-256 of the config in canonical JSON."""
-    text = json.dumps(config.model_dump(), sort_keys=True, separators=(",", ":"))
+    """Return the SHA-256 of the config in canonical JSON; noise that is left open counts as in a plain simulation."""
+    text = json.dumps(with_noise(config, lasting=False).model_dump(), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

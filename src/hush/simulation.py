@@ -109,7 +109,7 @@ class Simulation:
         lr: The learning rate, or "auto".
         weight_decay: Of local training.
         clip: The clipping norm.
-        noise: "seeded" or "secure".
+        noise: "seeded", "secure" or "auto": secure with ledger files, else seeded.
         relation: "add-remove" or "replace-one".
         accountant: "pld" or "rdp".
         lifetime: The budgets for the life of the data, where ledgers outlive the run.
@@ -289,7 +289,7 @@ class Simulation:
         listed = as_callbacks(callbacks)
         total = self.config.rounds
         with self._citing(), interruptible(path) as over, progress_bar(total, progress) as bar:
-            federation = self._prepare()
+            federation = self._prepare(lasting=places is not None)
             written = [_ReportWriter(path)] if path is not None else []
             shown = [] if isinstance(bar, NoBar) else [RunProgress(bar)]
             done = simulator.run(
@@ -453,10 +453,10 @@ class Simulation:
 
             return comparison.compared(self.config, variants, seeds, path, resume, federation_of, command, advance)
 
-    def _prepare(self) -> Federation:
+    def _prepare(self, *, lasting: bool = False) -> Federation:
         """The federation of the given data and model; what is read from files is read once."""
         rows, module = self._inputs(self.config, self._loaded)
-        return prepare(self.config, root=self._data_dir, dataset=rows, module=module)
+        return prepare(self.config, root=self._data_dir, dataset=rows, module=module, lasting=lasting)
 
     def _inputs(self, config: Config, loaded: dict[str, ClientData]) -> tuple[ClientData, nn.Module | None]:
         """The rows and the module that a config is run with."""

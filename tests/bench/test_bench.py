@@ -19,9 +19,11 @@ from torch.nn import functional
 import hush
 from hush.bench import baselines, cpu, flower, run, scale, server
 from hush.bench.findings import TARGETS, Findings, met, short
+from hush.bench.noise import normals, rounds
 from hush.bench.profiled import named, profiled
 from hush.bench.timing import best, busy, fair
 from hush.bench.workloads import Workload, w1, w2
+from hush.privacy import noise
 from hush.recipes.estimators import noise_energy
 from hush.types import HushError
 from scripts import performance
@@ -78,6 +80,23 @@ def test_opacus_adds_the_control_variates_after_its_noise(monkeypatch: pytest.Mo
     assert (end - work.model.start).mean().item() == pytest.approx(-500.0, rel=0.01)
 
 
+def test_a_workload_trains_with_secure_noise_as_with_seeded() -> None:
+    work = w2(users=2, steps=5)
+    seeded, secure = ([job.source for job in work.jobs(secure=kind)] for kind in (False, True))
+    assert {type(source) for source in seeded} == {noise.Seeded}
+    assert {type(source) for source in secure} == {noise.Secure}
+
+
+def test_the_noise_alone_is_measured_in_both_ways() -> None:
+    found = normals("cpu", 1000, "cpu").figures
+    assert set(found) == {
+        f"cpu.noise.{each}" for each in ("seeded_normals_per_second", "secure_normals_per_second", "secure_over_seeded")
+    }
+    ratio = found["cpu.noise.seeded_normals_per_second"] / found["cpu.noise.secure_normals_per_second"]
+    assert found["cpu.noise.secure_over_seeded"] == pytest.approx(ratio)
+    assert 0 < rounds(w2(users=1, steps=5), time.perf_counter, turns=1) < math.inf
+
+
 def test_double_vmap_trains_every_client_of_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     stack = torch.stack
@@ -115,7 +134,8 @@ def test_the_best_turn_counts() -> None:
 
 def test_ours_against_the_rivals_has_every_key() -> None:
     found, _ = cpu.against(w2(users=2, steps=5), "cpu.w2", turns=1)
-    assert {"cpu.w2.plain_over_ours", "cpu.w2.ours_over_plain", "cpu.w2.ours_seconds"} <= set(found.figures)
+    keys = {"cpu.w2.plain_over_ours", "cpu.w2.ours_over_plain", "cpu.w2.ours_seconds", "cpu.w2.secure_over_seeded"}
+    assert keys <= set(found.figures)
     product = found.figures["cpu.w2.plain_over_ours"] * found.figures["cpu.w2.ours_over_plain"]
     assert product == pytest.approx(1.0)
 
@@ -180,9 +200,10 @@ def test_unknown_suites_and_missing_devices_are_refused() -> None:
 def test_the_accelerators_suite_needs_pytorch_and_numpy_alone() -> None:
     program = (
         "import sys\n"
-        "for name in ('pydantic', 'typer', 'safetensors', 'scipy', 'sklearn', 'dp_accounting', 'rich', 'plotly'):\n"
+        "for name in ('cryptography', 'pydantic',"
+        "'typer', 'safetensors', 'scipy', 'sklearn', 'dp_accounting', 'rich', 'plotly'):\n"
         "    sys.modules[name] = None\n"
-        "import hush.bench.gpu\n"
+        "import hush.bench.gpu, hush.bench.noise\n"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 

@@ -147,6 +147,58 @@ def test_noise_of_the_device_has_the_planned_scale_and_repeats() -> None:
     assert abs(float(crossed)) < 6 / math.sqrt(model.layout.size)
 
 
+def _only_on_the_device(monkeypatch: pytest.MonkeyPatch, names: list[str]) -> None:
+    """Fail if the host draws."""
+
+    def refused(*_: object) -> Tensor:
+        raise AssertionError("the host draws")
+
+    for name in names:
+        monkeypatch.setattr(noise.Secure, name, refused)
+
+
+@pytest.mark.parametrize("name", ["logreg", "mlp", "cnn"])
+def test_secure_noise_of_the_device_has_the_planned_scale_and_never_repeats(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients, rounds and steps differ, and so do the replays of a captured step."""
+    _only_on_the_device(monkeypatch, ["normal", "chosen"] if name == "cnn" else ["normal"])
+    model = on_cuda(made(name))
+    x, y = data("cuda")
+    plan = replace(plan_of(SAMPLES, 12, 5, 1e-6), noise_multiplier=1e6)
+    rounds = [
+        train(model, x, y, [Job(model.start, SAMPLES * i, plan, 1.0, noise.Secure()) for i in range(3)])
+        for _ in range(3)
+    ]
+    updates = torch.stack([update for each in rounds for update in each]).double()
+    # Noise that repeats in every step would be larger by the root of their number.
+    scale, size = math.sqrt(plan.steps) / plan.batch, model.layout.size
+    deviations = updates.std(dim=1) / scale
+    assert float((deviations - 1).abs().max()) < 6 / math.sqrt(2 * size)
+    crossed = torch.corrcoef(updates) - torch.eye(len(updates), device=updates.device)
+    assert float(crossed.abs().max()) < 6 / math.sqrt(size)
+
+
+@pytest.mark.parametrize("samples", [30, 3000, 200_000])
+def test_secure_rows_of_the_device_have_the_planned_rate(samples: int) -> None:
+    """Down to a rate of 1/10,000, each row as often as another, and no two clients alike."""
+    model, device = on_cuda(made("cnn")), torch.device("cuda")
+    plan = replace(plan_of(samples, 20, math.ceil(samples / 20), 0.5), local_steps=100)
+    mine = [Job(model.start, samples * i, plan, 0.1, noise.Secure()) for i in range(4)]
+    draws = sample(mine, [job.source.device_rng(device) for job in mine], device)
+    chosen = draws.chosen.view(4, plan.steps, samples).double().cpu()
+    counts = chosen.sum((1, 2))
+    planned, spread = plan.steps * samples * plan.rate, math.sqrt(plan.steps * samples * plan.rate * (1 - plan.rate))
+    assert float((counts - planned).abs().max()) < 6 * spread
+    by_row = chosen.sum((0, 1))
+    expected = 4 * plan.steps * plan.rate
+    excess = float(((by_row - expected) ** 2).mean() / (expected * (1 - plan.rate)) - 1)
+    assert abs(excess) < 6 * math.sqrt((2 + 1 / expected) / samples)
+    both = (chosen[0] * chosen[1]).sum()
+    wanted = plan.steps * samples * plan.rate**2
+    assert abs(float(both) - wanted) < 6 * math.sqrt(wanted) + 6
+
+
 def test_a_full_batch_is_taken_in_pieces() -> None:
     model = on_cuda(made("cnn"))
     whole = Job(model.start, 0, plan_of(SAMPLES, SAMPLES, 1, 0.5), 0.1, Hosted(1))  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import pytest
 
 import hush
 from hush.privacy.ledger import Ledger
-from hush.server.run_directory import RunDir
+from hush.server.run_directory import MANIFEST, RunDir, read_json
 from hush.terminal import show_run
 from hush.types import HushError, NothingTrainedError
 
@@ -35,6 +35,9 @@ def stop(record: Any) -> None:
 
 def with_lifetime(**changes: Any) -> dict[str, Any]:
     return {**SMALL, "privacy": {**SMALL["privacy"], **changes}}
+
+
+SEEDED = with_lifetime(noise="seeded")  # where results are compared to the bit
 
 
 def spent(directory: Path) -> list[float]:
@@ -61,6 +64,30 @@ def test_a_second_run_goes_on_from_what_is_spent(tmp_path: Path) -> None:
 
 def spent_of(result: hush.RunResult, client: int) -> float:
     return result.guarantees[client].epsilon_spent or 0.0
+
+
+def test_noise_that_is_left_open_is_secure_where_a_ledger_file_is_spent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = hush.simulate(SMALL)
+    kept = hush.simulate(SMALL, ledgers=tmp_path / "books", out=tmp_path / "run")
+    chosen = hush.simulate({**SMALL, "privacy": {**SMALL["privacy"], "noise": "secure"}}, ledgers=tmp_path / "others")
+    assert {card.noise for card in plain.guarantees} == {"seeded (not private)"}
+    assert {card.noise for card in (*kept.guarantees, *chosen.guarantees)} == {"secure"}
+    assert read_json(tmp_path / "run" / MANIFEST)["config"]["privacy"]["noise"] == "secure"
+    assert kept.config_hash == chosen.config_hash != plain.config_hash
+    assert plain.config_hash == hush.simulate(SEEDED).config_hash
+    assert kept.accuracy != plain.accuracy, "nobody can draw it again"
+    assert not [text for text in kept.warnings if "seeded" in text]
+    assert not caplog.records
+
+
+def test_seeded_noise_with_ledger_files_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(StopError):
+        hush.simulate(SEEDED, ledgers=tmp_path / "books", out=tmp_path / "run", progress=stop)
+    assert len([record for record in caplog.records if "nothing is private" in record.getMessage()]) == 1
+    found = hush.simulate(SEEDED, ledgers=tmp_path / "books", out=tmp_path / "run", resume=True)
+    assert len([text for text in found.warnings if "with ledger files" in text]) == 1
 
 
 def test_a_run_that_nobody_can_afford_says_so(tmp_path: Path) -> None:
@@ -114,9 +141,9 @@ def shown(result: hush.RunResult, path: Path) -> str:
 
 def test_a_stopped_run_with_files_resumes_without_paying_twice(tmp_path: Path) -> None:
     with pytest.raises(StopError):
-        hush.simulate(SMALL, ledgers=tmp_path / "books", out=tmp_path / "run", progress=stop)
-    resumed = hush.simulate(SMALL, ledgers=tmp_path / "books", out=tmp_path / "run", resume=True)
-    whole = hush.simulate(SMALL)
+        hush.simulate(SEEDED, ledgers=tmp_path / "books", out=tmp_path / "run", progress=stop)
+    resumed = hush.simulate(SEEDED, ledgers=tmp_path / "books", out=tmp_path / "run", resume=True)
+    whole = hush.simulate(SEEDED)
     assert [g.rounds for g in resumed.guarantees] == [4, 4, 4]
     assert resumed.accuracy == whole.accuracy
     assert [g.epsilon_spent for g in resumed.guarantees] == [g.epsilon_spent for g in whole.guarantees]
@@ -135,10 +162,10 @@ def test_an_answer_that_was_sent_is_sent_again_as_the_same_bytes(tmp_path: Path)
             raise StopError
 
     with pytest.raises(StopError):
-        hush.simulate(SMALL, ledgers=tmp_path / "books", out=run, progress=lose)
+        hush.simulate(SEEDED, ledgers=tmp_path / "books", out=run, progress=lose)
     before = spent(tmp_path / "books")
-    resumed = hush.simulate(SMALL, ledgers=tmp_path / "books", out=run, resume=True)
-    whole = hush.simulate(SMALL)
+    resumed = hush.simulate(SEEDED, ledgers=tmp_path / "books", out=run, resume=True)
+    whole = hush.simulate(SEEDED)
     assert resumed.accuracy == whole.accuracy and resumed.loss == whole.loss
     assert [g.rounds for g in resumed.guarantees] == [4, 4, 4]
     assert spent(tmp_path / "books") == pytest.approx([g.epsilon_spent for g in whole.guarantees])
@@ -146,7 +173,7 @@ def test_an_answer_that_was_sent_is_sent_again_as_the_same_bytes(tmp_path: Path)
     for checkpoint in run.glob("checkpoint-*.safetensors"):
         checkpoint.unlink()
     (run / "result.json").unlink()
-    again = hush.simulate(SMALL, ledgers=tmp_path / "books", out=run, resume=True)
+    again = hush.simulate(SEEDED, ledgers=tmp_path / "books", out=run, resume=True)
     assert [g.rounds for g in again.guarantees] == [4, 4, 4], "nothing is charged twice"
 
 

@@ -134,10 +134,40 @@ MUTANTS = (
         *_source("source_tails"),
     ),
     _mutant(
+        "secure-radius-16-bits", "the radius of secure noise has 16 bits: none is beyond 4.9 standard deviations",
+        "privacy/box_muller.py",
+        "    np.multiply(radius, 2.0**-63, out=radius)\n",
+        "    np.multiply(radius, 2.0**-63, out=radius)\n    radius[:] = (np.floor(radius * 65536) + 0.5) / 65536\n",
+        *_source("source_tails"), "tests/privacy/test_box_muller.py::test_the_radius_has_63_bits[float32]",
+    ),
+    _mutant(
+        "secure-radius-32-bits", "the radius of secure noise has 32 bits", "privacy/box_muller.py",
+        "    np.multiply(radius, 2.0**-63, out=radius)\n",
+        "    np.multiply(radius, 2.0**-63, out=radius)\n    radius[:] = (np.floor(radius * 2**32) + 0.5) / 2**32\n",
+        "tests/privacy/test_box_muller.py::test_the_radius_has_63_bits[float32]",
+    ),
+    _mutant(
+        "secure-key-constant", "every stretch of secure bits has the same key", "privacy/secure_bits.py",
+        "cipher.algorithms.AES(os.urandom(KEY_BYTES)), cipher.modes.CTR(os.urandom(16))",
+        "cipher.algorithms.AES(bytes(KEY_BYTES)), cipher.modes.CTR(bytes(16))",
+        *_source("source_streams"), "tests/privacy/test_secure_bits.py::test_nothing_is_drawn_twice[100000]",
+    ),
+    _mutant(
+        "secure-noise-given-twice", "secure numbers that were drawn ahead are given again", "privacy/noise.py",
+        "given, self._waiting = self._waiting[:size], self._waiting[size:]", "given = self._waiting[:size]",
+        "tests/privacy/test_box_muller.py::test_a_source_gives_every_number_once[410]",
+    ),
+    _mutant(
+        "secure-noise-shared-by-fork", "after a fork, both processes use what was drawn ahead", "privacy/noise.py",
+        "if self._process != os.getpid():", "if False:",
+        "tests/privacy/test_secure_bits.py::test_two_processes_after_a_fork_draw_different_noise_and_rows",
+    ),
+    _mutant(
         "secure-rows-seeded", "all secure sources sample the same batches", "privacy/noise.py",
-        "    def __init__(self) -> None:\n        self._rows = RowSampler(self._raw)",
-        "    def __init__(self) -> None:\n        g = np.random.default_rng(0)\n"
-        "        self._rows = RowSampler(lambda n: g.integers(0, 2**63, n, dtype=np.uint64) * np.uint64(2))",
+        "        self._process, self._rows, self._normals = os.getpid(), RowSampler(words), NormalSampler(_normal)",
+        "        g = np.random.default_rng(0)\n"
+        "        rows = RowSampler(lambda n: g.integers(0, 2**63, n, dtype=np.uint64) * np.uint64(2))\n"
+        "        self._process, self._rows, self._normals = os.getpid(), rows, NormalSampler(_normal)",
         *_source("source_streams"),
     ),
     _mutant(

@@ -24,10 +24,11 @@ Twist = Callable[[bytes, bytes], bytes | None]
 
 
 def config(members: int = 3, rounds: int = 3, **more: Any) -> Config:
+    """Seeded, so that a run can be compared with its simulation."""
     return parse(
         {
             "seed": 5, "rounds": rounds, "data": {"name": "digits", "clients": members},
-            "privacy": {"budgets": 2.0, "delta": 1e-4},
+            "privacy": {"budgets": 2.0, "delta": 1e-4, "noise": "seeded"},
             "local": {"batch_size": 64, "lr": 0.5}, "recipe": {"name": "robust-hdp"}, **more,
         }
     )  # fmt: skip

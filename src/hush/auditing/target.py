@@ -98,7 +98,7 @@ def target(federation: Federation, client: int | str | None = None) -> Target:
         lr=federation.config.local.lr,
         delta=policy.delta,
         claimed=api.epsilon_of(costs, policy.delta, policy.relation, plan.accountant),
-        secure=federation.config.privacy.noise == "secure",
+        secure=federation.config.privacy.noise != "seeded",
         physical_batch=None if asked == "auto" else asked,
         starts=model.start.to(federation.device)[None],
         recipe=federation.recipe,

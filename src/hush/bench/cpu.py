@@ -8,6 +8,7 @@ import torch
 
 from hush.bench import baselines, flower
 from hush.bench.findings import Findings
+from hush.bench.noise import normals
 from hush.bench.profiled import profiled
 from hush.bench.timing import best, busy, crowded, peak, stream
 from hush.bench.workloads import Workload, w1, w2
@@ -17,18 +18,22 @@ W1_OPERATIONS = 16.3e6  # multiplications and additions for one sample's forward
 
 
 def measure() -> Findings:
-    """Measure both workloads."""
-    return _w1() | _w2()
+    """Measure both workloads, and the noise alone."""
+    return _w1() | _w2() | normals("cpu", 1 << 22, "cpu")
 
 
-def ours(work: Workload) -> Callable[[], object]:
-    """Run one round."""
-    return lambda: train(work.model, work.x, work.y, work.jobs())
+def ours(work: Workload, *, secure: bool = False) -> Callable[[], object]:
+    """Run one round, with seeded or secure noise."""
+    return lambda: train(work.model, work.x, work.y, work.jobs(secure=secure))
 
 
 def against(work: Workload, key: str, turns: int = 2) -> tuple[Findings, dict[str, float]]:
     """Return the ratios of the baselines' rounds to ours."""
-    contestants: dict[str, Callable[[], object]] = {"ours": ours(work), "plain": baselines.plain(work)}
+    contestants: dict[str, Callable[[], object]] = {
+        "ours": ours(work),
+        "secure": ours(work, secure=True),
+        "plain": baselines.plain(work),
+    }
     notes = {}
     if (hooks := baselines.opacus(work)) is not None:
         contestants["opacus"] = hooks
@@ -38,6 +43,7 @@ def against(work: Workload, key: str, turns: int = 2) -> tuple[Findings, dict[st
     figures = {
         f"{key}.ours_seconds": seconds["ours"],
         f"{key}.plain_seconds": seconds["plain"],
+        f"{key}.secure_over_seeded": seconds["secure"] / seconds["ours"],
         f"{key}.ours_over_plain": seconds["ours"] / seconds["plain"],
         f"{key}.plain_over_ours": seconds["plain"] / seconds["ours"],
     }

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hush.bench import baselines
 from hush.bench.findings import Findings
+from hush.bench.noise import normals
 from hush.bench.profiled import profiled
 from hush.bench.timing import best, peak, stream, wait
 from hush.bench.workloads import Workload, w1, w2
@@ -40,13 +41,14 @@ def measure() -> Findings:
     """Measure W1 against its baselines, W2, and the sweep."""
     if not torch.cuda.is_available():
         raise HushError("--suite gpu: no CUDA device is available here; accepted here: cpu, server, plan, scale")
-    return _w1() | _w2() | sweep(w1(device="cuda"), _RUNS, _PATIENCE)
+    return _w1() | _w2() | normals("gpu", 1 << 28, "cuda") | sweep(w1(device="cuda"), _RUNS, _PATIENCE)
 
 
 def _w1() -> Findings:
     work = w1(device="cuda")
     contestants: dict[str, Callable[[], object]] = {
         "ours": lambda: train(work.model, work.x, work.y, work.jobs()),
+        "secure": lambda: train(work.model, work.x, work.y, work.jobs(secure=True)),
         "plain": baselines.plain(work),
         "double vmap": baselines.double_vmap(work),
     }
@@ -60,6 +62,7 @@ def _w1() -> Findings:
     figures = {
         "gpu.w1.ours_seconds": seconds["ours"],
         "gpu.w1.samples_per_second": rate,
+        "gpu.w1.secure_over_seeded": seconds["secure"] / seconds["ours"],
         "gpu.w1.plain_over_ours": seconds["plain"] / seconds["ours"],
         "gpu.w1.double_vmap_over_ours": seconds["double vmap"] / seconds["ours"],
     }
@@ -85,10 +88,19 @@ def _w1() -> Findings:
 def _w2() -> Findings:
     work = w2(device="cuda")
     seconds = best(
-        {"ours": lambda: train(work.model, work.x, work.y, work.jobs()), "plain": baselines.plain(work)}, turns=3
+        {
+            "ours": lambda: train(work.model, work.x, work.y, work.jobs()),
+            "secure": lambda: train(work.model, work.x, work.y, work.jobs(secure=True)),
+            "plain": baselines.plain(work),
+        },
+        turns=3,
     )
     return Findings(
-        {"gpu.w2.ours_seconds": seconds["ours"], "gpu.w2.plain_over_ours": seconds["plain"] / seconds["ours"]}
+        {
+            "gpu.w2.ours_seconds": seconds["ours"],
+            "gpu.w2.plain_over_ours": seconds["plain"] / seconds["ours"],
+            "gpu.w2.secure_over_seeded": seconds["secure"] / seconds["ours"],
+        }
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hush.models import Model, build_model
-from hush.privacy.noise import Seeded
+from hush.privacy.noise import Secure, Seeded
 from hush.privacy.plan import PrivacyPlan
 from hush.seeds import rng
 from hush.training.job import Job
@@ -54,12 +54,12 @@ class Workload:
     lr: float
     drifts: Tensor | None = None
 
-    def jobs(self, round_number: int = 1) -> list[Job]:
-        """Return new jobs, because a source can be drawn from only once."""
+    def jobs(self, round_number: int = 1, *, secure: bool = False) -> list[Job]:
+        """Return new jobs, with seeded or secure noise, because a source can be drawn from only once."""
         drifts = [None] * len(self.plans) if self.drifts is None else self.drifts.unbind()
         start = self.model.start.to(self.x.device)
         return [
-            Job(start, first, plan, self.lr, Seeded(0, client, round_number), drift)
+            Job(start, first, plan, self.lr, Secure() if secure else Seeded(0, client, round_number), drift)
             for client, (first, plan, drift) in enumerate(zip(self.firsts, self.plans, drifts, strict=True))
         ]
 

@@ -88,7 +88,10 @@ def run(
     resume: Resume = False,
     data: Data = None,
     ledgers: Annotated[
-        Path | None, typer.Option(help="Directory of persistent ledger files: budgets apply across runs.")
+        Path | None,
+        typer.Option(
+            help="Directory of persistent ledger files: budgets apply across runs, and noise is secure by default."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

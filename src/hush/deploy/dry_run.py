@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from hush import models
-from hush.config import Config
+from hush.config import Config, with_noise
 from hush.data.datasets import Dataset
 from hush.data.preprocessing import mapped
 from hush.data.schema import Schema, check_fits
@@ -94,7 +94,7 @@ def dry_run(kit: Kit, policy_path: Path, data: Path, config: Config, run_schema:
         ledger = Ledger.in_memory(kit.member, life, accountant)
         node = Node(kit.member, policy, made, ledger, Path(folder), keys.new_key())
         try:
-            seconds = _first_round(node, config, schema)
+            seconds = _first_round(node, with_noise(config, lasting=True), schema)
         except HushError as error:
             return replace(found, refused=str(error))
         finally:

@@ -54,7 +54,7 @@ class Work:
 
 def source(config: Config, client: int, number: int, *, shared: bool) -> Source:
     """Return the source of a client's batches and noise in a round: its own stream, or one shared by all clients."""
-    if config.privacy.noise == "secure":
+    if config.privacy.noise != "seeded":
         return noise.Secure()
     made = noise.SharedSeeded if shared else noise.Seeded
     return made(config.seed, client, number)

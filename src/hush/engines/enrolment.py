@@ -44,7 +44,7 @@ def enrolled(federation: Federation, held: RunLedgers, rows: Rows) -> tuple[Fede
     terms, config = federation.terms, federation.config
     if terms.stage_table.of[ENROLMENT] < 0:
         return federation, {}
-    secure = config.privacy.noise == "secure"
+    secure = config.privacy.noise != "seeded"
     answers: list[EnrolmentAnswer | None] = []
     for member in terms.members:
         stage = federation.stage(member.client, ENROLMENT)

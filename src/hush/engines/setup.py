@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hush import models, recipes
-from hush.config import Config, silent_settings
+from hush.config import Config, silent_settings, with_noise
 from hush.data import ClientData, budgets, client_data, client_rows, datasets, transforms
 from hush.engines import auto_lr, noisy_counts, run_ledgers
 from hush.engines.client_config import member_names, with_clients
@@ -223,8 +223,7 @@ class Federation:
 
     def guarantees(self, ledgers: Sequence[Ledger]) -> tuple[Guarantee, ...]:
         """The guarantee card of each client."""
-        secure = self.config.privacy.noise == "secure"
-        label = noise.SECURE if secure else noise.SEEDED
+        label = noise.SEEDED if self.config.privacy.noise == "seeded" else noise.SECURE
         view, named = self.third_party(), self.not_covered()
         return tuple(
             self._card(member.client, ledger, label, view, named)
@@ -268,12 +267,15 @@ def prepare(
     root: str | None = None,
     dataset: ClientData | datasets.Dataset | None = None,
     module: nn.Module | Model | None = None,
+    lasting: bool = False,
 ) -> Federation:
     """Build the federation that a config describes, or say what is wrong with it.
 
     `dataset` is the data in place of what the config names. Where clients have rows of their own, the config follows.
     `module` is the user's own, or the model that an earlier federation made of it, which saves isolating it again.
+    `lasting` says that ledger files record what is spent: noise that the config leaves open is secure then.
     """
+    config = with_noise(config, lasting=lasting)
     name, recipe = recipes.parse(config.recipe, config.mode)
     device = _device(config.engine.device)
     data = load(config, root) if dataset is None else dataset
@@ -396,7 +398,7 @@ def terms_of(
         shape=shape,
         layout=model.layout,
         participants=rounds,
-        rng=server_rng(config.seed, config.privacy.noise == "secure"),
+        rng=server_rng(config.seed, config.privacy.noise != "seeded"),
         quorum=config.quorum,
         clip=config.privacy.clip,
         ceiling=fixed(config.max_weight),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 import uuid
 from collections.abc import Generator, Sequence
@@ -34,7 +35,12 @@ from hush.training.job import Job
 from hush.training.train import train
 from hush.types import Decline, HushError, Receipt, RoundRecord, RunResult, SideAnswers, Task, Update
 
+_log = logging.getLogger("hush")
 _RELEASES = "releases."
+_SEEDED_LEDGERS = (
+    'privacy.noise = "seeded" with ledger files: their budget is spent, and nothing is private, because whoever knows '
+    'the seed can subtract the noise; leave privacy.noise out, or set "secure", for data that must be protected'
+)
 Arrays = dict[object, tuple[Tensor, Tensor]]
 _SHORT = 2**26  # numbers in all rows of a run
 
@@ -231,13 +237,16 @@ def execution(
     began = time.perf_counter()
     new = out is not None and not (out / MANIFEST).exists()
     directory = _open(federation, out, resume, command, hashes, ledgers)
+    seeded = ledgers is not None and federation.config.privacy.noise == "seeded"
+    warned = [_SEEDED_LEDGERS] if seeded else []
+    if seeded:
+        _log.warning(_SEEDED_LEDGERS)
     for callback in callbacks:
         callback.on_run_start(_start(federation))
     if directory is not None and (found := directory.finished()) is not None:
         return _told(_again(federation, directory, found), callbacks)
     if directory is not None:
-        _check_ledgers(directory, ledgers)
-    warned: list[str] = []
+        _check_ledgers(directory.path, ledgers)
     try:
         opened = federation.ledgers(ledgers, warned.append)
     except BaseException:
@@ -369,18 +378,21 @@ def _open(
         return None
     content = {**manifest(federation, command), **(same := identity(federation, hashes)), "ledgers": _place(ledgers)}
     if resume and (out / MANIFEST).exists():
+        if read_json(out / MANIFEST).get("config_hash") != content["config_hash"]:
+            # Noise that a config leaves open follows from whether there are ledger files: that is said first.
+            _check_ledgers(out, ledgers)
         return RunDir.reopen(out, content["config_hash"], same)
     if resume and out.exists() and any(out.iterdir()):
         raise HushError(f"{out}: nothing to resume: it contains no manifest.json")
     return RunDir.create(out, content)
 
 
-def _check_ledgers(directory: RunDir, ledgers: Path | None) -> None:
+def _check_ledgers(out: Path, ledgers: Path | None) -> None:
     """Raise a `HushError` if a run goes on with other ledgers: neither would then hold all that it releases."""
-    kept, given = read_json(directory.path / MANIFEST).get("ledgers"), _place(ledgers)
+    kept, given = read_json(out / MANIFEST).get("ledgers"), _place(ledgers)
     if kept != given:
         raise HushError(
-            f"{directory.path}: was started with {_ledgers_of(kept)}, and is resumed with {_ledgers_of(given)}; "
+            f"{out}: was started with {_ledgers_of(kept)}, and is resumed with {_ledgers_of(given)}; "
             "accepted: the ledgers that it was started with"
         )
 

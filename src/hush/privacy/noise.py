@@ -1,8 +1,9 @@
 """The only place in Hush where batches and noise are drawn.
 
 Guarantees:
-    - `Secure()` takes every bit from the operating system's cryptographic generator. It has no seed, so no one,
-      its owner included, can draw the same noise twice.
+    - `Secure()` is keyed by the operating system's cryptographic generator: AES-256 on the host (`secure_bits`),
+      ChaCha20 on a GPU (`chacha20`). It has no seed, so no one, its owner included, can draw the same noise twice. It
+      is neither copied nor written, and after a fork the two processes share nothing of it.
     - `Seeded(...)` depends on (seed, client, round) alone: an experiment gives the same numbers when its clients
       run alone, among others, or elsewhere on the same kind of device. Whoever knows the seed can subtract the noise:
       it protects no one, and its label says so wherever it is shown.
@@ -24,18 +25,21 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hush.privacy import box_muller, chacha20
 from hush.privacy.discrete import BITS, discrete_gaussian
+from hush.privacy.secure_bits import reader, words
 from hush.privacy.source import DeviceRng
 from hush.seeds import derive
 
 SECURE = "secure"
 SEEDED = "seeded (not private)"
-_AHEAD = 1 << 16  # rows that are decided on at a time
+_AHEAD = 1 << 16  # rows that are decided on, or numbers that are drawn, at a time
 
 
 def threshold(rate: float) -> int:
@@ -80,6 +84,26 @@ class RowSampler:
         begins = np.concatenate([[0], ends[:-1]])
         self._waiting = [found[a:b] - k * size for k, (a, b) in enumerate(zip(begins, ends, strict=True))][::-1]
         self._batches = max(1, min(4 * self._batches, _AHEAD // max(1, size)))
+
+
+class NormalSampler:
+    """Standard normal numbers, drawn ahead where few are asked for: up to four times as many each time."""
+
+    def __init__(self, draw: Callable[[int, torch.dtype], Tensor]) -> None:
+        self._draw, self._next = draw, 0
+        self._waiting = torch.empty(0)
+
+    def normal(self, size: int, dtype: torch.dtype) -> Tensor:
+        """The next numbers; those that wait are given once, to the first who asks."""
+        if not 0 < size < _AHEAD:
+            return self._draw(size, dtype)
+        if self._waiting.dtype != dtype:
+            self._waiting, self._next = torch.empty(0, dtype=dtype), 0
+        if len(self._waiting) < size:
+            self._waiting = self._draw(max(1, self._next // size) * size, dtype)
+            self._next = min(4 * len(self._waiting), _AHEAD)
+        given, self._waiting = self._waiting[:size], self._waiting[size:]
+        return given
 
 
 class _TorchDeviceRng:
@@ -176,40 +200,49 @@ class SharedSeeded(Seeded):
 
 
 class Secure:
-    """Operating-system entropy: for data that must be protected."""
+    """Noise that nobody can draw again: for data that must be protected."""
 
     def __init__(self) -> None:
-        self._rows = RowSampler(self._raw)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process, self._rows, self._normals = os.getpid(), RowSampler(words), NormalSampler(_normal)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a secure source is neither copied nor written: both copies would draw the same noise")
 
     def uniform(self, size: int) -> Tensor:
         """Float64 numbers in [0, 1)."""
-        return torch.from_numpy(self._unit(size))
+        return torch.from_numpy((words(size) >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
     def chosen(self, size: int, rate: float) -> Tensor:
         """The numbers below `size` that are chosen, each with probability `rate`."""
+        self._forget_after_fork()
         return self._rows.chosen(size, rate)
 
     def device_rng(self, device: torch.device) -> DeviceRng | None:
-        """None: only the host draws."""
-        return None
+        """A stream of ChaCha20 on the GPU itself; none where Triton's kernels cannot run, so that the host draws."""
+        return chacha20.device_rng(device)
 
     def normal(self, size: int, dtype: torch.dtype) -> Tensor:
-        """Standard normal numbers."""
-        half = (size + 1) // 2
-        radius = np.sqrt(-2.0 * np.log1p(-self._unit(half)))
-        angle = 2.0 * np.pi * self._unit(half)
-        drawn = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
-        return torch.from_numpy(drawn).to(dtype)
+        """Standard normal numbers; what is shorter than float32 is rounded from it."""
+        self._forget_after_fork()
+        return self._normals.normal(size, dtype)
 
     def discrete(self, size: int, sigma: int) -> Tensor:
         """Whole numbers of the discrete Gaussian of scale sigma."""
         return discrete_gaussian(size, sigma, self._words)
 
     def _words(self, size: int) -> Tensor:
-        return torch.from_numpy((self._raw(size) >> np.uint64(64 - BITS)).astype(np.int64))
+        return torch.from_numpy((words(size) >> np.uint64(64 - BITS)).astype(np.int64))
 
-    def _unit(self, size: int) -> np.ndarray:
-        return (self._raw(size) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    def _forget_after_fork(self) -> None:
+        """What was drawn ahead is the other process's."""
+        if self._process != os.getpid():
+            self._begin()
 
-    def _raw(self, size: int) -> np.ndarray:
-        return np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
+
+def _normal(size: int, dtype: torch.dtype) -> Tensor:
+    drawn = np.empty(size, np.float64 if dtype == torch.float64 else np.float32)
+    box_muller.fill(drawn, reader(box_muller.pair_bytes(drawn.dtype) * (size + 1) // 2))
+    return torch.from_numpy(drawn).to(dtype)

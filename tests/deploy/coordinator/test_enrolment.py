@@ -286,7 +286,8 @@ def agree(path: Path, result: RunResult) -> None:
 
 def raw(**more: Any) -> dict[str, Any]:
     return {
-        "seed": 5, "rounds": 3, "data": {"name": "digits", "clients": 3}, "privacy": {"budgets": 2.0},
+        "seed": 5, "rounds": 3, "data": {"name": "digits", "clients": 3},
+        "privacy": {"budgets": 2.0, "noise": "seeded"},
         "local": {"batch_size": 64, "lr": 0.5}, **more,
     }  # fmt: skip
 

@@ -11,7 +11,7 @@ from torch import Tensor
 pytest.importorskip("cryptography", reason="needs the deploy extra")
 
 from hush import recipes
-from hush.deploy.member.disclosures import Telling, numbers
+from hush.deploy.member.disclosures import Disclosures, numbers
 from hush.deploy.member.policy import Accept, Budget, Enrol, MemberPolicy
 from hush.deploy.shared.roster import MEAN, RosterEntry
 from hush.privacy import noise
@@ -45,11 +45,11 @@ def rows() -> Tensor:
     return torch.linspace(-1.0, 1.0, ROWS * WIDTH).view(ROWS, WIDTH)
 
 
-def telling(*, count_noise: float = 0.0, centre: float = 3.0, policy: MemberPolicy = POLICY) -> Telling:
+def telling(*, count_noise: float = 0.0, centre: float = 3.0, policy: MemberPolicy = POLICY) -> Disclosures:
     _, recipe = recipes.parse({"name": "dp-fedavg", "weight": {"rule": "impact"}}, "sound")
     one = policy.one_run
     fact = RosterEntry(name="a", epsilon=one.epsilon, delta=one.delta, relation=one.relation, samples=1)
-    return Telling(
+    return Disclosures(
         fact=fact, numbers=numbers(policy, ROWS, recipe, count_noise), centre=centre, rows=rows, source=Scripted(),
         mean_source=Scripted(),
     )  # fmt: skip
@@ -67,7 +67,7 @@ def test_every_number_has_the_noise_that_is_charged_for_it(count_noise: float) -
     assert len(asked.source.given) == len(asked.numbers), "each has a draw of its own"
     for (name, number), drawn in zip(asked.numbers.items(), asked.source.given, strict=True):
         cost = charged[number.what]
-        assert cost == Cost(number.what, "gaussian", cost.noise, 1) and cost.noise > 0
+        assert cost == Cost(what=number.what, kind="gaussian", noise=cost.noise, steps=1) and cost.noise > 0
         told = float(getattr(fact, name))
         rounding = 0.5 if name == "samples" else 1e-12
         assert abs(told - number.value - cost.noise * number.row * drawn) <= rounding

@@ -130,6 +130,11 @@ def test_replayable_noise_needs_the_members_word(tmp_path: Path) -> None:
     assert asks.begin(kit.config(privacy__noise="secure")).kind == "ready"
 
 
+def test_noise_that_is_left_open_is_secure_at_a_member(tmp_path: Path) -> None:
+    asks = kit.Coordinator(kit.member(tmp_path / "a", seeded=False))
+    assert asks.begin(kit.config(privacy__noise="auto")).kind == "ready"
+
+
 def test_a_run_cannot_change_once_it_has_begun(tmp_path: Path) -> None:
     asks = begun(tmp_path / "a")
     for other in (kit.config(rounds=5), kit.config(local__lr=0.4), kit.config(seed=2)):

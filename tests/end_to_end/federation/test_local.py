@@ -27,6 +27,7 @@ name = "digits"
 clients = 3
 [privacy]
 budgets = [1.0, 2.0, 4.0]
+noise = "seeded"
 [local]
 batch_size = 32
 lr = 0.5

@@ -19,8 +19,6 @@ from tests.support.fork_server import Child, ForkServer
 RUN = """
 rounds = 2
 quorum = 2
-[privacy]
-noise = "secure"
 [local]
 batch_size = 20
 lr = 0.3
@@ -73,6 +71,8 @@ def test_a_federation_from_init_to_report(tmp_path: Path, parent: ForkServer) ->
         told = json.loads(done("federation", "status", study, "--json"))
         assert set(told["members"].values()) == {"online"}
         assert told["runs"] == [{"run": "run", "state": "finished", "round": 2, "rounds": 2}]
+        result = json.loads((study / "runs" / "run" / "result.json").read_text())
+        assert {card["noise"] for card in result["guarantees"]} == {"secure"}, "the config left it open"
         done("report", study / "runs" / "run")
     result = json.loads((study / "runs" / "run" / "result.json").read_text())
     for name, card in zip(names, result["guarantees"], strict=True):

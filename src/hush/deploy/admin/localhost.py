@@ -36,7 +36,7 @@ def make(
     for member, name in zip(federation.members, names, strict=True):
         words = template(
             member.policy.epsilon, member.policy.delta, member.policy.relation, [federation.recipe_name],
-            accountant=accountant, seeded=config.privacy.noise != "secure", uncovered=True,
+            accountant=accountant, seeded=config.privacy.noise == "seeded", uncovered=True,
             group=member.group if isinstance(federation.recipe.assign, Oracle) else None,
         )  # fmt: skip
         (path / "kits" / name / "policy.toml").write_text(words)

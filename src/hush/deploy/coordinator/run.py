@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hush import models, recipes
-from hush.config import Config
+from hush.config import Config, with_noise
 from hush.data.datasets import Dataset
 from hush.deploy.admin import keys
 from hush.deploy.admin.audit_log import AuditLog
@@ -83,7 +83,7 @@ class Coordinator:
             self.hub.close(status)
 
     def _run(self, config: Config, out: Path, resume: bool, command: str, progress: Progress | None) -> RunResult:
-        began = time.perf_counter()
+        began, config = time.perf_counter(), with_noise(config, lasting=True)
         held = resume and (out / AGREEMENT).exists()
         if not resume and out.exists() and any(out.iterdir()):
             # Checked before any member is asked, because enrolment may consume budget.

@@ -297,7 +297,7 @@ def check_offer(policy: MemberPolicy, config: Config, name: str, recipe: Recipe)
     accept = policy.accept
     if ANY not in accept.recipes and name not in accept.recipes:
         raise HushError(f"recipe {name}: not accepted by this member; accepted: {', '.join(accept.recipes)}")
-    if config.privacy.noise != "secure" and not accept.seeded:
+    if config.privacy.noise == "seeded" and not accept.seeded:
         raise HushError("seeded noise provides no privacy: not accepted by this member (accept.seeded)")
     if config.privacy.relation != policy.budget.relation:
         raise HushError(

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from hush import models, recipes
-from hush.config import Config, parse
+from hush.config import Config, parse, with_noise
 from hush.data.datasets import Dataset
 from hush.data.preprocessing import mapped
 from hush.data.schema import Schema, check_fits, from_record
@@ -166,7 +166,7 @@ class Node:
     def _offer(self, says: Mapping[str, Any]) -> Offer:
         """Return what a coordinator offers, if the policy and the declared schema accept it. No row is read."""
         with refusing(RefusalCode.CONFIG):
-            config = parse(says["config"])
+            config = with_noise(parse(says["config"]), lasting=True)
         with refusing(RefusalCode.LIMITS):
             check_size(self.policy, config)
         with refusing(RefusalCode.OFFER):
@@ -246,7 +246,7 @@ class Node:
             if centre:
                 with refusing(RefusalCode.CONFIG):
                     run_spec.width_of(model)
-        replayed = config.privacy.noise != "secure"
+        replayed = config.privacy.noise == "seeded"
         first, second = (
             noise.Seeded(config.seed, number, ENROLMENT) if replayed and asked else noise.Secure()
             for asked in (noisy > 0, True)

@@ -238,7 +238,7 @@ class DpSgd(Protect):
         self, members: Sequence[Member], stage_table: StageTable, orders: Sequence[Sequence[int]], config: Config
     ) -> list[PrivacySchedule]:
         """How each client keeps its policy."""
-        if self.draws == "shared" and config.privacy.noise == "secure":
+        if self.draws == "shared" and config.privacy.noise != "seeded":
             text = '"secure" noise cannot be shared; accepted: "seeded", or recipe.protect.draws = "own"'
             raise HushError(f"privacy.noise: {text}", "privacy.noise")
         policies = self.policies(members)

@@ -5,7 +5,8 @@ data stays where it is.
 
 Guarantees:
     - Those of `hush.training.clipped_sum.ClippedSum`.
-    - Seeded noise is drawn on the device, from the device generator of each client's own source.
+    - Noise is drawn on the device, from the device generator of each client's own source if it has one, and outside of
+      the captured step: no replay repeats it.
 
 Edge cases:
     - A step too large to profit, or with an input mean, is not captured.

@@ -4,8 +4,8 @@ Guarantees:
     - What a client draws depends on its own source alone, not on who else is in its group.
 
 Edge cases:
-    - Clients with secure noise have no device generator. If any client of a group has none, the host draws the noise of
-      the entire group.
+    - Shared draws have no device generator, nor has secure noise where Triton's kernels cannot run. If any client of a
+      group has none, the host draws the noise of the entire group.
 """
 
 from __future__ import annotations

@@ -10,18 +10,9 @@ Edge cases:
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any, TypeAlias
+from hush.triton_types import at, constexpr, tl, triton
 
-triton: Any = importlib.import_module("triton")
-tl: Any = importlib.import_module("triton.language")
-
-if TYPE_CHECKING:
-    at: TypeAlias = Any
-    constexpr: TypeAlias = Any
-else:  # Triton reads annotations, and takes only its own for them.
-    at = tl.tensor
-    constexpr = tl.constexpr
+__all__ = ["at", "constexpr", "product", "tl", "triton"]
 
 
 def product(left: at, right: at, total: at, HOW: constexpr) -> at:
