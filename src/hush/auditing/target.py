@@ -80,7 +80,7 @@ def target(federation: Federation, client: int | None = None) -> Target:
     plan = schedule.plan
     if not plan.private or plan.rounds == 0:
         raise HushError(f"audit: client {client} has no guarantee to audit: it adds no noise or takes part in no round")
-    model.module.to(federation.device)
+    model.to(federation.device)
     x, y = federation.arrays(1)
     first = federation.data.bounds()[client][0]
     rows = slice(first, first + plan.samples)

@@ -61,7 +61,7 @@ class Simulator:
         self._arrays: Arrays = {} if arrays is None else arrays
         self._ledgers = ledgers
         self._progress = progress
-        federation.model.module.to(federation.device)
+        federation.model.to(federation.device)
         self._bounds = federation.data.bounds()
         self._phase: tuple[int, ...] | None = None
         self._round = -1
@@ -310,7 +310,7 @@ def _kind(cohort: Simulator) -> object:
     model = cohort.federation.model
     # Long rows, and all rows on a processor, are not worth copying side by side: runs that share them go together.
     shared = None if cohort.x.is_cuda and cohort.x.numel() <= _SHORT else id(cohort.x)
-    return (str(model.module), model.layout, cohort.x.shape[1:], cohort.federation.config.engine, shared)
+    return (str(model.module), str(model.training), model.layout, cohort.x.shape[1:], cohort.federation.config.engine, shared)
 
 
 def _rows(cohorts: Sequence[Simulator]) -> tuple[Tensor, Tensor, list[int]]:

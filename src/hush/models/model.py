@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from hush.models.isolation import TracedModule
+from hush.models.isolation.dropout import with_keys
 from hush.models.validation import check_global_hooks, copied
 from hush.types import Layout
+
+_SPREAD = 0x1E3779B97F4A7C15  # so that the keys of probes differ in all of their bits
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,7 @@ class Model:
         isolated: Whether it is a user's module, made safe by `hush.models.isolation`.
         source: That module as the user wrote it, with the same parameters, for its fingerprint.
         probes: Rows, none of them from the data, on which its isolation is checked again in every round.
+        training: What trains in place of the module, where that is something else: a module in training mode.
     """
 
     name: str
@@ -35,6 +40,32 @@ class Model:
     isolated: bool = False
     source: nn.Module | None = None
     probes: Tensor | None = None
+    training: TracedModule | None = None
+
+    @property
+    def keyed(self) -> bool:
+        """Whether rows come with keys for dropout (`hush.models.isolation.dropout`)."""
+        return isinstance(self.module, TracedModule) and self.module.keyed
+
+    @property
+    def in_training(self) -> Model:
+        """The model as it trains: with dropout, where it has any. Everything else evaluates the model as it is."""
+        if self.training is None:
+            return self
+        model = replace(self, module=self.training, training=None)
+        if not model.keyed or self.probes is None:
+            return model
+        return replace(model, probes=with_keys(self.probes, torch.arange(len(self.probes)) * _SPREAD))
+
+    def with_keys(self, x: Tensor, keys: Tensor | None) -> Tensor:
+        """Rows as the module takes them: with a key for each if it is keyed."""
+        return x if keys is None or not self.keyed else with_keys(x, keys)
+
+    def to(self, device: torch.device) -> None:
+        """Move the modules to a device; the starting point stays where it is."""
+        for module in (self.module, self.training):
+            if module is not None:
+                module.to(device)
 
     def logits(self, vector: Tensor, x: Tensor) -> Tensor:
         """The output for inputs `x` (already through `features`) at a flat parameter vector."""

@@ -54,10 +54,19 @@ def from_module(module: nn.Module, shape: Shape, name: str = "custom", examples:
             "on that example and the parameters alone",
             "model.name",
         ) from None
-    model = replace(wrap(name, isolated, None, isolated=True), source=own, probes=x)
-    if (found := rows_differ(model.logits, model.start, x)) is not None:
-        raise HushError(f"model {name}: {found}", "model.name")
+    model = wrap(name, isolated.evaluation, None, isolated=True)
+    model = replace(model, source=own, probes=x, training=isolated.training)
+    if isolated.training is not None:
+        isolated.training.requires_grad_(False)
+        _check_rows(model.in_training)
+    _check_rows(model)
     return model
+
+
+def _check_rows(model: Model) -> None:
+    assert model.probes is not None
+    if (found := rows_differ(model.logits, model.start, model.probes)) is not None:
+        raise HushError(f"model {model.name}: {found}", "model.name")
 
 
 def from_user(
@@ -98,8 +107,6 @@ def _refuse_kinds(module: nn.Module, name: str) -> None:
                 "use GroupNorm, LayerNorm or InstanceNorm",
                 "model.name",
             )
-        if isinstance(part, nn.modules.dropout._DropoutNd | nn.RReLU) and part.training and getattr(part, "p", 1.0) > 0:
-            raise HushError(f"{where} uses global random state, so runs are not reproducible; remove it", "model.name")
         if isinstance(part, torch.jit.ScriptModule):
             raise HushError(f"{where} is compiled by TorchScript and cannot be traced; use the nn.Module", "model.name")
     for key, value in (*module.named_parameters(), *module.named_buffers()):

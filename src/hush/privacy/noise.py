@@ -117,6 +117,10 @@ class Seeded:
         return torch.Generator().manual_seed(derive(self._derived, "rows"))
 
     @cached_property
+    def _keys(self) -> torch.Generator:
+        return torch.Generator().manual_seed(derive(self._derived, "keys"))
+
+    @cached_property
     def _rows(self) -> RowSampler:
         return RowSampler(self._raw)
 
@@ -131,6 +135,10 @@ class Seeded:
     def normal(self, size: int, dtype: torch.dtype) -> Tensor:
         """Standard normal numbers."""
         return torch.randn(size, generator=self._generator, dtype=dtype)
+
+    def keys(self, size: int) -> Tensor:
+        """Fair 64-bit numbers."""
+        return torch.randint(-(2**63), 2**63 - 1, (size,), generator=self._keys)
 
     def device_rng(self, device: torch.device) -> DeviceRng | None:
         """Streams of a GPU's own, which depend on the same things."""
@@ -188,6 +196,10 @@ class Secure:
     def chosen(self, size: int, rate: float) -> Tensor:
         """The numbers below `size` that are chosen, each with probability `rate`."""
         return self._rows.chosen(size, rate)
+
+    def keys(self, size: int) -> Tensor:
+        """Fair 64-bit numbers."""
+        return torch.from_numpy(self._raw(size).view(np.int64).copy())
 
     def device_rng(self, device: torch.device) -> DeviceRng | None:
         """None: only the host draws."""

@@ -35,6 +35,10 @@ class Source(Protocol):
         """Standard normal numbers."""
         ...
 
+    def keys(self, size: int) -> Tensor:
+        """Fair 64-bit numbers (int64), from which dropout follows; drawing them changes no other numbers."""
+        ...
+
     def device_rng(self, device: torch.device) -> DeviceRng | None:
         """What draws on a GPU in place of this source; none if only the host may draw.
 
