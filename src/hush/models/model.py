@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ class Model:
         source: That module as the user wrote it, with the same parameters, for its fingerprint.
         probes: Rows, none of them from the data, on which its isolation is checked again in every round.
         training: What trains in place of the module, where that is something else: a module in training mode.
+        types: The types of the user's own tensors by name, where they are not float32.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Model:
     source: nn.Module | None = None
     probes: Tensor | None = None
     training: TracedModule | None = None
+    types: Mapping[str, torch.dtype] = field(default_factory=dict)
 
     @property
     def keyed(self) -> bool:

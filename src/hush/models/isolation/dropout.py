@@ -89,10 +89,10 @@ def kept(keys: Tensor | None, site: int, axis: Axis, like: Tensor, share: float)
 
 def dropped(keys: Tensor | None, site: int, axis: Axis, x: Tensor, p: float) -> Tensor:
     """Dropout: zero with probability p, else scaled by 1 / (1 - p)."""
-    if keys is None or p == 0.0:
-        return x
     if p == 1.0:
         return torch.zeros_like(x)
+    if keys is None or p == 0.0:
+        return x
     return torch.where(uniform(keys, site, axis, x) < 1.0 - p, x / (1.0 - p), 0.0)
 
 

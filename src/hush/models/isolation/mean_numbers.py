@@ -30,7 +30,9 @@ class MeanNumbers(TorchDispatchMode):
         if func is _aten.bernoulli.default:
             return args[0].clone()
         if func is _aten.native_dropout.default:
-            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+            # With probability one PyTorch draws nothing, and the mean is no limit of those before.
+            x, p = args[0], args[1]
+            return (torch.zeros_like(x) if p == 1.0 else x.clone()), torch.ones_like(x, dtype=torch.bool)
         if func in (_aten.rand.default, _aten.rand_like.default):
             return func(*args, **given).fill_(0.5)
         if func is _aten.rrelu_with_noise.default:
