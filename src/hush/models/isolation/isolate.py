@@ -19,9 +19,11 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hush.models.isolation import trace
 from hush.models.isolation.axis import MixesExamplesError
@@ -30,6 +32,7 @@ from hush.models.isolation.state import backward_hook, changed, random_state, re
 from hush.models.isolation.traced_module import TracedModule
 from hush.models.validation import copied
 
+_aten = torch.ops.aten
 _PROBES = 7  # examples of a probe
 # Layers whose forward pass is PyTorch's own code and keeps nothing; `nn.Sequential` calls them one after the other.
 _PLAIN = (
@@ -119,7 +122,27 @@ def _graph(module: nn.Module, rows: Tensor, expected: Tensor, draws: bool) -> Tr
             )
         else:
             return traced
+    if _aten._pack_padded_sequence in _operations(module, rows):
+        reasons = ["packs sequences by the lengths of a batch; accepted: padded sequences, with a mask"]
     raise NotIsolatedError("; ".join(dict.fromkeys(reasons)))
+
+
+def _operations(module: nn.Module, rows: Tensor) -> set[Any]:
+    """The operations that a call of the module runs."""
+    seen: set[Any] = set()
+
+    class Listening(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.add(func.overloadpacket)
+            return func(*args, **(kwargs or {}))
+
+    generators = random_state()
+    try:
+        with Listening():
+            _output(module, rows)
+    finally:
+        restore_random_state(generators)
+    return seen
 
 
 def _called(module: nn.Module, rows: Tensor) -> tuple[Tensor, bool]:
