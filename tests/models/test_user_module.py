@@ -28,7 +28,9 @@ def test_lazy_layers_get_their_sizes_on_a_copy() -> None:
     assert torch.equal(first.start, second.start)
     assert torch.equal(drawn, torch.random.get_rng_state())
     assert type(module[1]) is nn.LazyLinear and nn.parameter.is_lazy(module[1].weight)
-    with pytest.raises(HushError, match=r"lazy layers get no sizes, since it fails on inputs of shape \(2, 3\)") as caught:
+    with pytest.raises(
+        HushError, match=r"lazy layers get no sizes, since it fails on inputs of shape \(2, 3\)"
+    ) as caught:
         from_user(nn.Sequential(nn.LazyConv2d(2, 3), nn.Flatten(), nn.LazyLinear(3)), (3,), 3, "own")
     assert "\n" not in str(caught.value)
     with pytest.raises(HushError, match="cannot be copied"):  # PyTorch's buffers without a size cannot be
@@ -55,6 +57,8 @@ def test_other_types_train_in_float32(dtype: torch.dtype, caplog: pytest.LogCapt
 class Positions(nn.Module):
     """Constants in buffers, used and unused, persistent or not; a mask, and positions."""
 
+    causal: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.table, self.where, self.out = nn.Embedding(9, 4), nn.Embedding(6, 4), nn.Linear(4, 2)
@@ -75,6 +79,8 @@ def test_constant_buffers_are_fine() -> None:
 
 
 class Averaging(nn.Module):
+    mean: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 2)

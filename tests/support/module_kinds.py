@@ -89,7 +89,9 @@ class Recurrent(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         found = self.table(x)
         if self.packed:
-            found = pack_padded_sequence(found, (x[..., 0] != 0).sum(1).clamp(min=1), batch_first=True, enforce_sorted=False)
+            found = pack_padded_sequence(
+                found, (x[..., 0] != 0).sum(1).clamp(min=1), batch_first=True, enforce_sorted=False
+            )
             return self.head(self.layer(found)[1][0][-1])
         return self.head(self.layer(found)[0].mean(1))
 
@@ -162,9 +164,7 @@ def _frozen() -> nn.Module:
 
 
 def _fixed() -> nn.Module:
-    module = _mlp(nn.BatchNorm1d(16))
-    module[2].eval()
-    return module
+    return _mlp(nn.BatchNorm1d(16).eval())
 
 
 class Noisy(nn.Module):
@@ -216,7 +216,9 @@ KINDS: dict[str, Kind] = {
     ),
     "CNN with `Dropout2d`": Kind(_cnn, images),
     "LSTM, `batch_first`": Kind(lambda: Recurrent(nn.LSTM(3, 8, batch_first=True), 8), steps),
-    "LSTM over the wrong axis": Kind(lambda: Recurrent(nn.LSTM(3, 8), 8), steps, "single examples differ from those for a batch"),
+    "LSTM over the wrong axis": Kind(
+        lambda: Recurrent(nn.LSTM(3, 8), 8), steps, "single examples differ from those for a batch"
+    ),
     "GRU with dropout between its layers": Kind(
         lambda: Recurrent(nn.GRU(3, 6, 2, batch_first=True, dropout=0.1), 6, words=True), tokens
     ),

@@ -86,7 +86,7 @@ def _path(h: Tensor) -> Tensor:
 RANDOM: dict[str, Callable[[], nn.Module]] = {
     "dropout": lambda: Dropping(lambda h: functional.dropout(h, 0.4)),
     "dropout in place": lambda: Dropping(lambda h: functional.dropout(2 * h, 0.4, inplace=True)),
-    "dropout of all": lambda: Dropping(lambda h: h + functional.dropout(h, 1.0)),
+    "dropout, and of all": lambda: Dropping(lambda h: functional.dropout(h, 0.4) + functional.dropout(h, 1.0)),
     "dropout of heads": lambda: Dropping(_heads),
     "dropout, time first": lambda: Dropping(_time_first),
     "channels": lambda: Dropping(lambda h: functional.dropout2d(h.view(-1, 2, 2, 2), 0.4)),
@@ -111,7 +111,6 @@ RANDOM: dict[str, Callable[[], nn.Module]] = {
     "attention, masked": lambda: Sequence(Attention(masked=True), 4),
     "causal attention": lambda: Sequence(Fused(), 4),
 }
-
 
 
 def _kept(make: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -192,5 +191,3 @@ def rows(number: int, seed: int = 0) -> Tensor:
 def keys(*shape: int, seed: int = 0) -> Tensor:
     """Keys for dropout."""
     return torch.randint(-(2**62), 2**62, shape, generator=torch.Generator().manual_seed(seed))
-
-

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.models import Model, from_module
+from hush.models.isolation import TracedModule
 from hush.models.isolation.dropout import keys_of, uniform, with_keys
 from hush.privacy import noise
 from hush.privacy.plan import PrivacyPlan
@@ -16,7 +17,8 @@ from hush.training.job import Job
 from hush.training.per_example.discrete_sums import IntegerSum
 from hush.training.per_example.sums import PackedSum, PaddedSum
 from hush.training.per_example.vmap import VmapSum
-from hush.training.train import select, train
+from hush.training.select import select
+from hush.training.train import train
 from tests.support.random_modules import Dropping, keys, rows
 
 X, Y = rows(120).float(), torch.arange(120) % 3
@@ -40,8 +42,8 @@ def fresh(of: Job) -> Job:
     return replace(of, source=noise.Seeded(7, of.first_row // 40, 2))
 
 
-def alone(client: int, **given: int) -> Tensor:
-    return train(MODEL, X, Y, [job(client, **given)])[0]
+def alone(client: int, steps: int = 3, batch: int = 10) -> Tensor:
+    return train(MODEL, X, Y, [job(client, steps, batch)])[0]
 
 
 def test_runs_repeat_and_the_mask_is_on() -> None:
@@ -62,8 +64,8 @@ def test_masks_do_not_depend_on_companions_groups_or_micro_batches() -> None:
 
 def test_keys_are_a_stream_of_their_own() -> None:
     """Models without dropout draw what they drew."""
-    for make in (lambda: noise.Seeded(1, 2, 3), lambda: noise.SharedSeeded(1, 2, 3)):
-        plain, drawing = make(), make()
+    for kind in (noise.Seeded, noise.SharedSeeded):
+        plain, drawing = kind(1, 2, 3), kind(1, 2, 3)
         drawn = drawing.keys(5)
         assert drawn.dtype == torch.int64 and len(drawn.unique()) == 5
         assert torch.equal(plain.uniform(9), drawing.uniform(9))
@@ -107,7 +109,9 @@ def reference(vector: Tensor, x: Tensor, y: Tensor, drawn: Tensor, clip: float) 
     """The clipped sum by a loop over the examples, the masks applied by hand."""
     module, total = network(0.0), torch.zeros_like(vector)
     torch.nn.utils.vector_to_parameters(vector, module.parameters())
-    graph = MODEL.in_training.module.graph_module.graph  # type: ignore[union-attr]
+    trained = MODEL.in_training.module
+    assert isinstance(trained, TracedModule)
+    graph = trained.graph_module.graph
     (node,) = [n for n in graph.nodes if n.args and n.args[-2:] == (0.5, True)]
     for one_x, one_y, key in zip(x, y, drawn, strict=True):
         hidden = torch.tanh(module[0](one_x[None]))  # type: ignore[index]
@@ -128,7 +132,7 @@ def test_a_path_by_rows_trains_with_masks_of_their_own() -> None:
     shared = Dropping(lambda h: h * nn.functional.dropout(torch.ones(8), 0.4))
     torch.manual_seed(0)
     model: Model = from_module(shared, (8,))
-    assert model.in_training.module.order == "one row"  # type: ignore[union-attr]
+    assert model.in_training.module.order == "one row"
     plan = PrivacyPlan(40, 10, 1, 1, 1.0, 0.5, "add-remove", "pld", local_steps=2)
     jobs = [Job(model.start, 40 * c, plan, 0.5, noise.Seeded(7, c, 2)) for c in range(3)]
     with pytest.warns(UserWarning, match="slow path"):

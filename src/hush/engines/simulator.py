@@ -310,7 +310,14 @@ def _kind(cohort: Simulator) -> object:
     model = cohort.federation.model
     # Long rows, and all rows on a processor, are not worth copying side by side: runs that share them go together.
     shared = None if cohort.x.is_cuda and cohort.x.numel() <= _SHORT else id(cohort.x)
-    return (str(model.module), str(model.training), model.layout, cohort.x.shape[1:], cohort.federation.config.engine, shared)
+    return (
+        str(model.module),
+        str(model.training),
+        model.layout,
+        cohort.x.shape[1:],
+        cohort.federation.config.engine,
+        shared,
+    )
 
 
 def _rows(cohorts: Sequence[Simulator]) -> tuple[Tensor, Tensor, list[int]]:

@@ -28,8 +28,9 @@ _TYPES = {"int64": torch.int64, "bool": torch.bool}
 class UnpackedInputs(nn.Module):
     """A copy of a user's module that takes stored rows, and returns a tensor where its output has one.
 
-    Without a specification, a row is the one array of real numbers that the module takes. A dict is passed by keyword where `forward` has parameters of these names, else as one dict. A tuple is passed as
-    separate arguments where `forward` takes as many, else as one tuple.
+    Without a specification, a row is the one array of real numbers that the module takes. A dict is passed by keyword
+    where `forward` has parameters of these names, else as one dict. A tuple is passed as separate arguments where
+    `forward` takes as many, else as one tuple.
     """
 
     def __init__(self, module: nn.Module, spec: InputSpec | None, name: str) -> None:

@@ -129,7 +129,7 @@ def _check_parameters(module: nn.Module, name: str, key: str | None) -> None:
 
 
 def _output(module: nn.Module, shape: Shape, name: str, key: str | None) -> Tensor:
-    """The logits that a copy of the module returns for two rows of zeros, which are valid as numbers and as token indices."""
+    """The logits that a copy returns for two rows of zeros, which are valid as numbers and as token indices."""
     twin = copied(module, name)
     dtypes = {value.dtype for value in twin.parameters() if value.is_floating_point()}
     rows = torch.zeros(2, *shape, dtype=dtypes.pop() if len(dtypes) == 1 else torch.float32)

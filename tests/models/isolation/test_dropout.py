@@ -51,7 +51,7 @@ def test_numbers_are_uniform_and_independent() -> None:
     drawn = torch.stack([uniform(keys_of(with_keys(torch.zeros(256, 0), torch.arange(256))), site, (0, 1, 1),
                                  torch.zeros(256, 256, dtype=torch.float64)) for site in (3, 4)])  # fmt: skip
     shares = drawn.flatten().histc(64, 0.0, 1.0) / drawn.numel() * 64
-    assert 0.0 <= float(drawn.min()) and float(drawn.max()) < 1.0
+    assert float(drawn.min()) >= 0.0 and float(drawn.max()) < 1.0
     assert float((shares - 1.0).square().sum() * drawn.numel() / 64) < 64 + 5 * (2 * 64) ** 0.5
     centred = (drawn - 0.5) * 12**0.5
     for axis, lag in itertools.product(range(3), (1, 2, 7, 16)):
@@ -113,13 +113,13 @@ def test_random_layers_are_on_in_training_and_off_in_evaluation(name: str) -> No
     torch.testing.assert_close(model.logits(model.start, x), module.double().eval()(x), rtol=1e-9, atol=1e-9)
     random = [model.in_training.logits(model.start, with_keys(x, d)) for d in (drawn, drawn, drawn + 1)]
     assert torch.equal(random[0], random[1])
-    assert not torch.equal(random[0], random[2]) or "of all" in name
+    assert not torch.equal(random[0], random[2])
     for i in range(6):
         alone = model.in_training.logits(model.start, with_keys(x[i : i + 1], drawn[i : i + 1]))[0]
         torch.testing.assert_close(alone, random[0][i], rtol=1e-9, atol=1e-9)
     # Equal rows have different masks.
     equal = model.in_training.logits(model.start, with_keys(x[:1].expand(20, -1), keys(20)))
-    assert len(equal.unique(dim=0)) > (1 if name == "stochastic depth" else 10) or "of all" in name
+    assert len(equal.unique(dim=0)) > (1 if name == "stochastic depth" else 3)
     # The sum of per-example gradients, each clipped.
     alone = torch.stack([sums(model, x[i : i + 1], drawn[i : i + 1], 0.5) for i in range(6)]).sum(0)
     torch.testing.assert_close(sums(model, x, drawn, 0.5), alone, rtol=1e-9, atol=1e-9)

@@ -49,7 +49,8 @@ def with_keys(x: Tensor, keys: Tensor) -> Tensor:
 
 def rows_of(packed: Tensor, shape: Sequence[int]) -> Tensor:
     """The rows without their keys."""
-    return packed[:, :-KEY_COLUMNS].reshape(-1, *shape)
+    rows: Tensor = packed[:, :-KEY_COLUMNS].reshape(len(packed), *shape)
+    return rows
 
 
 def keys_of(packed: Tensor) -> Tensor:
@@ -67,7 +68,7 @@ def uniform(keys: Tensor, site: int, axis: Axis, like: Tensor) -> Tensor:
     label = _mixed(site, _STEP)
     low, high = (_mixed(keys[:, word, None] ^ label, label + word) for word in (0, 1))
     counter = torch.arange(prod(own), device=keys.device)[None] * _STEP
-    found = (_mixed(counter + low, high) >> 8).to(like.dtype) * 2.0**-24
+    found: Tensor = (_mixed(counter + low, high) >> 8).to(like.dtype) * 2.0**-24
     if axis is None:
         return found.reshape(shape)
     return found.reshape(-1, *own).movedim(0, dim + 1).flatten(dim, dim + 2)

@@ -132,6 +132,9 @@ def _operations(module: nn.Module, rows: Tensor) -> set[Any]:
     seen: set[Any] = set()
 
     class Listening(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             seen.add(func.overloadpacket)
             return func(*args, **(kwargs or {}))

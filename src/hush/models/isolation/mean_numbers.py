@@ -18,6 +18,9 @@ _aten = torch.ops.aten
 class MeanNumbers(TorchDispatchMode):
     """Inside, random masks are their probabilities, and uniform numbers one half."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

@@ -32,7 +32,7 @@ _OVERWRITING = (_aten.fill, _aten.copy, _aten.zeros_like, _aten.ones_like, _aten
                 _aten.rand_like)  # fmt: skip
 # Creation that takes the default type where none is given.
 _DEFAULT_TYPE = (_aten.zeros.default, _aten.ones.default, _aten.full.default, _aten.arange.default,
-                 _aten.arange.start, _aten.arange.start_step, _aten.scalar_tensor.default, _aten.rand.default)  # fmt: skip
+                 _aten.arange.start, _aten.arange.start_step, _aten.scalar_tensor.default)  # fmt: skip
 _CELLS = (_aten.lstm_cell.default, _aten.gru_cell.default, _aten.rnn_tanh_cell.default, _aten.rnn_relu_cell.default)
 _RECURRENT = (_aten.lstm.input, _aten.gru.input, _aten.rnn_tanh.input, _aten.rnn_relu.input)
 

@@ -27,6 +27,9 @@ class TracedModule(nn.Module):
         paths: For each of its inputs the name of a parameter or buffer, none for the batch.
     """
 
+    graph_module: fx.GraphModule
+    paths: tuple[str | None, ...]
+
     def __init__(
         self,
         module: nn.Module,
