@@ -30,6 +30,7 @@ class Model:
         source: That module as the user wrote it, with the same parameters, for its fingerprint.
         probes: Rows, none of them from the data, on which its isolation is checked again in every round.
         training: What trains in place of the module, where that is something else: a module in training mode.
+        keyed: Whether rows come with keys for dropout (`hush.models.isolation.dropout`).
         types: The types of the user's own tensors by name, where they are not float32.
     """
 
@@ -42,19 +43,15 @@ class Model:
     source: nn.Module | None = None
     probes: Tensor | None = None
     training: TracedModule | None = None
+    keyed: bool = False
     types: Mapping[str, torch.dtype] = field(default_factory=dict)
-
-    @property
-    def keyed(self) -> bool:
-        """Whether rows come with keys for dropout (`hush.models.isolation.dropout`)."""
-        return isinstance(self.module, TracedModule) and self.module.keyed
 
     @property
     def in_training(self) -> Model:
         """The model as it trains: with dropout, where it has any. Everything else evaluates the model as it is."""
         if self.training is None:
             return self
-        model = replace(self, module=self.training, training=None)
+        model = replace(self, module=self.training, training=None, keyed=self.training.keyed)
         if not model.keyed or self.probes is None:
             return model
         return replace(model, probes=with_keys(self.probes, torch.arange(len(self.probes)) * _SPREAD))

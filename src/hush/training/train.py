@@ -70,7 +70,7 @@ def train(
             f"local.batch_size: larger than one step supports; accepted: up to {MOST_ROWS // 2:,}",
             "local.batch_size",
         )
-    evaluated, model = model, model.in_training
+    evaluated, model = model, model if model.training is None else model.in_training
     for each in (model,) if evaluated is model else (evaluated, model):
         if each.probes is not None:
             _check_isolation(each, each.probes, x, jobs[0])
