@@ -73,15 +73,15 @@ def own(model: Any, labels: np.ndarray = Y, **more: Any) -> object:
 
 
 BAD_MODULES: dict[str, tuple[Callable[[], Any], str]] = {
-    "dict": (lambda: Net(lambda out: {"logits": out}), "returns a dict with the keys logits"),
-    "tuple": (lambda: Net(lambda out: (out, out)), "returns a tuple of 2"),
-    "recurrent": (lambda: nn.GRU(4, 2), "returns a tuple of 2"),
+    "dict": (lambda: Net(lambda out: {"a": out, "b": out}), 'returns a dict with the keys a, b; accepted: .*"logits"'),
+    "tuple": (lambda: Net(lambda out: ("logits", out)), "returns a tuple of 2"),
+    "recurrent": (lambda: nn.GRU(4, 2), "the batch is on its time axis|example"),
     "flat output": (lambda: Net(lambda out: out[:, 0]), r"returns shape \(2,\)"),
     "predictions": (lambda: Net(lambda out: (out > 0).long()), "returns torch.int64"),
     "class": (lambda: Net, r"found the class Net; accepted: an instance, Net\(\.\.\.\)"),
     "function": (lambda: lambda x: x, "found function; accepted: an instance of torch.nn.Module"),
     "name": (lambda: "mlp", "found str"),
-    "lazy": (lambda: nn.LazyLinear(2), "weight is lazy"),
+    "lazy": (lambda: nn.Sequential(nn.Linear(5, 4), nn.LazyLinear(2)), "lazy layers get no sizes"),
     "meta": (lambda: nn.Linear(4, 2, device="meta"), "meta device"),
     "complex": (lambda: nn.Linear(4, 2, dtype=torch.complex64), "complex64"),
     "NaN": (lambda: changed(Net(), lambda net: net.layer.bias.data.fill_(torch.nan)), "NaN"),
@@ -188,9 +188,9 @@ def test_mistakes_in_python_are_one_line(tmp_path: Path, monkeypatch: pytest.Mon
 COMMANDS: dict[str, tuple[list[str], str]] = {
     "hidden": (["run", "run.toml", "--set", "model.name=mlp", "--set", "model.hidden=2000000000"], "model.hidden"),
     "clients": (["run", "run.toml", "--set", "data.clients=1000000000"], "GiB"),
-    "dict": (["run", "run.toml", "--set", "model.name=own_models:as_dict"], "returns a dict"),
+    "dict": (["run", "run.toml", "--set", "model.name=own_models:as_dict"], "returns a dict with the keys a, b"),
     "class": (["run", "run.toml", "--set", "model.name=own_models:Plain"], "cannot be used"),
-    "lazy": (["run", "run.toml", "--set", "model.name=own_models:lazy"], "is lazy"),
+    "lazy": (["run", "run.toml", "--set", "model.name=own_models:lazy"], "lazy layers get no sizes"),
     "measure": (["measure", "."], "is . a run directory"),
     "directory for a config": (["run", "."], "cannot be read"),
 }
@@ -200,11 +200,12 @@ class Plain(nn.Module):
     pass
 class Dict(nn.Linear):
     def forward(self, x):
-        return {"logits": super().forward(x.flatten(1))}
+        out = super().forward(x.flatten(1))
+        return {"a": out, "b": out}
 def as_dict(shape, classes):
     return Dict(64, classes)
 def lazy(shape, classes):
-    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
+    return nn.Sequential(nn.Linear(5, 4), nn.LazyLinear(classes))
 """
 
 

@@ -51,7 +51,7 @@ def with_sums(wrong: Sums) -> AbstractContextManager[Any]:
     """Training in which `wrong(model, gradients, mask, clips)` makes the sums: gradients are clients x rows x p."""
 
     def start(path: EagerSum, jobs: Sequence[Job], *_: Any) -> EagerGroup:
-        def sums(vectors: Tensor, drawn: Sequence[Tensor], clips: Tensor) -> Tensor:
+        def sums(vectors: Tensor, drawn: Sequence[Tensor], clips: Tensor, _: Any = None) -> Tensor:
             rows, mask = padded_rows(drawn, vectors.device)
             gradients = _gradients(path.model, vectors, path.x[rows], path.y[rows])
             return wrong(path.model, gradients, mask, clips[:, None].to(gradients.dtype))

@@ -333,6 +333,9 @@ class _Quiet:
     def discrete(self, size: int, sigma: int) -> Tensor:
         return torch.zeros(size, dtype=torch.int64)
 
+    def keys(self, size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.int64)
+
     def device_rng(self, device: torch.device) -> None:
         return None
 

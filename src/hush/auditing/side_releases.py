@@ -67,6 +67,9 @@ class _Without:
     def normal(self, size: int, dtype: torch.dtype) -> Tensor:
         return self._source.normal(size, dtype)
 
+    def keys(self, size: int) -> Tensor:
+        return self._source.keys(size)
+
     def device_rng(self, device: torch.device) -> DeviceRng | None:
         return self._source.device_rng(device)
 

@@ -21,6 +21,7 @@ from hush.data.datasets import Dataset
 from hush.engines.objective import own_code
 from hush.engines.setup import Federation
 from hush.models import Model
+from hush.models.inputs import UnpackedInputs
 
 Hashes = dict[int, dict[str, str]]
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -123,7 +124,8 @@ def _structure(module: nn.Module) -> Iterator[object]:
 def _code(module: nn.Module) -> Iterator[object]:
     """The bytecode of every user-defined class among the submodules, and of functions that the submodules contain."""
     seen: set[int] = set()
-    for part in module.modules():
+    parts = list(module.modules())
+    for part in (*parts, *(part.own for part in parts if isinstance(part, UnpackedInputs))):
         for base in type(part).__mro__:
             if not base.__module__.startswith(("torch.", "builtins")) and id(base) not in seen:
                 seen.add(id(base))

@@ -350,7 +350,7 @@ def _kind(cohort: Simulator) -> object:
     # Long rows, and all rows on a CPU, are not worth copying side by side: runs that share them go together.
     shared = None if cohort.x.is_cuda and cohort.x.numel() <= _SHORT else id(cohort.x)
     engine, shapes = cohort.federation.config.engine, (cohort.x.shape[1:], cohort.y.shape[1:])
-    return (str(model.module), model.layout, model.objective.loss, shapes, engine, shared)
+    return (str(model.module), str(model.training), model.layout, model.objective.loss, shapes, engine, shared)
 
 
 def _rows(cohorts: Sequence[Simulator]) -> tuple[Tensor, Tensor, list[int]]:

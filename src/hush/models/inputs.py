@@ -1,5 +1,7 @@
 """Inputs of a user's module: stored rows are unpacked into the tensor, tuple or dict that the module takes.
 
+`UnpackedInputs` also takes the tensor of logits out of what the module returns (`hush.models.outputs`).
+
 Guarantees:
     - Unpacking a batch works on each row by itself: slices, reshapes and type conversions that keep the first axis.
       The proof of isolation (`hush.models.isolation`) sees these operations in front of the module's own.
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hush.models.outputs import logits_of
 from hush.models.validation import copied
 from hush.seeds import rng
 from hush.types import InputSpec, InputType
@@ -23,13 +26,14 @@ _TYPES = {"int64": torch.int64, "bool": torch.bool}
 
 
 class UnpackedInputs(nn.Module):
-    """A copy of a user's module that takes stored rows.
+    """A copy of a user's module that takes stored rows, and returns a tensor where its output has one.
 
-    A dict is passed by keyword where `forward` has parameters of these names, else as one dict. A tuple is passed as
-    separate arguments where `forward` takes as many, else as one tuple.
+    Without a specification, a row is the one array of real numbers that the module takes. A dict is passed by keyword
+    where `forward` has parameters of these names, else as one dict. A tuple is passed as separate arguments where
+    `forward` takes as many, else as one tuple.
     """
 
-    def __init__(self, module: nn.Module, spec: InputSpec, name: str) -> None:
+    def __init__(self, module: nn.Module, spec: InputSpec | None, name: str) -> None:
         super().__init__()
         own = copied(module, name)
         # Not as a submodule, which would change the names of the parameters: both have the same tables of them.
@@ -38,7 +42,7 @@ class UnpackedInputs(nn.Module):
             self.__dict__[table] = own.__dict__[table]
         self.spec = spec
         self.training = own.training
-        self.spread = takes_separately(own, spec)
+        self.spread = spec is not None and takes_separately(own, spec)
 
     @property
     def own(self) -> nn.Module:
@@ -46,9 +50,22 @@ class UnpackedInputs(nn.Module):
         own: nn.Module = self.__dict__["_own"]
         return own
 
+    def train(self, mode: bool = True) -> UnpackedInputs:
+        """Set the mode of the user's module, which is not among the submodules, as well."""
+        self.own.train(mode)
+        super().train(mode)
+        return self
+
     def forward(self, x: Tensor) -> Any:
-        """The module's output for stored rows."""
+        """The module's output for stored rows: its tensor of logits, or as it is if that is not clear."""
+        output = self._output(x)
+        found = logits_of(output)
+        return output if found is None else found
+
+    def _output(self, x: Tensor) -> Any:
         own = self.own
+        if self.spec is None:
+            return own(x)
         parts = unpack(x, self.spec)
         if self.spec.kind == "array":
             return own(parts[0])

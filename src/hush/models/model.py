@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
+from hush.models.isolation import TracedModule
+from hush.models.isolation.dropout import with_keys
 from hush.models.validation import check_global_hooks, copied
 from hush.objective import CLASSIFICATION, Objective
 from hush.types import Layout
+
+_SPREAD = 0x1E3779B97F4A7C15  # so that the keys of probes differ in all of their bits
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,9 @@ class Model:
         source: That module as the user wrote it, with the same parameters, for its fingerprint.
         probes: Rows, none of them from the data, on which its isolation is checked again in every round.
         objective: What it is trained for: the loss of an example, and what outputs mean.
+        training: What trains in place of the module, where that is something else: a module in training mode.
+        keyed: Whether rows come with keys for dropout (`hush.models.isolation.dropout`).
+        types: The types of the user's own tensors by name, where they are not float32.
     """
 
     name: str
@@ -38,10 +45,29 @@ class Model:
     source: nn.Module | None = None
     probes: Tensor | None = None
     objective: Objective = CLASSIFICATION
+    training: TracedModule | None = None
+    keyed: bool = False
+    types: Mapping[str, torch.dtype] = field(default_factory=dict)
+
+    @property
+    def in_training(self) -> Model:
+        """The model as it trains: with dropout, where it has any. Everything else evaluates the model as it is."""
+        if self.training is None:
+            return self
+        model = replace(self, module=self.training, training=None, keyed=self.training.keyed)
+        if not model.keyed or self.probes is None:
+            return model
+        return replace(model, probes=with_keys(self.probes, torch.arange(len(self.probes)) * _SPREAD))
+
+    def with_keys(self, x: Tensor, keys: Tensor | None) -> Tensor:
+        """Rows as the module takes them: with a key for each if it is keyed."""
+        return x if keys is None or not self.keyed else with_keys(x, keys)
 
     def to(self, device: torch.device) -> None:
-        """Be ready to run on a device."""
-        self.module.to(device)
+        """Move the modules and the loss to a device; the starting point stays where it is."""
+        for module in (self.module, self.training):
+            if module is not None:
+                module.to(device)
         self.objective.loss.to(device)
 
     def logits(self, vector: Tensor, x: Tensor) -> Tensor:

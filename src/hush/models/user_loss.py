@@ -42,7 +42,7 @@ def user_loss(function: Callable[..., Any], name: str, task: TaskName, outputs: 
         HushError: It fails, returns anything but one number, keeps state, draws random numbers, depends on the values
             it is given for what it does, or has no gradient.
     """
-    from hush.models.isolation.isolate import NotIsolatedError, isolate
+    from hush.models.isolation.isolate import NotIsolatedError, isolate_rows
 
     numbered = task in ("binary", "multiclass") and outputs > 1
     rows = _examples(task, outputs, classes, numbered)
@@ -54,7 +54,7 @@ def user_loss(function: Callable[..., Any], name: str, task: TaskName, outputs: 
             warnings.simplefilter("ignore")
             if not module(rows).requires_grad:
                 raise HushError("has no gradient with respect to the output")
-        traced = isolate(module, rows, by_rows=True)
+        traced = isolate_rows(module, rows)
     except NotIsolatedError as reason:
         raise _refused(name, str(reason)) from None
     except HushError as error:
@@ -71,7 +71,7 @@ def user_loss(function: Callable[..., Any], name: str, task: TaskName, outputs: 
 class _OneExample(nn.Module):
     """A loss as a module of rows of output and target: its only own parameter is an offset of the outputs.
 
-    By that offset the checks of `isolate` see the gradient with respect to the outputs.
+    By that offset the checks of `isolate_rows` see the gradient with respect to the outputs.
     """
 
     def __init__(self, function: Callable[..., Any], outputs: int, numbered: bool) -> None:

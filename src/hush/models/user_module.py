@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from hush.models.inputs import UnpackedInputs, example_rows
 from hush.models.isolation.check import rows_differ
 from hush.models.model import Model, wrap
-from hush.models.validation import KEY, check_global_hooks, copied, validate
+from hush.models.outputs import ACCEPTED, described, logits_of
+from hush.models.validation import KEY, check_global_hooks, copied, seeded, validate
 from hush.seeds import rng
 from hush.types import HushError, InputSpec
 from hush.user_code import user_code
 
 Shape = tuple[int, ...]
 _EXAMPLES = 8
+_log = logging.getLogger("hush")
 
 
 def from_module(module: nn.Module, shape: Shape, name: str = "custom", examples: Tensor | None = None) -> Model:
@@ -38,10 +42,11 @@ def from_module(module: nn.Module, shape: Shape, name: str = "custom", examples:
     check_global_hooks(name)
     own = copied(module, name)
     x = _examples(own, shape) if examples is None else examples[:_EXAMPLES]
-    own = own.to(x.dtype if x.is_floating_point() else torch.float32)
+    own, types = _in_type(own, x.dtype if x.is_floating_point() else torch.float32, name)
     _refuse_kinds(own, name)
     # On copies: what a first call leaves behind, such as weights set from its batch, must be seen and not kept.
-    out = _output(copied(own, name), x.clone(), name)
+    out, is_tensor = _output(copied(own, name), x.clone(), name)
+    own = own if is_tensor else UnpackedInputs(own, None, name)
     if out.ndim != 2 or len(out) != len(x):
         raise HushError(
             f"model {name}: returns shape {tuple(out.shape)} for {len(x)} examples, expected one row of logits each",
@@ -55,10 +60,19 @@ def from_module(module: nn.Module, shape: Shape, name: str = "custom", examples:
             "on that example and the parameters alone",
             "model.name",
         ) from None
-    model = replace(wrap(name, isolated, None, isolated=True), source=own, probes=x)
-    if (found := rows_differ(model.logits, model.start, x)) is not None:
-        raise HushError(f"model {name}: {found}", "model.name")
+    model = wrap(name, isolated.evaluation, None, isolated=True)
+    model = replace(model, source=own, probes=x, training=isolated.training, types=types)
+    if isolated.training is not None:
+        isolated.training.requires_grad_(False)
+        _check_rows(model.in_training)
+    _check_rows(model)
     return model
+
+
+def _check_rows(model: Model) -> None:
+    assert model.probes is not None
+    if (found := rows_differ(model.logits, model.start, model.probes)) is not None:
+        raise HushError(f"model {model.name}: {found}", "model.name")
 
 
 def from_user(
@@ -68,10 +82,42 @@ def from_user(
 
     Integers stay integers, and several inputs arrive as a tuple, as a dict or by keyword (`hush.models.inputs`).
     """
-    if inputs is None or not isinstance(module, nn.Module):
-        return from_module(validate(module, shape, classes, name, key=key), shape, name)
-    unpacked = UnpackedInputs(module, inputs, name)
-    return from_module(validate(unpacked, shape, classes, name, key=key), shape, name, example_rows(inputs, _EXAMPLES))
+    if isinstance(module, nn.Module):
+        module = module if inputs is None else UnpackedInputs(module, inputs, name)
+        module = _materialised(module, shape, name, key)
+    checked = validate(module, shape, classes, name, key=key)
+    return from_module(checked, shape, name, None if inputs is None else example_rows(inputs, _EXAMPLES))
+
+
+@torch.no_grad()
+def _materialised(module: nn.Module, shape: Shape, name: str, key: str | None) -> nn.Module:
+    """A module whose lazy layers have the sizes that rows of zeros gave them, initialised from a fixed seed.
+
+    A module without lazy layers is returned as it is; of one with them, a copy.
+    """
+    if not any(map(is_lazy, (*module.parameters(), *module.buffers()))):
+        return module
+    own = copied(module, name)
+    try:
+        with seeded(0):
+            own(torch.zeros(2, *shape))
+    except Exception as error:
+        raise HushError(
+            f"model {name}: its lazy layers get no sizes, since it fails on inputs of shape {(2, *shape)}: "
+            f"{_line(error)}; accepted: layers with sizes",
+            key,
+        ) from None
+    return own
+
+
+def _in_type(module: nn.Module, dtype: torch.dtype, name: str) -> tuple[nn.Module, dict[str, torch.dtype]]:
+    """The module in the type that it is trained in, and the types that its tensors had where that is another."""
+    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    types = {key: value.dtype for key, value in named if value.is_floating_point() and value.dtype != torch.float32}
+    if types and dtype == torch.float32:
+        found = ", ".join(sorted({str(kind).removeprefix("torch.") for kind in types.values()}))
+        _log.warning("model %s: its %s weights are converted; it is trained in float32", name, found)
+    return module.to(dtype), types
 
 
 def given_module(given: object, shape: object, outputs: int) -> nn.Module:
@@ -134,8 +180,6 @@ def _refuse_kinds(module: nn.Module, name: str) -> None:
                 "use GroupNorm, LayerNorm or InstanceNorm",
                 "model.name",
             )
-        if isinstance(part, nn.modules.dropout._DropoutNd | nn.RReLU) and part.training and getattr(part, "p", 1.0) > 0:
-            raise HushError(f"{where} uses global random state, so runs are not reproducible; remove it", "model.name")
         if isinstance(part, torch.jit.ScriptModule):
             raise HushError(f"{where} is compiled by TorchScript and cannot be traced; use the nn.Module", "model.name")
     for key, value in (*module.named_parameters(), *module.named_buffers()):
@@ -162,16 +206,18 @@ def _examples(module: nn.Module, shape: Shape) -> Tensor:
 
 
 @torch.no_grad()
-def _output(module: nn.Module, x: Tensor, name: str) -> Tensor:
+def _output(module: nn.Module, x: Tensor, name: str) -> tuple[Tensor, bool]:
+    """The logits that a module returns, and whether they are all that it returns."""
     try:
         out = module(x)
     except Exception as error:
         raise HushError(
             f"model {name}: fails on inputs of shape {tuple(x.shape)}: {_line(error)}", "model.name"
         ) from None
-    if not isinstance(out, Tensor):
-        raise HushError(f"model {name}: returns {type(out).__name__}, expected a tensor of logits", "model.name")
-    return out
+    found = logits_of(out)
+    if found is None:
+        raise HushError(f"model {name}: returns {described(out)}; accepted: {ACCEPTED}", "model.name")
+    return found, isinstance(out, Tensor)
 
 
 def _line(error: Exception) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
 
+from hush.models.outputs import ACCEPTED, described, logits_of
 from hush.types import HushError
 
 Shape = tuple[int, ...]
@@ -150,23 +151,25 @@ def _check_parameters(module: nn.Module, name: str, key: str | None) -> None:
             raise HushError(f"{where} contains NaN or infinity; accepted: finite weights", key)
 
 
-def _output(module: nn.Module, shape: Shape, name: str, key: str | None) -> object:
-    """What a copy of the module returns for two rows of zeros, which are valid as numbers and as token indices."""
+def _output(module: nn.Module, shape: Shape, name: str, key: str | None) -> Tensor:
+    """The logits that a copy returns for two rows of zeros, which are valid as numbers and as token indices."""
     twin = copied(module, name)
     dtypes = {value.dtype for value in twin.parameters() if value.is_floating_point()}
     rows = torch.zeros(2, *shape, dtype=dtypes.pop() if len(dtypes) == 1 else torch.float32)
     try:
         with torch.no_grad(), seeded(0):
-            return twin(rows)
+            output = twin(rows)
     except Exception as error:
         text = f"model {name}: fails on inputs of shape {(2, *shape)}: {_first_line(error)}"
         raise HushError(text, key) from None
+    found = logits_of(output)
+    if found is None:
+        raise HushError(f"model {name}: returns {described(output)}; accepted: {ACCEPTED}", key)
+    return found
 
 
-def _check_output(found: object, classes: int, name: str, key: str | None) -> None:
+def _check_output(found: Tensor, classes: int, name: str, key: str | None) -> None:
     wanted = f"a tensor of shape (rows, {classes}), a logit for each class"
-    if not isinstance(found, Tensor):
-        raise HushError(f"model {name}: returns {_described(found)}; accepted: {wanted}", key)
     if found.layout != torch.strided:
         raise HushError(f"model {name}: returns a tensor of layout {found.layout}; accepted: {wanted}", key)
     if found.ndim != 2 or len(found) != 2:
@@ -179,12 +182,6 @@ def _check_output(found: object, classes: int, name: str, key: str | None) -> No
             f"{classes - 1}); accepted: at least {classes}",
             key,
         )
-
-
-def _described(value: object) -> str:
-    if isinstance(value, dict):
-        return f"a dict with the keys {', '.join(map(str, value))}" if value else "an empty dict"
-    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, tuple | list) else "")
 
 
 def _first_line(error: Exception) -> str:

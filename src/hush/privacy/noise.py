@@ -141,6 +141,10 @@ class Seeded:
         return torch.Generator().manual_seed(derive(self._derived, "rows"))
 
     @cached_property
+    def _keys(self) -> torch.Generator:
+        return torch.Generator().manual_seed(derive(self._derived, "keys"))
+
+    @cached_property
     def _rows(self) -> RowSampler:
         return RowSampler(self._raw)
 
@@ -155,6 +159,10 @@ class Seeded:
     def normal(self, size: int, dtype: torch.dtype) -> Tensor:
         """Standard normal numbers."""
         return torch.randn(size, generator=self._generator, dtype=dtype)
+
+    def keys(self, size: int) -> Tensor:
+        """Fair 64-bit numbers."""
+        return torch.randint(-(2**63), 2**63 - 1, (size,), generator=self._keys)
 
     def device_rng(self, device: torch.device) -> DeviceRng | None:
         """Streams of a GPU's own, which depend on the same things."""
@@ -219,6 +227,10 @@ class Secure:
         """The numbers below `size` that are chosen, each with probability `rate`."""
         self._forget_after_fork()
         return self._rows.chosen(size, rate)
+
+    def keys(self, size: int) -> Tensor:
+        """Fair 64-bit numbers."""
+        return torch.from_numpy(words(size).view(np.int64).copy())
 
     def device_rng(self, device: torch.device) -> DeviceRng | None:
         """A stream of ChaCha20 on the GPU itself; none where Triton's kernels cannot run, so that the host draws."""

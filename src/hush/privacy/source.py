@@ -35,6 +35,10 @@ class Source(Protocol):
         """Return standard normal numbers."""
         ...
 
+    def keys(self, size: int) -> Tensor:
+        """Fair 64-bit numbers (int64), from which dropout follows; drawing them changes no other numbers."""
+        ...
+
     def device_rng(self, device: torch.device) -> DeviceRng | None:
         """Return the generator that draws on a GPU instead of this source; None if all draws must be made on the host.
 

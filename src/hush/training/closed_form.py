@@ -39,7 +39,7 @@ from hush.training.clipping import (
     summed_products,
     upper_norms,
 )
-from hush.training.eager import EagerSum, GroupSums
+from hush.training.eager import EagerSum, GroupSums, Keys
 from hush.training.job import Job
 from hush.training.precision import matmul_precision
 
@@ -152,7 +152,7 @@ class ClosedFormSum(EagerSum):
         """`closed_form_sums`, with the input means and row norms of the group."""
         means, norms = input_means(jobs), self._row_norms(jobs)
 
-        def sums(vectors: Tensor, rows: Sequence[Tensor], clips: Tensor) -> Tensor:
+        def sums(vectors: Tensor, rows: Sequence[Tensor], clips: Tensor, _: Keys) -> Tensor:
             active, limit = len(vectors), self.physical_batch
             known, shifts = None if norms is None else norms[:active], None if means is None else means[:active]
             return closed_form_sums(self._layer, vectors, self.x, self.y, rows, clips, limit, known, shifts)

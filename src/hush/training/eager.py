@@ -6,6 +6,7 @@ Guarantees:
     - Rows, clip, noise and divisor come from the client's `PrivacyPlan`, which is also what is accounted.
     - A client draws from its own source in a fixed order (rows, then noise, step by step), so its update does not
       depend on who trains beside it, beyond rounding.
+    - For a model with dropout it draws a key for each example of a step besides, from a stream of its own.
 
 Edge cases:
     - A client with fewer steps stops earlier.
@@ -28,8 +29,10 @@ from hush.training.job import Job
 from hush.training.precision import Precision
 from hush.training.update_rule import UpdateRule
 
-# From the parameters of the first clients of a group, the rows that each sampled, and their clips: their sums.
-GroupSums = Callable[[Tensor, Sequence[Tensor], Tensor], Tensor]
+# From the parameters of the first clients of a group, the rows that each sampled, their clips, and the keys of these
+# rows where the model has dropout: their sums.
+Keys = Sequence[Tensor] | None
+GroupSums = Callable[[Tensor, Sequence[Tensor], Tensor, Keys], Tensor]
 
 
 class EagerSum(ClippedSum):
@@ -45,7 +48,7 @@ class EagerSum(ClippedSum):
 
     def start(self, jobs: Sequence[Job], number: int, resources: ExitStack) -> ClientGroup:
         """A group that computes its sums with `sums_of`."""
-        return EagerGroup(jobs, self.sums_of(jobs))
+        return EagerGroup(jobs, self.sums_of(jobs), self.model.keyed)
 
     @abstractmethod
     def sums_of(self, jobs: Sequence[Job]) -> GroupSums:
@@ -55,8 +58,8 @@ class EagerSum(ClippedSum):
 class EagerGroup(ClientGroup):
     """Clients that step together."""
 
-    def __init__(self, jobs: Sequence[Job], sums: GroupSums) -> None:
-        self.jobs, self.steps = jobs, jobs[0].plan.steps
+    def __init__(self, jobs: Sequence[Job], sums: GroupSums, keyed: bool = False) -> None:
+        self.jobs, self.steps, self._keyed = jobs, jobs[0].plan.steps, keyed
         self._sums, self._rule = sums, UpdateRule.of(jobs)
         self._vectors = self._rule.start.clone()
         self._clips = torch.tensor([job.plan.clip for job in jobs], dtype=torch.float64, device=self._vectors.device)
@@ -72,7 +75,8 @@ class EagerGroup(ClientGroup):
         jobs = [job for job in self.jobs if job.plan.steps > step]
         active = len(jobs)
         rows = [job.plan.sample(job.source) + job.first_row for job in jobs]
-        sums = self._sums(self._rule.gradient_point(self._vectors[:active]), rows, self._clips[:active])
+        keys = [job.source.keys(len(own)) for job, own in zip(jobs, rows, strict=True)] if self._keyed else None
+        sums = self._sums(self._rule.gradient_point(self._vectors[:active]), rows, self._clips[:active], keys)
         pairs = zip(jobs, sums.unbind(), strict=True)
         noised = [job.plan.privatise(total, job.source, job.vector.dtype) for job, total in pairs]
         self._rule.step(self._vectors, torch.stack(noised))

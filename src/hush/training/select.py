@@ -93,7 +93,9 @@ class _Facts:
     def replayable(self) -> bool:
         """Whether steps can be captured: the noise of every group can be prefetched or drawn on the device."""
         groups = similar_batches(self.jobs) if self.on_gpu else []
-        return self.on_gpu and all(noise_fits([self.jobs[i] for i in group]) for group in groups)
+        # Keys of dropout are drawn on the host, step by step.
+        drawn = self.on_gpu and not self.model.keyed
+        return drawn and all(noise_fits([self.jobs[i] for i in group]) for group in groups)
 
     @cached_property
     def supported(self) -> bool:

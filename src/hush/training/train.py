@@ -70,8 +70,10 @@ def train(
             f"local.batch_size: larger than one step supports; accepted: up to {MOST_ROWS // 2:,}",
             "local.batch_size",
         )
-    if model.probes is not None:
-        _check_isolation(model, model.probes, x, jobs[0])
+    evaluated, model = model, model if model.training is None else model.in_training
+    for each in (model,) if evaluated is model else (evaluated, model):
+        if each.probes is not None:
+            _check_isolation(each, each.probes, x, jobs[0])
     with _out_of_memory_advice(physical_batch or memory.MOST):
         path = select(model, x, y, jobs, physical_batch, precision, strict)
         if not path.subtracts_input_mean and any(job.input_mean is not None for job in jobs):

@@ -21,7 +21,7 @@ from torch import Tensor, fx
 
 from hush.models.isolation.axis import BatchAxis, BatchSize, MixesExamplesError, Tag, is_fixed
 from hush.models.isolation.dataflow import Dataflow, flat
-from hush.models.isolation.rules import CREATION, POINTWISE, RULES, SIZED
+from hush.models.isolation.rules import CREATION, DRAWN, POINTWISE, RULES, SIZED
 
 _SIZES = ("aten.sym_size", "aten._assert_scalar", "aten._assert_tensor_metadata", "aten.sym_constrain_range",
           "aten.sym_constrain_range_for_size")  # fmt: skip
@@ -76,8 +76,8 @@ def _step(known: Dataflow, node: fx.Node) -> Any:
     if packet not in _RULED and any(tag in target.tags for tag in _VALUE_DEPENDENT):
         raise MixesExamplesError("a shape or a Python number depends on values")
     arguments = _bound(target, node)
-    if _draws(packet, target, arguments):
-        raise MixesExamplesError("uses random numbers")
+    if draws(node):
+        return _drawn(known, node, packet, arguments)
     if packet in CREATION:
         return CREATION[packet](known, node, arguments)
     if packet not in SIZED:
@@ -107,9 +107,22 @@ def _bound(target: Any, node: fx.Node) -> dict[str, Any]:
     return found
 
 
-def _draws(packet: str, target: Any, arguments: Mapping[str, Any]) -> bool:
-    if torch.Tag.nondeterministic_seeded not in target.tags:
+def _drawn(known: Dataflow, node: fx.Node, packet: str, arguments: Mapping[str, Any]) -> Any:
+    """The tag of random numbers: each example has its own, since its key says what they are."""
+    if packet not in DRAWN:
+        raise MixesExamplesError("uses random numbers")
+    found = DRAWN[packet](known, node, arguments)
+    if None in (found if isinstance(found, list) else [found]):
+        raise MixesExamplesError("draws the same random numbers for all examples")
+    return found
+
+
+def draws(node: fx.Node) -> bool:
+    """Whether an operation draws random numbers with the arguments that it is given."""
+    target: Any = node.target
+    if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
         return False
+    packet, arguments = str(target).rsplit(".", 1)[0], _bound(target, node)
     if packet in ("aten.dropout", "aten.native_dropout", "aten.alpha_dropout", "aten.feature_dropout"):
         return bool(arguments.get("p", 0.0) > 0 and arguments.get("train", True))
     if packet == "aten.scaled_dot_product_attention":

@@ -490,6 +490,16 @@ def _one_hot(known: Dataflow, node: fx.Node, args: Arguments) -> Any:
     return known.axis(args["self"])
 
 
+# Random numbers
+
+
+def _own_numbers(known: Dataflow, node: fx.Node, args: Arguments) -> Any:
+    """A random number for each number."""
+    x = _input(args)
+    known.constant([value for value in args.values() if value is not x])
+    return _many(node, None if known.tag(x) is None else known.axis(x))
+
+
 # Creation
 
 
@@ -565,10 +575,20 @@ POINTWISE = frozenset(_table((_with_constants, """where copy fill _to_copy to de
     square hardsigmoid log_sigmoid_forward expand_as bitwise_not __and__ __or__ isclose special_expit absolute negative
     multiply divide subtract floor_divide greater less clone""")))  # fmt: skip
 
+# Random numbers: the operation is replaced by one that computes them from each example's key.
+DRAWN: Mapping[str, Rule] = _table(
+    (_own_numbers, "native_dropout dropout bernoulli rrelu"),
+    (_filled(), "rand"),
+    (_like, "rand_like"),
+    (_attention, "scaled_dot_product_attention"),
+    (_recurrent, "lstm gru rnn_tanh rnn_relu"),
+)
+
 CREATION: Mapping[str, Rule] = _table(
-    (_filled(), "zeros ones new_zeros new_ones"),
+    # Memory that was not written is refused unless only its shape is used.
+    (_filled(), "zeros ones new_zeros new_ones empty new_empty"),
     (_filled("fill_value"), "full new_full"),
     (_filled("s"), "scalar_tensor"),
-    (_like, "zeros_like ones_like full_like"),
+    (_like, "zeros_like ones_like full_like empty_like"),
     (_arange, "arange"),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ _DEPTH = 4  # of nested containers that are looked into
 def snapshot(module: nn.Module) -> dict[str, Any]:
     """Everything that the module tree holds, by path: values of plain objects, identity and version of tensors."""
     found: dict[str, Any] = {}
-    for name, part in module.named_modules():
+    for name, part in _parts(module):
         for key, value in vars(part).items():
             if key != "_modules":
                 _note(found, f"{name}.{key}".strip("."), value, _DEPTH)
@@ -47,13 +47,21 @@ def restore_random_state(state: tuple[Any, ...]) -> None:
 
 def backward_hook(module: nn.Module) -> str | None:
     """The first module or parameter with a hook on its backward pass, if any: hooks see whole batches."""
-    for name, part in module.named_modules():
+    for name, part in _parts(module):
         if any(getattr(part, hooks, None) for hooks in _BACKWARD_HOOKS):
             return name or "(top)"
     for name, parameter in module.named_parameters():
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             return name
     return None
+
+
+def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """All modules of a tree by path, and those behind a wrapper that shares their tables of parameters."""
+    for name, part in module.named_modules():
+        while isinstance(part, nn.Module):
+            yield name, part
+            part = part.__dict__.get("_own")
 
 
 def _note(found: dict[str, Any], path: str, value: Any, depth: int) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
 import operator
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
@@ -15,9 +16,10 @@ from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, export
 from torch.export.graph_signature import InputKind, OutputKind
 
-from hush.models.isolation.axis import BatchAxis, BatchSize, MixesExamplesError
+from hush.models.isolation import dropout
+from hush.models.isolation.axis import BatchAxis, BatchSize, MixesExamplesError, Tag
 from hush.models.isolation.order import BatchOrder, bring_batch_to_front
-from hush.models.isolation.proof import prove
+from hush.models.isolation.proof import draws, prove
 from hush.models.isolation.traced_module import TracedModule
 from hush.models.recurrent import parameters_per_direction, recurrent, recurrent_cell
 
@@ -26,7 +28,8 @@ _INPUTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR, Inp
 _STORAGE = (_aten.as_strided, _aten.as_strided_copy, _aten.as_strided_scatter)
 _UNWRITTEN = (_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.empty_permuted, _aten.new_empty,
               _aten.new_empty_strided)  # fmt: skip
-_OVERWRITING = (_aten.fill, _aten.copy, _aten.zeros_like, _aten.ones_like, _aten.full_like, _aten.sym_size)
+_OVERWRITING = (_aten.fill, _aten.copy, _aten.zeros_like, _aten.ones_like, _aten.full_like, _aten.sym_size,
+                _aten.rand_like)  # fmt: skip
 # Creation that takes the default type where none is given.
 _DEFAULT_TYPE = (_aten.zeros.default, _aten.ones.default, _aten.full.default, _aten.arange.default,
                  _aten.arange.start, _aten.arange.start_step, _aten.scalar_tensor.default)  # fmt: skip
@@ -52,7 +55,7 @@ def batched(module: nn.Module, x: Tensor) -> TracedModule:
     axes = prove(program.graph_module, inputs, BatchSize(symbol))
     parameters = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.PARAMETER}
     order = bring_batch_to_front(program.graph_module, axes, parameters)
-    return _traced(module, program, order)
+    return _traced(module, program, order, axes)
 
 
 def row_by_row(module: nn.Module, x: Tensor) -> TracedModule:
@@ -65,7 +68,34 @@ def row_by_row(module: nn.Module, x: Tensor) -> TracedModule:
     return _traced(module, _exported(module, x[:1].clone(), None), "one row")
 
 
-def _traced(module: nn.Module, program: ExportedProgram, order: BatchOrder) -> TracedModule:
+def keyed(traced: TracedModule, shape: tuple[int, ...]) -> TracedModule:
+    """The same graph with random numbers from keys that come with the rows (`hush.models.isolation.dropout`).
+
+    Args:
+        traced: A graph that draws; as it is, its random numbers are their means.
+        shape: Of one row.
+    """
+    graph_module = copy.deepcopy(traced.graph_module)
+    graph = graph_module.graph
+    places = [node for node in graph.nodes if node.op == "placeholder"]
+    (packed,) = [place for place, path in zip(places, traced.paths, strict=True) if path is None]
+    with graph.inserting_after(places[-1]):
+        rows = graph.call_function(dropout.rows_of, (packed, shape))
+    packed.replace_all_uses_with(rows, delete_user_cb=lambda user: user is not rows)
+    with graph.inserting_after(rows):
+        keys = graph.call_function(dropout.keys_of, (packed,))
+    for node in graph.nodes:
+        if node.target in dropout.STAND_INS:
+            node.args = (keys, *node.args[1:])
+    graph.lint()
+    graph_module.recompile()
+    return TracedModule(traced, graph_module, traced.paths, traced.order, keyed=True)
+
+
+def _traced(
+    module: nn.Module, program: ExportedProgram, order: BatchOrder, axes: Mapping[fx.Node, Any] | None = None
+) -> TracedModule:
+    _without_generator(program.graph_module, axes)
     arguments = [
         None
         if spec.kind is InputKind.USER_INPUT
@@ -111,12 +141,15 @@ def _refuse_foreign(program: ExportedProgram) -> None:
             raise MixesExamplesError(f"{target}: reads a tensor's memory beyond its own values")
         if packet in _UNWRITTEN and not all(_overwrites(user, node) for user in node.users):
             raise MixesExamplesError(f"{target}: reads memory that was not written")
+        if draws(node) and target not in dropout.FUNCTIONS:
+            raise MixesExamplesError(f"{target}: uses random numbers; accepted: dropout, bernoulli, rand and rrelu")
 
 
 def _overwrites(user: fx.Node, node: fx.Node) -> bool:
     """Whether the first argument gives the operation a shape alone."""
     packet = getattr(user.target, "overloadpacket", None)
-    return packet in _OVERWRITING and user.args[0] is node and user.all_input_nodes.count(node) == 1
+    shaped = packet in _OVERWRITING or user.target is _aten.bernoulli.p
+    return shaped and user.args[0] is node and user.all_input_nodes.count(node) == 1
 
 
 def _inline_no_grad(graph_module: fx.GraphModule) -> None:
@@ -190,6 +223,24 @@ def _runnable(program: ExportedProgram) -> fx.GraphModule:
     graph.lint()
     graph_module.recompile()
     return graph_module
+
+
+def _without_generator(graph_module: fx.GraphModule, axes: Mapping[fx.Node, Any] | None) -> None:
+    """Replace what draws by what stands for it, without keys so far."""
+    for site, node in enumerate(graph_module.graph.nodes):
+        if node.op != "call_function" or not draws(node):
+            continue
+        operation: tuple[Any, ...] = ()
+        if node.target in _RECURRENT:
+            _refuse_projections(node)
+            operation = (node.target,)
+        elif node.target is _aten.rand.default:
+            node.kwargs = {**node.kwargs, "dtype": node.meta["val"].dtype}
+        found = None if axes is None else axes[node]
+        tag: Tag = found[0] if isinstance(found, list) else found
+        axis = None if tag is None else (tag.dim, tag.outer, tag.inner)
+        node.args = (None, site, axis, *operation, *node.args)
+        node.target = dropout.FUNCTIONS[node.target]
 
 
 def _refuse_projections(node: fx.Node) -> None:

@@ -22,10 +22,21 @@ class TracedModule(nn.Module):
     Attributes:
         order: Where the examples lie in the inputs of layers; "one row" if the graph is of a single example, so that a
             batch is mapped over its rows.
+        keyed: Whether rows come with keys, from which the graph computes its random numbers.
+        graph_module: The graph.
+        paths: For each of its inputs the name of a parameter or buffer, none for the batch.
     """
 
+    graph_module: fx.GraphModule
+    paths: tuple[str | None, ...]
+
     def __init__(
-        self, module: nn.Module, graph: fx.GraphModule, arguments: Sequence[str | Tensor | None], order: BatchOrder
+        self,
+        module: nn.Module,
+        graph: fx.GraphModule,
+        arguments: Sequence[str | Tensor | None],
+        order: BatchOrder,
+        keyed: bool = False,
     ) -> None:
         """Take over the parameters and buffers of `module`.
 
@@ -34,6 +45,7 @@ class TracedModule(nn.Module):
             graph: Its graph, in which parameters, buffers and constants are inputs.
             arguments: For each input of the graph: the name of a parameter or buffer, a constant, or none (the batch).
             order: As the attribute.
+            keyed: As the attribute.
         """
         super().__init__()
         for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -47,14 +59,15 @@ class TracedModule(nn.Module):
                 argument = f"_constants.{number}"
             paths.append(argument)
         # Not as a submodule: the graph has no parameters of its own.
+        self.__dict__["graph_module"] = graph
         self.__dict__["_run"] = graph.forward
-        self._paths = tuple(paths)
-        self.order = order
+        self.paths = tuple(paths)
+        self.order, self.keyed = order, keyed
         self._digest = _digest(graph, [*self.buffers(), *(p for p in self.parameters() if not p.requires_grad)])
 
     def forward(self, x: Tensor) -> Tensor:
         """The module's output for a batch."""
-        given, graph = [None if path is None else _find(self, path) for path in self._paths], self.__dict__["_run"]
+        given, graph = [None if path is None else _find(self, path) for path in self.paths], self.__dict__["_run"]
 
         def run(rows: Tensor) -> Tensor:
             out: Tensor = graph(*(rows if value is None else value for value in given))[0]

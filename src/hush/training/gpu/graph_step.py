@@ -151,6 +151,9 @@ class _ConstantSource:
     def normal(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.full((size,), self._value, dtype=dtype)
 
+    def keys(self, size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.int64)
+
     def device_rng(self, device: torch.device) -> None:
         return None
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from hush.models import Model
-from hush.training.eager import GroupSums, padded_rows
+from hush.training.eager import GroupSums, Keys, padded_rows
 from hush.training.job import Job
 from hush.training.per_example.vmap import VmapSum, gathered, gradients
 from hush.types import HushError
@@ -43,10 +43,11 @@ class IntegerSum(VmapSum):
             return super().sums_of(jobs)
         grids = torch.tensor([job.plan.grid for job in jobs], dtype=torch.float64, device=jobs[0].vector.device)
 
-        def sums(vectors: Tensor, rows: Sequence[Tensor], clips: Tensor) -> Tensor:
+        def sums(vectors: Tensor, rows: Sequence[Tensor], clips: Tensor, keys: Keys) -> Tensor:
             table, mask = padded_rows(rows, vectors.device)
+            drawn = None if keys is None else padded_rows(keys, vectors.device)[0]
             own, size = grids[: len(vectors)], self.physical_batch
-            return integer_sums(self.model, vectors, self.x, self.y, mask, clips, own, size, table)
+            return integer_sums(self.model, vectors, self.x, self.y, mask, clips, own, size, table, drawn)
 
         return sums
 
@@ -61,6 +62,7 @@ def integer_sums(
     grids: Tensor,
     physical_batch: int,
     rows: Tensor | None = None,
+    keys: Tensor | None = None,
 ) -> Tensor:
     """Each client's clipped gradient sum in units of its grid, clients x p, int64; arguments as for `vmap_sums`."""
     limits = clips - 0.5 * grids * math.sqrt(vectors.shape[1])
@@ -71,7 +73,7 @@ def integer_sums(
     precise = vectors.double()
     for start in range(0, mask.shape[1], width):
         part = slice(start, start + width)
-        inputs, truth = gathered(x, y, rows, part)
+        inputs, truth = gathered(model, x, y, rows, keys, part)
         inputs = inputs.double() if inputs.is_floating_point() else inputs
         scaled = _scaled(gradients(model, precise, inputs, truth), mask[:, part], limits, grids)
         near = ((scaled - scaled.floor() - 0.5).abs() < _NEAR).any(-1)

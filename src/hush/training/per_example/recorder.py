@@ -35,7 +35,7 @@ class Recorder:
     def __init__(self, model: Model) -> None:
         if isinstance(model.module, TracedModule) and model.module.order in ("elsewhere", "one row"):
             raise UnsupportedError("the batch is not the first axis of every layer's input")
-        self.layout, self._loss = model.layout, model.objective.loss
+        self.model, self.layout, self._loss = model, model.layout, model.objective.loss
         self._proxies = {
             name: proxy(name, shape, model.start.dtype, RULES)
             for name, shape in zip(model.layout.names, model.layout.shapes, strict=True)

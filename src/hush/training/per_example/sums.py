@@ -28,7 +28,7 @@ from torch import Tensor
 
 from hush.models import Model, unflatten
 from hush.training.clipping import clip_factors, upper_norms
-from hush.training.eager import EagerSum, GroupSums, padded_rows
+from hush.training.eager import EagerSum, GroupSums, Keys, padded_rows
 from hush.training.grouping import equal_work, expected_examples
 from hush.training.job import Job
 from hush.training.per_example.batch_layout import BatchLayout
@@ -57,10 +57,11 @@ class PackedSum(EagerSum):
         """`packed_sums`, with a recorder of the group's own."""
         recorder = Recorder(self.model)
 
-        def sums(vectors: Tensor, rows: Sequence[Tensor], clips: Tensor) -> Tensor:
+        def sums(vectors: Tensor, rows: Sequence[Tensor], clips: Tensor, keys: Keys) -> Tensor:
             limit = micro_batch_size(self.model, vectors, self.physical_batch)
             counts, joined = [len(own) for own in rows], torch.cat(list(rows))
-            return packed_sums(recorder, vectors, self.x, self.y, counts, clips, limit, self.precision, joined)
+            drawn = None if keys is None else torch.cat(list(keys))
+            return packed_sums(recorder, vectors, self.x, self.y, counts, clips, limit, self.precision, joined, drawn)
 
         return sums
 
@@ -72,11 +73,13 @@ class PaddedSum(EagerSum):
         """`padded_sums`, with a recorder of the group's own."""
         recorder = Recorder(self.model)
 
-        def sums(vectors: Tensor, rows: Sequence[Tensor], clips: Tensor) -> Tensor:
+        def sums(vectors: Tensor, rows: Sequence[Tensor], clips: Tensor, keys: Keys) -> Tensor:
             limit = micro_batch_size(self.model, vectors, self.physical_batch)
             table, mask = padded_rows(rows, vectors.device)
             at, real = table.t().flatten(), mask.t().flatten()
-            return padded_sums(recorder, vectors, self.x, self.y, real, clips, limit, self.precision, rows=at)
+            drawn = None if keys is None else padded_rows(keys, vectors.device)[0].t().flatten()
+            x, y, precision = self.x, self.y, self.precision
+            return padded_sums(recorder, vectors, x, y, real, clips, limit, precision, rows=at, keys=drawn)
 
         return sums
 
@@ -85,7 +88,8 @@ def unsupported_layer(model: Model, x: Tensor, y: Tensor) -> UnsupportedError | 
     """Why the model cannot be recorded, which one pass over `x` shows; none if it can."""
     try:
         values = unflatten(model.start.to(x.device)[None], model.layout)
-        Recorder(model).terms(values, PaddedBatch(1, len(x), x.device, len(x)), x, y)
+        rows = model.with_keys(x, torch.zeros_like(y))
+        Recorder(model).terms(values, PaddedBatch(1, len(x), x.device, len(x)), rows, y)
     except UnsupportedError as reason:
         return reason
     return None
@@ -108,6 +112,7 @@ def packed_sums(
     limit: int,
     precision: Precision = "float32",
     rows: Tensor | None = None,
+    keys: Tensor | None = None,
 ) -> Tensor:
     """The sum of each client, clients x p, in float64, from examples that lie client by client.
 
@@ -122,12 +127,14 @@ def packed_sums(
         precision: How layers multiply.
         rows: Which rows of `x` and `y` the examples are, if not all in order; a micro-batch of them is gathered at a
             time.
+        keys: The keys of these rows, where the model is keyed.
     """
     total, low = torch.zeros_like(vectors, dtype=torch.float64), low_dtype(precision)
     values, views = (unflatten(t, recorder.layout) for t in (vectors, total))
     for clients, sizes, part in micro_batches(counts, limit):
         layout = PackedBatch(clients, sizes, [counts[c] for c in clients], low)
-        _add(recorder.terms(values, layout, *_gathered(x, y, rows, part)), views, layout, clips, None, vectors)
+        inputs, truth = _gathered(recorder.model, x, y, rows, keys, part)
+        _add(recorder.terms(values, layout, inputs, truth), views, layout, clips, None, vectors)
     return total
 
 
@@ -143,6 +150,7 @@ def padded_sums(
     precision: Precision = "float32",
     capturable: bool = False,
     rows: Tensor | None = None,
+    keys: Tensor | None = None,
 ) -> Tensor:
     """The same from padded examples in the order of `hush.training.per_example.padded`; `mask` is true for the real
     ones.
@@ -158,7 +166,7 @@ def padded_sums(
         part = slice(start, min(start + width, len(mask)))
         layout = PaddedBatch(len(vectors), (part.stop - start) // len(vectors), vectors.device, each, precision)
         with matmul_precision(precision, vectors.device):
-            terms = recorder.terms(values, layout, *_gathered(x, y, rows, part))
+            terms = recorder.terms(values, layout, *_gathered(recorder.model, x, y, rows, keys, part))
         with matmul_precision("float32", vectors.device):
             _add(terms, views, layout, clips, mask[part], vectors, capturable)
     return total
@@ -184,11 +192,14 @@ def micro_batches(counts: Sequence[int], limit: int) -> Iterator[tuple[list[int]
         yield clients, sizes, slice(start, end)
 
 
-def _gathered(x: Tensor, y: Tensor, rows: Tensor | None, part: slice) -> tuple[Tensor, Tensor]:
+def _gathered(
+    model: Model, x: Tensor, y: Tensor, rows: Tensor | None, keys: Tensor | None, part: slice
+) -> tuple[Tensor, Tensor]:
     """A part of the examples, or of the rows that they are."""
     if rows is None:
         return x[part], y[part]
-    return x.index_select(0, rows[part]), y.index_select(0, rows[part])
+    inputs = x.index_select(0, rows[part])
+    return inputs if keys is None else model.with_keys(inputs, keys[part]), y.index_select(0, rows[part])
 
 
 def _add(

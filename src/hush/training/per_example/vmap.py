@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from hush.models import Model
 from hush.models.isolation import quiet_vmap
 from hush.training.clipping import clip_factors, summed_products
-from hush.training.eager import EagerSum, GroupSums, padded_rows
+from hush.training.eager import EagerSum, GroupSums, Keys, padded_rows
 from hush.training.job import Job
 from hush.training.precision import Precision, low_dtype, matmul_precision
 from hush.types import HushError
@@ -37,10 +37,11 @@ class VmapSum(EagerSum):
     def sums_of(self, jobs: Sequence[Job]) -> GroupSums:
         """`vmap_sums` over padded batches."""
 
-        def sums(vectors: Tensor, rows: Sequence[Tensor], clips: Tensor) -> Tensor:
+        def sums(vectors: Tensor, rows: Sequence[Tensor], clips: Tensor, keys: Keys) -> Tensor:
             table, mask = padded_rows(rows, vectors.device)
+            drawn = None if keys is None else padded_rows(keys, vectors.device)[0]
             size, precision = self.physical_batch, self.precision
-            return vmap_sums(self.model, vectors, self.x, self.y, mask, clips, size, table, precision)
+            return vmap_sums(self.model, vectors, self.x, self.y, mask, clips, size, table, precision, drawn)
 
         return sums
 
@@ -55,16 +56,17 @@ def vmap_sums(
     physical_batch: int,
     rows: Tensor | None = None,
     precision: Precision = "float32",
+    keys: Tensor | None = None,
 ) -> Tensor:
     """The clipped gradient sum of each client, in float64; arguments as for `hush.training.select.clipped_sums`.
 
-    With `rows` (clients x examples), `x` and `y` are the data of which these are rows.
+    With `rows` (clients x examples), `x` and `y` are the data of which these are rows, and `keys` are theirs.
     """
     width = max(1, physical_batch // len(vectors))
     total = torch.zeros_like(vectors, dtype=torch.float64)
     for start in range(0, mask.shape[1], width):
         part = slice(start, start + width)
-        each = gradients(model, vectors, *gathered(x, y, rows, part), precision)
+        each = gradients(model, vectors, *gathered(model, x, y, rows, keys, part), precision)
         norms = torch.linalg.vector_norm(each, dim=-1, dtype=torch.float64)
         scale = clip_factors(norms, clips[:, None], mask[:, part], each.dtype)
         if not bool(norms.isfinite().all()):
@@ -105,9 +107,14 @@ def check_vmap(model: Model, x: Tensor, y: Tensor) -> None:
     _CHECKED.add(model.module)
 
 
-def gathered(x: Tensor, y: Tensor, rows: Tensor | None, part: slice) -> tuple[Tensor, Tensor]:
-    """A part of each client's examples, or of the rows that they are."""
-    return (x[:, part], y[:, part]) if rows is None else (x[rows[:, part]], y[rows[:, part]])
+def gathered(
+    model: Model, x: Tensor, y: Tensor, rows: Tensor | None, keys: Tensor | None, part: slice
+) -> tuple[Tensor, Tensor]:
+    """A part of each client's examples, or of the rows that they are, with their keys where the model is keyed."""
+    if rows is None:
+        return x[:, part], y[:, part]
+    inputs = x[rows[:, part]]
+    return inputs if keys is None else model.with_keys(inputs, keys[:, part]), y[rows[:, part]]
 
 
 def gradients(model: Model, vectors: Tensor, x: Tensor, y: Tensor, precision: Precision = "float32") -> Tensor:
