@@ -122,11 +122,12 @@ def test_names_of_recipes_files_and_seeds_reach_the_terminal_as_plain_text(capsy
     terminal.show_comparison(
         {
             "seeds": hostile(3),
+            "primary": "accuracy",
             "recipes": {
                 text: {
-                    "accuracy": {"mean": 0.5, "std": 0.1},
+                    "score": {"mean": 0.5, "std": 0.1},
                     "runs": [
-                        {"accuracy": {"min": 0.4}, "epsilon_spent_max": 1.0, "seconds": 1.0, "trained": False,
+                        {"worst": 0.4, "epsilon_spent_max": 1.0, "seconds": 1.0, "trained": False,
                          "seed": text, "ended": text}
                     ],
                     "not_covered": [text],
@@ -139,7 +140,7 @@ def test_names_of_recipes_files_and_seeds_reach_the_terminal_as_plain_text(capsy
     )  # fmt: skip
     terminal.show_catalogue(
         {"recipes": {text: text for text in hostile(50)}, "slots": {"[/]": hostile(50)}}
-        | dict.fromkeys(("models", "datasets", "partitions", "budgets"), hostile(9))
+        | dict.fromkeys(("models", "tasks", "losses", "metrics", "datasets", "partitions", "budgets"), hostile(9))
     )
     shown = capsys.readouterr().out
     assert harmless(shown, breaks=1_000_000)
