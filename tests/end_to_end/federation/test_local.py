@@ -12,11 +12,14 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the deploy extra")
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 
 from hush.api import simulate
+from hush.data import load
 from hush.privacy.ledger.statement import describe
+from hush.trained_model import load as load_model
 
 CONFIG = """
 seed = 3
@@ -55,6 +58,13 @@ def run(recipe: str, path: Path) -> list[int]:
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
         assert torch.allclose(value, theirs[name], rtol=1e-5, atol=1e-7), name
+    # The coordinator's run is a trained model, like that of the simulation.
+    rows = load("digits", root=None).x
+    trained, simulated = (load_model(place) for place in (path / "fed" / "runs" / "run", path / "simulated"))
+    assert trained.clients == ("m000", "m001", "m002")
+    for member in range(3):
+        ours_raw = trained.raw_outputs(rows, client=member)
+        assert np.allclose(ours_raw, simulated.raw_outputs(rows, client=member), atol=1e-4)
     result = json.loads((path / "fed" / "runs" / "run" / "result.json").read_text())
     sent = []
     for number, card in enumerate(result["guarantees"]):
