@@ -47,6 +47,8 @@ def test_regression_beats_the_mean(tmp_path: Path) -> None:
     assert written["metrics"]["primary"] == "rmse" and written["score"]["mean"] == result.score["mean"]
     record = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[-1])
     assert record["primary"] == "rmse" and record["score_per_client"] == list(result.score_per_client)
+    found = hush.measure(tmp_path / "run", dataset=(X, AMOUNT))
+    assert found["worst"] == pytest.approx(result.score["max"], rel=1e-4) and found["f_rmse"] >= 0
     page = write(tmp_path / "run").read_text(encoding="utf-8")
     assert "Mean RMSE" in page and "Final RMSE per client" in page and "Mean accuracy" not in page
     assert "test RMSE per client" in page

@@ -1,4 +1,6 @@
-"""Metrics by name: what is computed from true values, predictions and probabilities, by scikit-learn where it has it.
+"""Metrics by name: what is computed from true values, predictions and probabilities, as scikit-learn defines it.
+
+They are computed here since a run needs them for every client: calls of scikit-learn take a millisecond each.
 
 Every metric is undefined for some clients, such as the area under a curve where all rows are of one class. It is then
 NaN: never an error, and never a warning.
@@ -27,6 +29,7 @@ Array = npt.NDArray[Any]
 _CLASSES = ("binary", "multiclass", "multilabel")
 _REAL = ("regression",)
 _BINS = 15
+_LEAST = float(np.finfo(np.float64).eps)  # a probability of zero counts as this much
 _PROBABILITIES = ("prob", "score")
 
 
@@ -145,47 +148,64 @@ def baseline(answers: Answers) -> float:
     return float(np.bincount(truth).max() / len(truth))
 
 
-def _scikit(name: str, *args: Any, **options: Any) -> float:
-    import sklearn
-    from sklearn import metrics
-
-    with sklearn.config_context(assume_finite=True, skip_parameter_validation=True):
-        return float(getattr(metrics, name)(*args, **options))
-
-
 def _accuracy(answers: Answers) -> float:
     return float((answers.truth == answers.predicted).mean())
 
 
 def _balanced_accuracy(answers: Answers) -> float:
-    if answers.truth.ndim == 1:
-        one_class = len(np.unique(answers.truth)) < 2
-        return math.nan if one_class else _scikit("balanced_accuracy_score", answers.truth, answers.predicted)
-    both = [(truth, predicted) for truth, predicted, _ in answers.columns() if 0 < truth.sum() < len(truth)]
-    return _mean([_scikit("balanced_accuracy_score", *pair) for pair in both])
+    if answers.truth.ndim == 2:
+        return _mean([_recalls(truth, predicted) for truth, predicted, _ in answers.columns()])
+    return _recalls(answers.truth, answers.predicted)
+
+
+def _recalls(truth: Array, predicted: Array) -> float:
+    """The mean of the recalls of all classes that occur; of one class alone it says nothing."""
+    truth = truth.astype(np.int64)
+    rows = np.bincount(truth)
+    right = np.bincount(truth, weights=truth == predicted)
+    occurs = rows > 0
+    return float((right[occurs] / rows[occurs]).mean()) if occurs.sum() > 1 else math.nan
 
 
 def _f1(answers: Answers) -> float:
-    average = "binary" if answers.two_classes else "macro"
-    return _scikit("f1_score", answers.truth, answers.predicted, average=average, zero_division=np.nan)
+    found = []
+    for truth, predicted, _ in answers.columns():
+        both, total = np.logical_and(truth, predicted).sum(), truth.sum() + predicted.sum()
+        found.append(float(2 * both / total) if total else math.nan)
+    return _mean(found)
 
 
 def _roc_auc(answers: Answers) -> float:
-    both = [(truth, likely) for truth, _, likely in answers.columns() if 0 < truth.sum() < len(truth)]
-    return _mean([_scikit("roc_auc_score", *pair) for pair in both])
+    """From the ranks of probabilities, equal ones sharing theirs: the share of pairs that are in the right order."""
+    found = []
+    for truth, _, likely in answers.columns():
+        right = truth.astype(bool)
+        positive, negative = int(right.sum()), int((~right).sum())
+        _, place, counts = np.unique(likely, return_inverse=True, return_counts=True)
+        ranks = (np.cumsum(counts) - 0.5 * (counts - 1))[place]
+        above = float(ranks[right].sum()) - 0.5 * positive * (positive + 1)
+        found.append(above / (positive * negative) if positive and negative else math.nan)
+    return _mean(found)
 
 
 def _average_precision(answers: Answers) -> float:
-    some = [(truth, likely) for truth, _, likely in answers.columns() if truth.sum() > 0]
-    return _mean([_scikit("average_precision_score", *pair) for pair in some])
+    """The mean of the precisions at all thresholds, weighted by the gain in recall."""
+    found = []
+    for truth, _, likely in answers.columns():
+        order = np.argsort(-likely, kind="stable")
+        ranked, hits = likely[order], np.cumsum(truth[order])
+        last = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)
+        gained = np.diff(hits[last], prepend=0)
+        found.append(float((gained * hits[last] / (last + 1)).sum() / hits[-1]) if hits[-1] else math.nan)
+    return _mean(found)
 
 
 def _log_loss(answers: Answers) -> float:
-    if answers.truth.ndim == 2:
-        parts = [_scikit("log_loss", truth, likely, labels=[0, 1]) for truth, _, likely in answers.columns()]
-        return _mean(parts)
     assert answers.probability is not None
-    return _scikit("log_loss", answers.truth, answers.probability, labels=range(answers.probability.shape[1]))
+    likely = np.clip(answers.probability, _LEAST, 1.0 - _LEAST)
+    if answers.truth.ndim == 2:
+        return float(-np.where(answers.truth > 0, np.log(likely), np.log(1.0 - likely)).mean())
+    return float(-np.log(likely[np.arange(len(likely)), answers.truth]).mean())
 
 
 def _calibration_error(answers: Answers) -> float:
@@ -208,17 +228,22 @@ def _rmse(answers: Answers) -> float:
 
 
 def _mae(answers: Answers) -> float:
-    return _scikit("mean_absolute_error", answers.truth, answers.predicted)
+    return float(np.abs(answers.truth - answers.predicted).mean())
 
 
 def _r2(answers: Answers) -> float:
-    # Of one row, or of rows that are all alike, there is nothing to explain.
-    alike = (answers.truth == answers.truth[:1]).reshape(len(answers.truth), -1).all(axis=0)
-    return math.nan if alike.all() else _scikit("r2_score", answers.truth, answers.predicted)
+    """The share of the variance that is explained; targets that are all alike have none."""
+    truth = answers.truth.reshape(len(answers.truth), -1)
+    error = np.square(truth - answers.predicted.reshape(truth.shape)).sum(axis=0)
+    whole = np.square(truth - truth.mean(axis=0)).sum(axis=0)
+    varies = (truth != truth[:1]).any(axis=0)
+    return _mean([float(1.0 - a / b) for a, b in zip(error[varies], whole[varies], strict=True)])
 
 
 def _mean(values: list[float]) -> float:
-    return float(np.mean(values)) if values else math.nan
+    """The mean of those that are defined."""
+    known = [value for value in values if math.isfinite(value)]
+    return math.fsum(known) / len(known) if known else math.nan
 
 
 METRICS: Mapping[str, Metric] = {

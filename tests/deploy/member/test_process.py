@@ -66,6 +66,10 @@ OFFERS = {
     "a larger clip": ({"privacy__clip": 50.0}, "clip"),
     "a smaller clip": ({"privacy__clip": 0.001}, "clip"),
     "another relation": ({"privacy__relation": "replace-one"}, "relation"),
+    "another task": ({"objective": {"task": "regression"}}, "cannot be trained in a federation"),
+    "a loss of its own": ({"objective": {"loss": "planted_code:loss"}}, "cannot be trained in a federation"),
+    "a metric of its own": ({"objective": {"metrics": ["planted_code:metric"]}}, "accepted: metrics by name"),
+    "two classes": ({"objective": {"task": "binary"}}, "the run has 3"),
     "code of its own": ({"model": {"name": "os:system"}}, "not accepted by this member"),
 }
 

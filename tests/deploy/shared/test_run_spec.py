@@ -1,4 +1,4 @@
-"""What a member computes of a run: the schedule that the coordinator has for it, without planning everyone's."""
+"""The spec of a run: what is planned from the config, by the coordinator for all and by a member for itself."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("cryptography", reason="needs the deploy extra")
+pytest.importorskip("flwr", reason="needs the deploy extra")
 
 from hush import recipes
 from hush.data.schema import Schema
 from hush.deploy.shared import run_spec
 from hush.deploy.shared.roster import RosterEntry, roster
+from hush.deploy.shared.run_spec import assemble, check_objective
 from hush.engines.schedules import privacy_schedules, timetable
 from hush.privacy import schedule
 from hush.recipes.slots import protect
+from hush.types import HushError
 from tests.support import federation_kit as kit
 
 PROTECTS: dict[str, dict[str, Any]] = {
@@ -71,3 +73,29 @@ def test_a_member_does_not_plan_for_two_hundred_others(name: str, monkeypatch: p
         monkeypatch.setattr(protect, function, counted)
     own(offer(200, PROTECTS[name]), facts(200), 117)
     assert len(planned) <= 4
+
+
+@pytest.mark.parametrize(
+    ("objective", "words"),
+    [
+        ({"task": "regression"}, 'task "regression" with loss "auto" cannot be trained in a federation'),
+        ({"task": "multilabel"}, "accepted: binary or multiclass, with cross-entropy"),
+        ({"loss": "huber"}, 'loss "huber" cannot be trained'),
+        ({"loss": "planted:loss"}, 'loss "planted:loss" cannot be trained'),
+        ({"metrics": ["planted:metric"]}, "accepted: metrics by name"),
+        ({"task": "binary"}, '"binary" needs two classes, the run has 3'),
+    ],
+)
+def test_an_objective_that_members_cannot_train_is_refused(objective: dict[str, Any], words: str) -> None:
+    with pytest.raises(HushError, match=words):
+        check_objective(kit.config(objective=objective), 3)
+
+
+def test_the_coordinator_knows_the_objective_of_the_run() -> None:
+    config = kit.config(objective={"metrics": ["f1"]})
+    check_objective(config, 3)
+    entry = {"epsilon": 1.0, "delta": 1e-4, "relation": "add-remove", "samples": kit.ROWS}
+    facts = [kit.RosterEntry(name=name, **entry) for name in ("a", "b")]  # type: ignore[arg-type]
+    objective = assemble(config, facts, kit.data()).model.objective
+    assert objective.task == "multiclass" and objective.outputs == 3
+    assert [metric.name for metric in objective.reported] == ["accuracy", "f1"]

@@ -117,6 +117,12 @@ def check_objective(config: Config, classes: int) -> None:
             "several machines yet; accepted: binary or multiclass, with cross-entropy",
             "objective",
         )
+    if any(":" in each for each in map(code_name, asked.metrics)):
+        raise HushError(
+            "objective.metrics: code of your own is not evaluated in a federation of several machines; accepted: "
+            "metrics by name",
+            "objective.metrics",
+        )
     if asked.task == "binary" and classes != 2:
         raise HushError(f'objective.task: "binary" needs two classes, the run has {classes}', "objective.task")
 
