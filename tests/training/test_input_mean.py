@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import hush
 from hush.config import ModelConfig, parse
 from hush.engines.setup import prepare
-from hush.models import build_model
+from hush.models import build_model, from_user
 from hush.privacy.noise import Seeded
 from hush.privacy.plan import PrivacyPlan
 from hush.training import closed_form, input_mean
@@ -90,9 +91,26 @@ def config(**more: Any) -> dict[str, Any]:
     return {"rounds": 3, "data": {"clients": 4}, "recipe": {"name": "hush"}, "local": {"lr": "auto"}, **more}
 
 
-def test_a_model_that_is_not_linear_is_refused() -> None:
-    with pytest.raises(HushError, match=r"recipe.protect.centre: needs a model that is one linear layer.*found mlp"):
-        prepare(parse(config(model={"name": "mlp"})))
+def test_a_model_that_is_not_linear_has_no_centre_and_pays_for_none() -> None:
+    told: list[str] = []
+    raw = config(model={"name": "mlp", "hidden": 8})
+    result = hush.simulate(raw, announce=lambda _, warnings: told.extend(warnings))
+    (said,) = [text for text in result.warnings if "recipe.protect.centre" in text]
+    assert said in told and "mlp is not a single linear layer with a bias" in said
+    assert not any("mean of the inputs" in str(card.stages) for card in result.guarantees)
+    # What is not released costs nothing: the noise is that of a recipe that never had a centre.
+    without = prepare(parse(config(model=raw["model"], recipe={**raw["recipe"], "protect": {"rule": "dp-sgd", "steps": 10}})))
+    assert [schedule.plan.noise_multiplier for schedule in without.schedules] == [
+        card.noise_multiplier for card in result.guarantees
+    ]
+    # The twin: with a linear model it is told and charged.
+    linear = prepare(parse(config()))
+    assert linear.left_out == () and any(cost.what == "mean of the inputs" for cost in linear.costs(0))
+
+
+def test_a_linear_layer_without_a_bias_has_no_centre() -> None:
+    assert not input_mean.applies(from_user(nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False)), (64,), 10, "own"))
+    assert input_mean.applies(from_user(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), (64,), 10, "own"))
 
 
 def test_the_saved_model_is_the_one_that_was_evaluated(tmp_path: Any) -> None:

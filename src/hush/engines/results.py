@@ -79,7 +79,11 @@ def outcome(
         config=config.model_dump(),
         trained=trained(records),
         out_of_budget=spent,
-        warnings=(*gathered((card.name or card.client, card.warnings) for card in cards), *_warned(records, names)),
+        warnings=(
+            *federation.left_out,
+            *gathered((card.name or card.client, card.warnings) for card in cards),
+            *_warned(records, names),
+        ),
         clients=tuple(names),
     )
 

@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -47,8 +47,29 @@ class Extra:
     always: bool = True
 
 
+@dataclass(frozen=True)
+class ModelFacts:
+    """What an option may need to know of the model before it can be used.
+
+    Attributes:
+        name: The model's, for messages.
+        linear: Whether it is one linear layer with a bias.
+    """
+
+    name: str
+    linear: bool
+
+
 class Option:
     """An option of any slot: by default it reveals nothing, asks for ordinary training, and sends no extras."""
+
+    def fitted(self, model: ModelFacts) -> Self:
+        """The option as it is used with this model: without what does not apply to it."""
+        return self
+
+    def left_out(self, model: ModelFacts) -> tuple[str, ...]:
+        """What `fitted` leaves out, in words."""
+        return ()
 
     def releases(self) -> tuple[Release, ...]:
         """What it reveals beyond the privatised update."""
@@ -101,7 +122,7 @@ class Protect(Option, ABC):
 
     @property
     def centres_inputs(self) -> bool:
-        """Whether inputs are centred by a privately estimated mean, which needs a linear model."""
+        """Whether inputs are centred by a privately estimated mean."""
         return False
 
     def policies(self, members: Sequence[Member]) -> list[Policy]:

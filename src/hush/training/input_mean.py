@@ -48,10 +48,21 @@ def bounded_sum(x: Tensor, limit: float) -> Tensor:
     return total
 
 
+def applies(model: Model) -> bool:
+    """Whether an input mean can be used with a model: whether it is one linear layer with a bias."""
+    return _layer(model) is not None
+
+
+def _layer(model: Model) -> LinearLayer | None:
+    shapes = model.layout.shapes
+    layer = linear_layer_of(model, torch.zeros(1, shapes[0][-1])) if shapes and shapes[0] else None
+    return None if layer is None or layer.bias is None else layer
+
+
 def linear_layer(model: Model) -> LinearLayer:
     """The linear layer of a model that an input mean can be used with; fails for any other model."""
-    layer = linear_layer_of(model, torch.zeros(1, model.layout.shapes[0][-1]))
-    if layer is None or layer.bias is None:
+    layer = _layer(model)
+    if layer is None:
         raise HushError(
             f"recipe.protect.centre: needs a model that is one linear layer with a bias, found {model.name}; "
             "use logreg or scattering-linear, or centre = 0",

@@ -67,18 +67,21 @@ def assemble(config: Config, facts: Sequence[RosterEntry], test: Dataset, auto_r
     `auto_rate` says that the learning rate was left open before; one that still is open is chosen here.
     """
     name, recipe = recipes.parse(config.recipe, config.mode)
-    recipe, members = weighted(recipe, facts), roster(config, facts)
+    model = models.build_model(config.model, tuple(test.x.shape[1:]), test.classes, config.seed)
+    recipe, left_out = engine.fitted(weighted(recipe, facts), model)
+    members = roster(config, facts)
     federation = engine.build(
         config,
         name,
         recipe,
         members,
-        models.build_model(config.model, tuple(test.x.shape[1:]), test.classes, config.seed),
+        model,
         Clients(test, (), (), (), config.seed),
         device=torch.device("cpu"),
         disclosed=[fact.costs() for fact in facts],
         auto_rate=auto_rate,
         uncovered=(_PUBLIC,),
+        left_out=left_out,
     )
     config, terms, rounds = federation.config, federation.terms, timetable(config, recipe, len(members))
     limits = update_limits(
@@ -110,13 +113,14 @@ def settled(config: Config, facts: Sequence[RosterEntry], test: Dataset) -> Conf
     return assemble(config, facts, test).config if config.local.lr == "auto" else config
 
 
-def enrolment(config: Config, fact: RosterEntry, number: int, policy: Policy) -> tuple[PrivacySchedule, Stage | None]:
+def enrolment(
+    config: Config, recipe: Recipe, fact: RosterEntry, number: int, policy: Policy
+) -> tuple[PrivacySchedule, Stage | None]:
     """The schedule that a member is offered before it is known who else comes, and what enrolment asks of it.
 
-    Where its number of rows is noised, the noise of what enrolment asks may not follow from it: both sides suppose so
-    many batches of rows.
+    `recipe` is as the run's model uses it. Where the member's number of rows is noised, the noise of what enrolment
+    asks may not follow from it: both sides suppose so many batches of rows.
     """
-    _, recipe = recipes.parse(config.recipe, config.mode)
     if COUNT in fact.noised:
         fact = replace(fact, samples=SUPPOSED_BATCHES * batch_of(config, number))
     facts = [fact if each == number else replace(fact, samples=_MANY) for each in range(config.data.clients)]
@@ -127,9 +131,8 @@ def enrolment(config: Config, fact: RosterEntry, number: int, policy: Policy) ->
     return schedule, schedule.stages[stage] if stage >= 0 else None
 
 
-def plausible(config: Config, fact: RosterEntry, number: int) -> None:
+def plausible(config: Config, recipe: Recipe, fact: RosterEntry, number: int) -> None:
     """Raise a `HushError` if no plan can be made of what a member declares, whatever number it gets in the end."""
-    _, recipe = recipes.parse(config.recipe, config.mode)
     fact = replace(fact, samples=max(fact.samples, batch_of(config, number)))
     facts = [fact if each == number else replace(fact, samples=_MANY) for each in range(config.data.clients)]
     member = replace(roster(config, facts)[number], client=0)
@@ -165,7 +168,8 @@ def own(config: Config, facts: Sequence[RosterEntry], client: int, policy: Polic
 
     Its true number, where that is noised, sets neither rate nor noise nor steps: whoever knows these would know it.
     """
-    _, recipe = recipes.parse(config.recipe, config.mode)
+    model = models.build_model(config.model, schema.input_shape, schema.classes or 0, config.seed)
+    recipe, _ = engine.fitted(recipes.parse(config.recipe, config.mode)[1], model)
     members = list(roster(config, facts))
     members[client] = replace(members[client], policy=policy)
     rounds = timetable(config, recipe, len(members))
@@ -173,7 +177,6 @@ def own(config: Config, facts: Sequence[RosterEntry], client: int, policy: Polic
     if COUNT in facts[client].noised:
         # Refuses a sampler that needs the true number.
         schedule = with_rows(schedule, schedule.plan.samples)
-    model = models.build_model(config.model, schema.input_shape, schema.classes or 0, config.seed)
     output = recipe.protect.output(members, config.rounds)[client]
     mine = facts[client]
     return Own(
