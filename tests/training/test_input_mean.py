@@ -91,26 +91,58 @@ def config(**more: Any) -> dict[str, Any]:
     return {"rounds": 3, "data": {"clients": 4}, "recipe": {"name": "hush"}, "local": {"lr": "auto"}, **more}
 
 
-def test_a_model_that_is_not_linear_has_no_centre_and_pays_for_none() -> None:
+def test_a_model_that_cannot_be_centred_is_trained_without_and_pays_for_nothing() -> None:
     told: list[str] = []
-    raw = config(model={"name": "mlp", "hidden": 8})
+    raw = config(rounds=1, model={"name": "cnn"})
     result = hush.simulate(raw, announce=lambda _, warnings: told.extend(warnings))
     (said,) = [text for text in result.warnings if "recipe.protect.centre" in text]
-    assert said in told and "mlp is not a single linear layer with a bias" in said
+    assert said in told and "cnn does not begin with a linear layer with a bias" in said
     assert not any("mean of the inputs" in str(card.stages) for card in result.guarantees)
+    assert not any("weight of the mean" in text for text in result.not_covered)
     # What is not released costs nothing: the noise is that of a recipe that never had a centre.
-    without = prepare(parse(config(model=raw["model"], recipe={**raw["recipe"], "protect": {"rule": "dp-sgd", "steps": 10}})))
-    assert [schedule.plan.noise_multiplier for schedule in without.schedules] == [
-        card.noise_multiplier for card in result.guarantees
-    ]
+    without = prepare(parse({**raw, "recipe": {"name": "hush", "protect": {"rule": "dp-sgd", "steps": 10}}}))
+    expected = [schedule.plan.noise_multiplier for schedule in without.schedules]
+    assert [card.noise_multiplier for card in result.guarantees] == expected
     # The twin: with a linear model it is told and charged.
     linear = prepare(parse(config()))
     assert linear.left_out == () and any(cost.what == "mean of the inputs" for cost in linear.costs(0))
 
 
-def test_a_linear_layer_without_a_bias_has_no_centre() -> None:
-    assert not input_mean.applies(from_user(nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False)), (64,), 10, "own"))
-    assert input_mean.applies(from_user(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), (64,), 10, "own"))
+class Reused(nn.Module):
+    """A network whose inputs enter a linear layer and something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + x.sum(1, keepdim=True)
+
+
+def own(*layers: nn.Module, shape: tuple[int, ...] = (5,)) -> Any:
+    return from_user(nn.Sequential(*layers), shape, 3, "own")
+
+
+def test_only_models_whose_inputs_enter_a_biased_linear_layer_are_centred() -> None:
+    assert input_mean.applies(own(nn.Linear(5, 3)), (5,))
+    assert input_mean.applies(own(nn.Flatten(), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3), shape=(2, 3)), (2, 3))
+    assert not input_mean.applies(own(nn.Linear(5, 3, bias=False)), (5,))
+    assert not input_mean.applies(own(nn.Linear(3, 4), nn.Flatten(), nn.Linear(8, 3), shape=(2, 3)), (2, 3))
+    assert not input_mean.applies(own(nn.ReLU(), nn.Linear(5, 3)), (5,))
+    assert not input_mean.applies(own(nn.Flatten(), Reused()), (5,))
+    twice = nn.Linear(5, 5)
+    assert not input_mean.applies(own(twice, nn.ReLU(), twice, nn.Linear(5, 3)), (5,))
+
+
+def test_the_mean_is_folded_into_the_first_layer_of_a_network() -> None:
+    net, x, shift = own(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), drawn(7, 5), drawn(5, seed=2)
+    (plain,) = input_mean.uncentred(input_mean.linear_layer(net), net.start[None], shift)
+    torch.testing.assert_close(net.logits(plain, x), net.logits(net.start, x - shift))
+    moved = drawn(24, 5, seed=3)
+    y = torch.arange(24) % 3
+    expected = trained(net, torch.cat([moved[:12] - shift, moved[12:]]), y, jobs(net, [None] * 2))
+    for ours, theirs in zip(trained(net, moved, y, jobs(net, [shift, None])), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_the_saved_model_is_the_one_that_was_evaluated(tmp_path: Any) -> None:

@@ -158,8 +158,9 @@ def _tried(node: Node, config: Config, schema: Schema) -> float:
 
 
 def _with_centre(run: Agreement, test: Dataset) -> Agreement:
-    model = models.build_model(run.config.model, tuple(test.x.shape[1:]), test.classes, run.config.seed)
-    recipe, _ = fitted(parse_recipe(run.config.recipe, run.config.mode)[1], model)
+    inputs = tuple(test.x.shape[1:])
+    model = models.build_model(run.config.model, inputs, test.classes, run.config.seed)
+    recipe, _ = fitted(parse_recipe(run.config.recipe, run.config.mode)[1], model, inputs)
     if not tells_centre(recipe, run.config.rounds):
         return run
     return replace(run, centre=torch.zeros(width_of(model)))

@@ -286,7 +286,7 @@ def prepare(
         raise HushError(
             "recipe.assign: requires models with different initial weights, which a custom module does not provide"
         )
-    recipe, left_out = fitted(recipe, model)
+    recipe, left_out = fitted(recipe, model, tuple(held.dataset.x.shape[1:]))
     federation = build(
         config,
         name,
@@ -361,9 +361,10 @@ def build(
     )
 
 
-def fitted(recipe: Recipe, model: Model) -> tuple[Recipe, tuple[str, ...]]:
-    """The recipe as it is used with a model, and what of it does not apply, in words."""
-    facts = ModelFacts(name=model.name, linear=input_mean.applies(model))
+def fitted(recipe: Recipe, model: Model, inputs: tuple[int, ...]) -> tuple[Recipe, tuple[str, ...]]:
+    """The recipe as it is used with a model of inputs of this shape, and what of it does not apply, in words."""
+    behind = inputs if model.features is None else tuple(model.features(torch.zeros(1, *inputs)).shape[1:])
+    facts = ModelFacts(name=model.name, linear_first=input_mean.applies(model, behind))
     return recipe.fitted(facts), recipe.left_out(facts)
 
 

@@ -53,11 +53,11 @@ class ModelFacts:
 
     Attributes:
         name: The model's, for messages.
-        linear: Whether it is one linear layer with a bias.
+        linear_first: Whether its inputs enter a linear layer with a bias, and nothing else.
     """
 
     name: str
-    linear: bool
+    linear_first: bool
 
 
 class Option:

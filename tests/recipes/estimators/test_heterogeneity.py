@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -42,10 +43,10 @@ def view(number: int, apart: float, noise: torch.Tensor = NOISE) -> RoundView:
     )
 
 
-def heard(apart: float, rounds: int = 20) -> tuple[torch.Tensor, State]:
+def heard(apart: float, rounds: int = 20, balanced: Balanced = Balanced(stress=5.0)) -> tuple[torch.Tensor, State]:  # noqa: B008
     state: State = {}
     for number in range(1, rounds + 1):
-        weighing, state = Balanced().weight(view(number, apart), state)
+        weighing, state = balanced.weight(view(number, apart), state)
     return weighing.weights, state
 
 
@@ -69,6 +70,13 @@ def test_clients_that_differ_are_not_starved() -> None:
     expected = 1 / (NOISE + 5 * 100 * 1.0)
     torch.testing.assert_close(differ, expected / expected.sum(), rtol=0.2, atol=0.0)
     assert differ.min() > 10 * alike.min()
+
+
+def test_the_stress_follows_the_number_of_parameters() -> None:
+    torch.testing.assert_close(heard(0.3, 3, Balanced())[0], heard(0.3, 3, Balanced(stress=SIZE / 100))[0])
+    # A model of few parameters has no more directions than those: the difference itself is what counts.
+    small = replace(view(2, 0.3), updates=view(2, 0.3).updates[:, :50], planned_noise=NOISE)
+    torch.testing.assert_close(Balanced().weight(small, {})[0].weights, Balanced(stress=1.0).weight(small, {})[0].weights)
 
 
 def test_without_noise_all_count_alike() -> None:

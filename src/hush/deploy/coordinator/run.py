@@ -109,8 +109,9 @@ class Coordinator:
         letters = {
             name: self._words("enrol", {**says, "number": number}, name) for number, name in enumerate(self._public)
         }
-        model = models.build_model(config.model, tuple(self.test.x.shape[1:]), self.test.classes, config.seed)
-        recipe, _ = fitted(recipes.parse(config.recipe, config.mode)[1], model)
+        inputs = tuple(self.test.x.shape[1:])
+        model = models.build_model(config.model, inputs, self.test.classes, config.seed)
+        recipe, _ = fitted(recipes.parse(config.recipe, config.mode)[1], model, inputs)
         centre = tells_centre(recipe, config.rounds)
         width = width_of(model) if centre else 0
         expected: messages.Spec = {MEAN: ("F64", (width,))} if centre else {}

@@ -187,7 +187,7 @@ class Node:
             self.ledger.check_head(says["head"])
         with refusing(RefusalCode.CONFIG):
             model = models.build_model(config.model, schema.input_shape, schema.classes or 0, config.seed)
-            recipe, _ = fitted(recipe, model)
+            recipe, _ = fitted(recipe, model, schema.input_shape)
         with refusing(RefusalCode.LIMITS):
             check_model(self.policy, model.layout.size)
         return Offer(config, name, recipe, schema, model)

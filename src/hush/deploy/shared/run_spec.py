@@ -67,8 +67,9 @@ def assemble(config: Config, facts: Sequence[RosterEntry], test: Dataset, auto_r
     `auto_rate` says that the learning rate was left open before; one that still is open is chosen here.
     """
     name, recipe = recipes.parse(config.recipe, config.mode)
-    model = models.build_model(config.model, tuple(test.x.shape[1:]), test.classes, config.seed)
-    recipe, left_out = engine.fitted(weighted(recipe, facts), model)
+    inputs = tuple(test.x.shape[1:])
+    model = models.build_model(config.model, inputs, test.classes, config.seed)
+    recipe, left_out = engine.fitted(weighted(recipe, facts), model, inputs)
     members = roster(config, facts)
     federation = engine.build(
         config,
@@ -169,7 +170,7 @@ def own(config: Config, facts: Sequence[RosterEntry], client: int, policy: Polic
     Its true number, where that is noised, sets neither rate nor noise nor steps: whoever knows these would know it.
     """
     model = models.build_model(config.model, schema.input_shape, schema.classes or 0, config.seed)
-    recipe, _ = engine.fitted(recipes.parse(config.recipe, config.mode)[1], model)
+    recipe, _ = engine.fitted(recipes.parse(config.recipe, config.mode)[1], model, schema.input_shape)
     members = list(roster(config, facts))
     members[client] = replace(members[client], policy=policy)
     rounds = timetable(config, recipe, len(members))

@@ -118,7 +118,7 @@ class DpSgd(Protect):
 
     `centre`: above 0, every client first tells a noised mean of its inputs, for this part of what all its training
     costs, and rows are counted from the mean of these means: what all rows have in common then takes nothing of the
-    clip. With a model that is not one linear layer with a bias, there is no centre: nothing is told, and nothing charged.
+    clip. With a model that does not begin with a linear layer with a bias, there is no centre: nothing is told or charged.
     """
 
     rule: ClassVar[str] = "dp-sgd"
@@ -149,15 +149,15 @@ class DpSgd(Protect):
 
     def fitted(self, model: ModelFacts) -> Self:
         """Without a centre, where the model can have none."""
-        return self if model.linear else replace(self, centre=0.0)
+        return self if model.linear_first else replace(self, centre=0.0)
 
     def left_out(self, model: ModelFacts) -> tuple[str, ...]:
         """The centre, where the model can have none."""
-        if model.linear or not self.centres_inputs:
+        if model.linear_first or not self.centres_inputs:
             return ()
         return (
-            f"recipe.protect.centre: inputs are not centred, because {model.name} is not a single linear layer with a "
-            "bias; nothing is released or charged for it",
+            f"recipe.protect.centre: inputs are not centred, because {model.name} does not begin with a linear layer "
+            "with a bias; nothing is released or charged for it",
         )
 
     @property
