@@ -37,7 +37,11 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     },
     "mnist": {"data": {"clients": 12}, "privacy": {"budgets": "dist6", **_PRIVACY}, "local": _IMAGES},
     "digits": {**_DIGITS, "model": {"name": "logreg"}},
-    "digits-mlp": {**_DIGITS, "model": {"name": "mlp", "hidden": 32}, "privacy": {"budgets": [1.0, 8.0] * 6, **_PRIVACY}},
+    "digits-mlp": {
+        **_DIGITS,
+        "model": {"name": "mlp", "hidden": 32},
+        "privacy": {"budgets": [1.0, 8.0] * 6, **_PRIVACY},
+    },
 }
 
 
@@ -88,7 +92,8 @@ def features(name: str) -> object:
 
 def table(results: Mapping[str, Any]) -> str:
     """Mean accuracies in percent: a row for each setting and number of rounds."""
-    lines = ["| setting | rounds | seeds | hush | best other, its rate | at auto: " + " | ".join(OTHERS) + " |"]
+    autos = " | ".join(f"{other}, auto" for other in OTHERS)
+    lines = [f"| setting | rounds | seeds | hush | best other (its rate) | {autos} |"]
     lines.append("|---|---|---|---|---|" + "---|" * len(OTHERS))
     for setting, by_rounds in results["settings"].items():
         for rounds, held in by_rounds.items():
@@ -121,7 +126,9 @@ def main() -> None:
 
     for rounds in map(int, asked.rounds.split(",")):
         for setting in asked.settings:
-            known["settings"].setdefault(setting, {})[str(rounds)] = measured(setting, rounds, range(1, asked.seeds + 1))
+            known["settings"].setdefault(setting, {})[str(rounds)] = measured(
+                setting, rounds, range(1, asked.seeds + 1)
+            )
             ordered = {
                 name: dict(sorted(known["settings"][name].items(), key=lambda each: int(each[0])))
                 for name in SETTINGS

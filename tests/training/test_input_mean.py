@@ -21,7 +21,6 @@ from hush.training.closed_form import closed_form_sums
 from hush.training.gpu.graph_replay import PaddedGraphStep
 from hush.training.job import Job
 from hush.training.train import train as trained
-from hush.types import HushError
 
 PLAN = PrivacyPlan(12, 4, 1, 1, 0.7, 1.3, "add-remove", "pld")
 

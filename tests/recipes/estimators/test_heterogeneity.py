@@ -76,7 +76,9 @@ def test_the_stress_follows_the_number_of_parameters() -> None:
     torch.testing.assert_close(heard(0.3, 3, Balanced())[0], heard(0.3, 3, Balanced(stress=SIZE / 100))[0])
     # A model of few parameters has no more directions than those: the difference itself is what counts.
     small = replace(view(2, 0.3), updates=view(2, 0.3).updates[:, :50], planned_noise=NOISE)
-    torch.testing.assert_close(Balanced().weight(small, {})[0].weights, Balanced(stress=1.0).weight(small, {})[0].weights)
+    torch.testing.assert_close(
+        Balanced().weight(small, {})[0].weights, Balanced(stress=1.0).weight(small, {})[0].weights
+    )
 
 
 def test_without_noise_all_count_alike() -> None:
