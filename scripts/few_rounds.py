@@ -1,6 +1,6 @@
-"""Few rounds: `hush` with the automatic rate against other private recipes at several rates, into results/few-rounds.json.
+"""Few rounds: `hush` with the automatic rate against other private recipes at several rates.
 
-Run it from the repository: `OMP_NUM_THREADS=1 .venv/bin/python -m scripts.few_rounds digits digits-mlp --seeds 3`, with
+The results go into results/few-rounds.json. Run it from the repository: `OMP_NUM_THREADS=1 .venv/bin/python -m scripts.few_rounds digits digits-mlp --seeds 3`, with
 HUSH_DATA set for the settings on images. What is measured replaces what the file has of the same setting and rounds;
 `--table` prints the file as the table of docs/results.md.
 """

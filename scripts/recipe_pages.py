@@ -37,13 +37,16 @@ of `hush` at that rate, and of the best of {others} at the best of the rates
 
 {table}
 
-The data are digits for 12 clients, with `dist2` and batches of 8 to 64 under logistic regression, and with epsilon 1 and
-8 under an MLP with 32 units; {mnist} rows of MNIST for 12 clients, iid, `dist6`; and {fashion} rows of Fashion-MNIST for
-15 clients with 6 classes each, `dist4`; both with batches of 16, 64 or 128 and a linear model on scattering features.
+The data are digits for 12 clients, with `dist2` and batches of 8 to 64 under logistic regression, and with epsilon 1
+and 8 under an MLP with 32 units; {mnist} rows of MNIST for 12 clients, iid, `dist6`; and {fashion} rows of
+Fashion-MNIST for 15 clients with 6 classes each, `dist4`; both with batches of 16, 64 or 128 and a linear model on
+scattering features.
 Differences of a point on one or two seeds are within the spread. Each run is in `results/few-rounds.json`, made by
 
     {command}
 """
+
+POINT = 0.01
 
 HEAD = """\
 # Recipes

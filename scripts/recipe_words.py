@@ -124,8 +124,8 @@ WORDS: Mapping[str, Words] = {
         "the remainder is treated as noise. Clients are weighted by the inverse of the noise, which minimises the "
         "variance. It does not rely on declared budgets, so a false declaration gains nothing.",
         "If clients learn different things, this difference is treated as noise as well. At one learning rate for all "
-        "recipes it can be far below `dp-fedavg` where clients take different numbers of steps: weights by noise favour "
-        'the clients with few steps, which move the model least. `local.lr = "auto"`, the default, takes the expected '
+        "recipes it can be far below `dp-fedavg` where clients take different numbers of steps: weights by noise "
+        'favour the clients with few steps, which move the model least. `local.lr = "auto"`, the default, takes the expected '
         'weights into account; equal steps for all clients (`protect = { rule = "dp-sgd", steps = 10 }`) remove the '
         "cause.",
         _LEVELS

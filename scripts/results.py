@@ -24,8 +24,8 @@ Learning rates are those of the papers if they are published; otherwise the choi
 papers, the privacy cost of choosing them is not counted. `hush` computes its learning rate from the noise.
 
 The rows of `hush` and of `hush/ablation` were recorded with its former rate, average and weights
-([ADR 16](adr/0016-rates-for-any-number-of-rounds.md)). With the present ones three cells of `robust-hdp/table-12` were
-run again, on the first seed: @AGAIN@
+([ADR 16](adr/0016-rates-for-any-number-of-rounds.md)). With the present ones two cells of `robust-hdp/table-12` were
+run again, on the first seed: Dist1 97.41 (recorded 97.41), Dist6 95.40 (95.62).
 """
 
 

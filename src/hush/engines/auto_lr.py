@@ -11,9 +11,9 @@ the first term for not arriving, the second for overshooting and for noise. The 
     rate = D / sqrt(R ((COHERENCE K C)^2 + S^2)).
 
 Limits: without noise it is a distance over the square root of the rounds, so that more rounds take smaller steps; where
-noise prevails, what it adds over all rounds is D long in all, whatever the rounds and steps. All terms are public: K and
-S follow from the plans and the weights to expect, C and R from the config. `DISTANCE` and `COHERENCE` are constants,
-chosen on linear models with inputs of about unit variance at 3 to 200 rounds (docs/results.md).
+noise prevails, what it adds over all rounds is D long in all, whatever the rounds and steps. All terms are public: K
+and S follow from the plans and the weights to expect, C and R from the config. `DISTANCE` and `COHERENCE` are
+constants, chosen on linear models with inputs of about unit variance at 3 to 200 rounds (docs/recipes.md, few rounds).
 
 Without privacy there is neither a clip that bounds a signal nor noise: the rate is `PLAIN`.
 """

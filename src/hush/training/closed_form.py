@@ -96,9 +96,11 @@ def first_linear_layer(model: Model) -> LinearLayer | None:
     before, rest = [], list(_flattened(model.module))
     while rest and type(rest[0]) in (nn.Flatten, nn.Identity):
         before.append(rest.pop(0))
-    if not rest or type(rest[0]) is not nn.Linear or any(has_hooks(part) for part in model.module.modules()):
+    if any(has_hooks(part) for part in model.module.modules()):
         return None
-    layer, *after = rest
+    layer, after = (rest[0], rest[1:]) if rest else (None, [])
+    if not isinstance(layer, nn.Linear) or type(layer) is not nn.Linear:
+        return None
     own = {id(parameter) for parameter in layer.parameters()}
     if any(id(parameter) in own for part in after for parameter in part.parameters()):
         return None

@@ -1,7 +1,7 @@
 """The input mean: subtracting a privately estimated mean, so that the common mean does not use up the clipping norm.
 
-A linear layer on x - m is a linear layer on x with another bias, so for a model that begins with one, subtracting a mean
-changes what is clipped and noised, and nothing of what can be learned.
+A linear layer on x - m is a linear layer on x with another bias, so for a model that begins with one, subtracting a
+mean changes what is clipped and noised, and nothing of what can be learned.
 
 Guarantees:
     - A row moves `bounded_sum` by at most `bound`, added or removed.

@@ -17,7 +17,10 @@ def centred(clients: Sequence[Client], centre: Array, steps: int) -> list[Client
 
 
 def balanced(rounds: int) -> Weigh:
-    """1 / (sigma_i^2 + s R tau^2), s a hundredth of the parameters and at least 1: tau^2 from the pairs of mean updates, noise taken off, the surest pairs first."""
+    """1 / (sigma_i^2 + s R tau^2), s a hundredth of the parameters and at least 1.
+
+    tau^2 is from the pairs of mean updates, noise taken off, the surest pairs first.
+    """
     sums: dict[int, Array] = {}
     noise: dict[int, float] = {}
     seen: dict[int, int] = {}
@@ -43,7 +46,7 @@ def balanced(rounds: int) -> Weigh:
 
 
 def averaged(models: Sequence[Array], share: float) -> list[Array]:
-    """The averages over the recent rounds: the newest of t models has weight 1 / max(1, share t), the older the rest."""
+    """The averages over recent rounds: the newest of t models has weight 1 / max(1, share t), the older the rest."""
     newest = [1 / max(1.0, share * t) for t in range(1, len(models) + 1)]
     weights = [[new * np.prod([1 - later for later in newest[at + 1 : t]]) for at, new in enumerate(newest[:t])]
                for t in range(1, len(models) + 1)]  # fmt: skip

@@ -118,7 +118,8 @@ class DpSgd(Protect):
 
     `centre`: above 0, every client first tells a noised mean of its inputs, for this part of what all its training
     costs, and rows are counted from the mean of these means: what all rows have in common then takes nothing of the
-    clip. With a model that does not begin with a linear layer with a bias, there is no centre: nothing is told or charged.
+    clip. With a model that does not begin with a linear layer with a bias, there is no centre: nothing is told or
+    charged.
     """
 
     rule: ClassVar[str] = "dp-sgd"
