@@ -1,8 +1,8 @@
 """Few rounds: `hush` with the automatic rate against other private recipes at several rates.
 
-The results go into results/few-rounds.json. Run it from the repository: `OMP_NUM_THREADS=1 .venv/bin/python -m scripts.few_rounds digits digits-mlp --seeds 3`, with
-HUSH_DATA set for the settings on images. What is measured replaces what the file has of the same setting and rounds;
-`--table` prints the file as the table of docs/results.md.
+The results go into results/few-rounds.json. Run it from the repository, with HUSH_DATA set for the settings on images:
+`OMP_NUM_THREADS=1 .venv/bin/python -m scripts.few_rounds digits digits-mlp --seeds 3`. What is measured replaces what
+the file has of the same setting and rounds; `--table` prints the file as the table of docs/recipes.md.
 """
 
 from __future__ import annotations
