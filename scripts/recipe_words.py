@@ -126,8 +126,8 @@ WORDS: Mapping[str, Words] = {
         "If clients learn different things, this difference is treated as noise as well. At one learning rate for all "
         "recipes it can be far below `dp-fedavg` where clients take different numbers of steps: weights by noise "
         'favour the clients with few steps, which move the model least. `local.lr = "auto"`, the default, takes the '
-        'expected weights into account; equal steps for all clients (`protect = { rule = "dp-sgd", steps = 10 }`) remove the '
-        "cause.",
+        'expected weights into account; equal steps for all clients (`protect = { rule = "dp-sgd", steps = 10 }`) '
+        "remove the cause.",
         _LEVELS
         + " The paper's code estimates the noise in the first round only; here, as in its text, it is estimated "
         "in every "
