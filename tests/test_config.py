@@ -65,8 +65,8 @@ def test_sets_replace_keys(file: Path) -> None:
         ("delta = 1e-4", "delta = 1.0", 11, "privacy.delta: expected a number between 0 and 1"),
         ("delta = 1e-4", "delta = [1e-4, 2]", 11, "privacy.delta: expected a number between 0 and 1"),
         ("clip = 1.0", "clip = -1", 12, "privacy.clip: expected greater than or equal to"),
-        ("lr = 0.1", "lr = nan", 16, "local.lr: expected a finite number"),
-        ("lr = 0.1", "lr = inf", 16, "local.lr: expected a finite number"),
+        ("lr = 0.1", "lr = nan", 16, "local.lr: expected a number above 0"),
+        ("lr = 0.1", "lr = inf", 16, "local.lr: expected a number above 0"),
         (
             'budgets = "dist6"',
             "budgets = true",

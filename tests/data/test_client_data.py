@@ -223,7 +223,7 @@ RUN = {"rounds": 1, "local": {"batch_size": 4}, "recipe": {"name": "dp-fedavg"}}
         ({"privacy": {"budgets": {"north": 1.0, "east": 2.0}}}, "called east; nothing for south, west; accepted:"),
         ({"local": {"batch_size": {"north": 4}}}, "local.batch_size: nothing for south, west"),
         ({"privacy": {"delta": {"north": 1e-5}}}, "privacy.delta: nothing for south, west"),
-        ({"data": {"rows": "unit-norm", "files": "a.csv"}}, "data.files: given beside dataset"),
+        ({"data": {"rows": "unit-norm", "files": "a.csv"}}, "data.files: given beside data"),
     ],
 )  # fmt: skip
 def test_what_follows_from_the_data_may_not_differ(changes: dict[str, Any], words: str) -> None:

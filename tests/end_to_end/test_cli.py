@@ -282,7 +282,7 @@ def test_errors_cite_the_command_line(here: Path) -> None:
         ("run", "run.toml", "--set", "local.learning_rate=0.1"): "--set local.learning_rate: unknown key",
         ("run", "run.toml", "--set", "recipe={name='fedadam'}"): "--set recipe.name: unknown recipe 'fedadam'",
         ("compare", "run.toml", "--recipes", "weiavg", "--set", "rounds=0"): "--set rounds: expected greater",
-        ("sweep", "run.toml", "--grid", "local.lr=0.1,-1"): "--grid local.lr: expected a finite number",
+        ("sweep", "run.toml", "--grid", "local.lr=0.1,-1"): "--grid local.lr: expected a number above 0",
         ("sweep", "run.toml", "--grid", "local.learning_rate=1"): "--grid local.learning_rate: unknown key",
         ("audit", "run.toml", "--set", "privacy.clip=0"): "--set privacy.clip: expected greater",
     }

@@ -53,7 +53,7 @@ def test_spent_budgets_are_said_for_every_recipe(tmp_path: Path, recipe: str) ->
     assert written["trained"] is False and "nothing was trained" in written["ended"]
     page = told(tmp_path / "run" / "report.html")
     assert "Nothing was trained: all budgets are exhausted" in page
-    assert "All accuracies on this page are those of the initial model" in page
+    assert "All scores on this page are those of the initial model" in page
     assert [words for words in FALSE if words in page] == []
     if recipe == "hush":
         with pytest.raises(hush.HushError, match=r"none of the 4 clients could afford a round, so nothing was trained"):

@@ -68,7 +68,6 @@ class _Centred(nn.Module):
     ("module", "words"),
     [
         (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), "BatchNorm1d.*mixes the examples.*GroupNorm"),
-        (nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)), "Dropout.*global random state"),
         (nn.Flatten(), "no trainable parameters"),
         (nn.Linear(5, 3), "fails on inputs of shape"),
         (_Centred(), "aten.mean.dim: reduces over the examples"),

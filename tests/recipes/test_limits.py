@@ -37,7 +37,8 @@ def config(recipe: str, clients: int, rounds: int, seed: int) -> Config:
     return parse(
         {
             "seed": seed, "rounds": rounds, "data": {"name": "digits", "clients": clients},
-            "privacy": {"budgets": 4.0}, "local": {"batch_size": 16, "lr": 0.2}, "recipe": {"name": recipe},
+            "privacy": {"budgets": 4.0, "noise": "seeded"}, "local": {"batch_size": 16, "lr": 0.2},
+            "recipe": {"name": recipe},
         }
     )  # fmt: skip
 

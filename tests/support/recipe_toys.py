@@ -116,7 +116,7 @@ class Toy:
     def config(self) -> Config:
         """Their settings."""
         local = LocalConfig(batch_size=2, steps=self.steps, lr=self.lr, weight_decay=self.weight_decay)
-        privacy = PrivacyConfig(clip=self.clip, accountant="rdp", loss_clip=self.loss_clip)
+        privacy = PrivacyConfig(noise="seeded", clip=self.clip, accountant="rdp", loss_clip=self.loss_clip)
         return Config(rounds=self.rounds, local=local, privacy=privacy)
 
     @property

@@ -14,7 +14,7 @@ from hush.models.inputs import UnpackedInputs, example_rows
 from hush.models.isolation.check import rows_differ
 from hush.models.model import Model, wrap
 from hush.models.outputs import ACCEPTED, described, logits_of
-from hush.models.validation import KEY, check_global_hooks, copied, seeded, validate
+from hush.models.validation import KEY, check_global_hooks, check_initialised, copied, seeded, validate
 from hush.seeds import rng
 from hush.types import HushError, InputSpec
 from hush.user_code import user_code
@@ -83,6 +83,7 @@ def from_user(
     Integers stay integers, and several inputs arrive as a tuple, as a dict or by keyword (`hush.models.inputs`).
     """
     if isinstance(module, nn.Module):
+        check_initialised(module, key)
         module = module if inputs is None else UnpackedInputs(module, inputs, name)
         module = _materialised(module, shape, name, key)
     checked = validate(module, shape, classes, name, key=key)

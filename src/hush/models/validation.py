@@ -42,15 +42,20 @@ def validate(module: object, shape: Shape, classes: int, name: str, key: str | N
         raise HushError(f"model: found the class {module.__name__}; accepted: an instance, {module.__name__}(...)", key)
     if not isinstance(module, nn.Module):
         raise HushError(f"model: found {type(module).__name__}; accepted: an instance of torch.nn.Module", key)
+    check_initialised(module, key)
+    _check_parameters(module, name, key)
+    _check_output(_output(module, shape, name, key), classes, name, key)
+    return module
+
+
+def check_initialised(module: nn.Module, key: str | None = KEY) -> None:
+    """Raise a `HushError` if the `__init__` of `nn.Module` was never called."""
     if "_parameters" not in vars(module):
         raise HushError(
             f"model: {type(module).__name__} is not initialised; accepted: a class whose __init__ calls "
             "super().__init__() first",
             key,
         )
-    _check_parameters(module, name, key)
-    _check_output(_output(module, shape, name, key), classes, name, key)
-    return module
 
 
 def copied(module: nn.Module, name: str) -> nn.Module:

@@ -42,7 +42,7 @@ def test_a_federation_from_init_to_report(tmp_path: Path, parent: ForkServer) ->
         def done(*words: object) -> str:
             child = hush(*words)
             child.ended(120)
-            assert "error" not in child.said(), child.said()
+            assert "hush: error" not in child.said(), child.said()
             return child.said()
 
         study, names = tmp_path / "study", ("north", "south", "west")

@@ -101,5 +101,5 @@ def test_two_runs_of_different_sizes_end_and_lose_nothing(tmp_path: Path, parent
             both = [pair.start(f"run{number}-{at}", size) for at, size in enumerate(sizes)]
             for child in both:
                 child.ended(120)
-                assert "error" not in child.said(), child.said()
+                assert "hush: error" not in child.said(), child.said()
             pair.check(2 * (number + 1))
