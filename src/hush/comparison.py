@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from hush import report
-from hush.callbacks import RoundFunction
 from hush.config import Config, assigned, given, located, parse, text_value
 from hush.engines import simulator
 from hush.engines.fingerprint import Hashes
@@ -100,7 +99,7 @@ def executed(
             path,
             resume=resume,
             command=command,
-            callbacks=[RoundFunction(told)],
+            callbacks=[told],
             arrays=arrays,
             hashes=hashes,
         )

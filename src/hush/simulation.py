@@ -16,7 +16,7 @@ from torch import nn
 
 from hush import comparison, report
 from hush.auditing.run import audit
-from hush.callbacks import Callback, Function, RoundFunction, as_callbacks
+from hush.callbacks import Callback, Callbacks, RoundFunction, as_callbacks
 from hush.config import Config, assigned, described, given, locating, overridden, parse, read
 from hush.data import ClientData, client_data, datasets
 from hush.engines import metrics, simulator
@@ -264,7 +264,7 @@ class Simulation:
         out: str | Path | None = None,
         *,
         resume: bool = False,
-        callbacks: Sequence[Callback | Function] | Callback | Function = (),
+        callbacks: Callbacks | Callback | RoundFunction = (),
         progress: bool | None = None,
         ledgers: str | Path | None = None,
         command: str = "",
@@ -294,7 +294,7 @@ class Simulation:
             shown = [] if isinstance(bar, NoBar) else [RunProgress(bar)]
             done = simulator.run(
                 federation, path, resume=resume, command=command, ledgers=places,
-                callbacks=[RoundFunction(over.append), *written, *shown, *listed],
+                callbacks=[over.append, *written, *shown, *listed],
             )  # fmt: skip
         if not done.result.trained:
             where = f"; see {path / 'report.html'}" if path is not None else ""

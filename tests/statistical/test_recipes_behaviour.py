@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hush.callbacks import RoundFunction
 from hush.config import parse
 from hush.data.datasets import Dataset
 from hush.data.synthetic import synthetic_users
@@ -288,7 +287,7 @@ def weights(recipe: Raw, lies: bool) -> list[float]:
         said = replace(liar, policy=replace(liar.policy, epsilon=10 * liar.policy.epsilon))
         honest = replace(honest, terms=replace(honest.terms, members=(said, *honest.members[1:])))
     records: list[RoundRecord] = []
-    run(honest, callbacks=[RoundFunction(records.append)])
+    run(honest, callbacks=[records.append])
     return [record.weights[0] for record in records]
 
 

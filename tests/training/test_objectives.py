@@ -87,7 +87,7 @@ def expected(model: Model, vectors: Tensor, x: Tensor, y: Tensor, clips: Tensor)
     for client, vector in enumerate(vectors):
         for one_x, one_y in zip(x[client], y[client], strict=True):
             leaf = vector.clone().requires_grad_()
-            loss = model.objective.loss(model.logits(leaf, one_x[None]), one_y[None], "sum")
+            loss = model.objective.loss(model.logits(leaf, one_x[None]), one_y[None], reduction="sum")
             (gradient,) = torch.autograd.grad(loss, leaf)
             total[client] += gradient.double() * min(1.0, float(clips[client] / gradient.norm()))
     return total
@@ -221,7 +221,7 @@ def test_losses_of_queries_are_cut_to_their_bound(name: str) -> None:
     model, x = model_of("mlp", objective), uniform(8, ROWS, WIDTH)
     vectors = torch.stack([model.start, 1e3 * model.start])
     found = bounded_losses(model, vectors, x, y[0], 0.5)
-    each = objective.loss(model.logits(vectors[0], x).double(), y[0])
+    each = objective.loss(model.logits(vectors[0], x).double(), y[0], reduction="none")
     assert found[0].item() == pytest.approx((each.clamp(0, 0.5) - 0.25).sum().item())
     assert found.abs().max() <= 0.25 * ROWS
     alone = [

@@ -10,9 +10,11 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from hush.callbacks import RoundFunction
 from hush.engines.results import outcome
 from hush.engines.setup import Federation
 from hush.engines.trained import trained_model
@@ -71,6 +73,11 @@ class Host(Protocol):
         ...
 
     @property
+    def on_round_end(self) -> Sequence[RoundFunction]:
+        """What is called after each round, once it is saved; one that returns True stops the run there."""
+        ...
+
+    @property
     def idle(self) -> float:
         """Seconds so far that this run waited for others, which do not count."""
         ...
@@ -91,12 +98,8 @@ class Host(Protocol):
         """All metrics of the objective (`hush.objective.evaluation`), at the end of a run."""
         ...
 
-    def closed(self, record: RoundRecord) -> None:
-        """Count what a round released, where it was not charged here, before the round is saved."""
-        ...
-
-    def saved(self, record: RoundRecord) -> bool | None:
-        """Tell whoever waits for it that a round is over and saved; True stops the run there."""
+    def enrolment_saved(self) -> None:
+        """Note that the first round is saved, and with it what enrolment released."""
         ...
 
 
@@ -116,15 +119,28 @@ def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -
         federation, told = host.enrol()
         state = start(federation.terms, federation.starts(), told)
 
-    def keep(new: ServerState, record: RoundRecord) -> bool | None:
+    primary = federation.model.objective.primary.name
+    accuracies = primary == ACCURACY
+
+    def keep(new: ServerState, record: RoundRecord) -> bool:
         scores, loss = host.evaluate(*released(federation, new), new.round)
         seconds = time.perf_counter() - began - host.idle
-        done = replace(record, loss=loss, seconds=seconds, **scored(federation, scores))
+        done = replace(
+            record,
+            loss=loss,
+            seconds=seconds,
+            primary=primary,
+            accuracy_per_client=scores if accuracies else (),
+            score_per_client=() if accuracies else scores,
+        )
         records.append(done)
-        host.closed(done)
         if directory is not None:
             directory.save(new, done)
-        return host.saved(done)
+        if new.round == 1:
+            host.enrolment_saved()
+        # Every function is called, also if one before it stops the run.
+        answers = [function(done) for function in host.on_round_end]
+        return any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)
 
     state = yield from serve(federation.terms, state, keep)
     ended = short_of_quorum(federation.terms, state)
@@ -185,7 +201,7 @@ def evaluate(
         for part in mine.split(_AT_ONCE):
             chosen = rows[part].to(x.device)
             outputs, truth = model.logits(vector, x[chosen]), y[chosen]
-            loss += objective.loss(outputs.double(), truth, "sum").item()
+            loss += objective.loss(outputs.double(), truth, reduction="sum").item()
             total.index_add_(0, owner[part], objective.row_scores(outputs, truth).cpu())
     counts = torch.tensor([len(r) for r in test], dtype=torch.float64)
     return tuple(objective.score_of(total / counts).tolist()), loss / len(rows)
@@ -202,9 +218,3 @@ def measure(
         outputs += [model.logits(vector, part).cpu() for part in x[own.start : own.stop].split(_AT_ONCE)]
     targets = torch.cat([y[own.start : own.stop].cpu() for own in test])
     return evaluated(model.objective, torch.cat(outputs), targets, [len(own) for own in test], names)
-
-
-def scored(federation: Federation, scores: Sequence[float]) -> dict[str, Any]:
-    """The fields of a round's record that hold the clients' primary scores."""
-    primary = federation.model.objective.primary.name
-    return {"primary": primary, "accuracy_per_client" if primary == ACCURACY else "score_per_client": tuple(scores)}

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from hush.callbacks import Callback, RunStart
+from hush.callbacks import Callbacks, RunStart, objects, round_functions
 from hush.engines import client_round
 from hush.engines.client_round import Client, Work
 from hush.engines.driver import CompletedRun, drive, evaluate, measure, released
@@ -61,12 +61,12 @@ class Simulator:
         arrays: Arrays | None = None,
         *,
         warnings: Sequence[str] = (),
-        callbacks: Sequence[Callback] = (),
+        callbacks: Callbacks = (),
     ) -> None:
         self.federation, self.warnings = federation, warnings
         self._arrays: Arrays = {} if arrays is None else arrays
         self._ledgers = ledgers
-        self._callbacks = tuple(callbacks)
+        self.on_round_end = round_functions(callbacks)
         federation.model.to(federation.device)
         self._bounds = federation.data.bounds()
         self._phase: tuple[int, ...] | None = None
@@ -88,21 +88,11 @@ class Simulator:
         """Plan from the numbers that a saved run was told, and charge what it has already released."""
         self.federation = self.federation.counted([int(count) for count in state.slots["loop"]["samples"]])
         _recharge(self.federation, self._ledgers, records)
-        self._delivered()
+        self.enrolment_saved()
         return self.federation
 
-    def closed(self, record: RoundRecord) -> None:
-        """Nothing is left to count: every answer was charged before it was made."""
-
-    def saved(self, record: RoundRecord) -> bool:
-        """Report a saved round. The first holds what enrolment told: from then on nobody asks for that again."""
-        if record.round == 1:
-            self._delivered()
-        # Every callback hears of the round, also if one before it stops the run.
-        answers = [callback.on_round_end(record) for callback in self._callbacks]
-        return any(answers)
-
-    def _delivered(self) -> None:
+    def enrolment_saved(self) -> None:
+        """Record that each client's enrolment answer was received: it is not requested again."""
         for member in self.federation.members:
             self._ledgers.sent(member.client, ENROLMENT)
 
@@ -210,7 +200,7 @@ def run(
     *,
     resume: bool = False,
     command: str = "",
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callbacks = (),
     ledgers: Path | None = None,
 ) -> CompletedRun:
     """Run a federation to its end, keeping every round in `out` if that is given.
@@ -228,7 +218,7 @@ def execution(
     *,
     resume: bool = False,
     command: str = "",
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callbacks = (),
     ledgers: Path | None = None,
     arrays: Arrays | None = None,
     hashes: Hashes | None = None,
@@ -241,7 +231,7 @@ def execution(
     warned = [_SEEDED_LEDGERS] if seeded else []
     if seeded:
         _log.warning(_SEEDED_LEDGERS)
-    for callback in callbacks:
+    for callback in objects(callbacks):
         callback.on_run_start(_start(federation))
     if directory is not None and (found := directory.finished()) is not None:
         return _told(_again(federation, directory, found), callbacks)
@@ -290,8 +280,8 @@ def _again(federation: Federation, directory: RunDir, result: RunResult) -> Comp
     return CompletedRun(result=result, records=tuple(records), models=models, homes=homes, federation=federation)
 
 
-def _told(done: CompletedRun, callbacks: Sequence[Callback]) -> CompletedRun:
-    for callback in callbacks:
+def _told(done: CompletedRun, callbacks: Callbacks) -> CompletedRun:
+    for callback in objects(callbacks):
         callback.on_run_end(done.result)
     return done
 

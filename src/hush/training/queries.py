@@ -35,7 +35,7 @@ def bounded_losses(model: Model, vectors: Tensor, x: Tensor, y: Tensor, bound: f
 def _bounded_loss(model: Model, vector: Tensor, x: Tensor, y: Tensor, bound: float) -> Tensor:
     total = torch.zeros((), dtype=torch.float64)
     for inputs, truth in zip(x.split(_ROWS), y.split(_ROWS), strict=True):
-        losses = model.objective.loss(model.logits(vector, inputs).double(), truth)
+        losses = model.objective.loss(model.logits(vector, inputs).double(), truth, reduction="none")
         total += (losses.nan_to_num(nan=bound).clamp(0.0, bound) - 0.5 * bound).sum().cpu()
     return total
 
