@@ -72,9 +72,9 @@ def test_estimated_noise_prefers_the_quiet_client(estimator: str) -> None:
 
 
 def test_policies_by_budget_rule() -> None:
-    assert [p.epsilon for p in DpSgd("own").policies(MEMBERS)] == [1.0, 0.2, 3.0]
-    assert {(p.epsilon, p.delta) for p in DpSgd("minimum").policies(MEMBERS)} == {(0.2, 1e-5)}
-    assert {(p.epsilon, p.delta) for p in DpSgd("maximum").policies(MEMBERS)} == {(3.0, 1e-3)}
+    assert [p.epsilon for p in DpSgd(budget="own").policies(MEMBERS)] == [1.0, 0.2, 3.0]
+    assert {(p.epsilon, p.delta) for p in DpSgd(budget="minimum").policies(MEMBERS)} == {(0.2, 1e-5)}
+    assert {(p.epsilon, p.delta) for p in DpSgd(budget="maximum").policies(MEMBERS)} == {(3.0, 1e-3)}
     assert all(p.epsilon == float("inf") for p in NoPrivacy().policies(MEMBERS))
 
 

@@ -12,7 +12,7 @@ from hush.training.per_example.vmap import gradients
 
 
 def double(model: Model) -> Model:
-    return Model(model.name, model.module.double(), model.layout, model.start.double())
+    return Model(name=model.name, module=model.module.double(), layout=model.layout, start=model.start.double())
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

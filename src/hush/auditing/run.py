@@ -341,11 +341,11 @@ def _releases(
     for start in range(0, len(first_rows), width):
         jobs = [
             Job(
-                target.starts[number % len(target.starts)],
-                first,
-                stage.plan,
-                target.lr,
-                source,
+                vector=target.starts[number % len(target.starts)],
+                first_row=first,
+                plan=stage.plan,
+                lr=target.lr,
+                source=source,
                 at_start=stage.spec.still,
             )
             for first, run in zip(first_rows[start : start + width], sources, strict=False)

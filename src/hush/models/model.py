@@ -17,7 +17,7 @@ from hush.types import Layout
 _SPREAD = 0x1E3779B97F4A7C15  # so that the keys of probes differ in all of their bits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """A trainable module, the fixed features in front of it, and its starting point.
 
@@ -96,4 +96,4 @@ def wrap(name: str, module: nn.Module, features: Callable[[Tensor], Tensor] | No
     layout = Layout(tuple(named), tuple(tuple(value.shape) for value in named.values()))
     start = torch.cat([value.flatten() for value in named.values()])
     module.requires_grad_(False)
-    return Model(name, module, layout, start, features, isolated)
+    return Model(name=name, module=module, layout=layout, start=start, features=features, isolated=isolated)

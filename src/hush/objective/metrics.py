@@ -68,7 +68,7 @@ class Answers:
             yield self.truth == number, self.predicted == number, self.probability[:, number]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Metric:
     """A number by which models are judged.
 
@@ -131,7 +131,7 @@ def user_metric(function: Callable[..., Any], name: str) -> Metric:
         given = answers.likelihood if likely and answers.probability is not None else answers.predicted
         return float(function(answers.truth, given))
 
-    return Metric(name, name, compute, (*_CLASSES, *_REAL), None)
+    return Metric(name=name, label=name, compute=compute, tasks=(*_CLASSES, *_REAL), higher_is_better=None)
 
 
 def baseline(answers: Answers) -> float:
@@ -249,16 +249,16 @@ def _mean(values: list[float]) -> float:
 METRICS: Mapping[str, Metric] = {
     each.name: each
     for each in (
-        Metric("accuracy", "accuracy", _accuracy, percent=True),
-        Metric("balanced_accuracy", "balanced accuracy", _balanced_accuracy, percent=True),
-        Metric("f1", "F1", _f1),
-        Metric("roc_auc", "ROC AUC", _roc_auc),
-        Metric("average_precision", "average precision", _average_precision),
-        Metric("log_loss", "log loss", _log_loss, higher_is_better=False),
-        Metric("calibration_error", "calibration error", _calibration_error, higher_is_better=False),
-        Metric("rmse", "RMSE", _rmse, _REAL, higher_is_better=False),
-        Metric("mae", "MAE", _mae, _REAL, higher_is_better=False),
-        Metric("r2", "R2", _r2, _REAL),
+        Metric(name="accuracy", label="accuracy", compute=_accuracy, percent=True),
+        Metric(name="balanced_accuracy", label="balanced accuracy", compute=_balanced_accuracy, percent=True),
+        Metric(name="f1", label="F1", compute=_f1),
+        Metric(name="roc_auc", label="ROC AUC", compute=_roc_auc),
+        Metric(name="average_precision", label="average precision", compute=_average_precision),
+        Metric(name="log_loss", label="log loss", compute=_log_loss, higher_is_better=False),
+        Metric(name="calibration_error", label="calibration error", compute=_calibration_error, higher_is_better=False),
+        Metric(name="rmse", label="RMSE", compute=_rmse, tasks=_REAL, higher_is_better=False),
+        Metric(name="mae", label="MAE", compute=_mae, tasks=_REAL, higher_is_better=False),
+        Metric(name="r2", label="R2", compute=_r2, tasks=_REAL),
     )
 }
 PRIMARY: Mapping[str, str] = {**dict.fromkeys(_CLASSES, "accuracy"), "regression": "rmse"}

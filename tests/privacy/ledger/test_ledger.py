@@ -114,7 +114,16 @@ def test_different_plans_compose(ledger: Ledger) -> None:
 def test_no_privacy_costs_infinity() -> None:
     everything = Policy(math.inf, 1e-4)
     ledger = Ledger.in_memory(0, everything, "pld")
-    bare = PrivacyPlan(100, 20, 1, 5, math.inf, 0.0, "add-remove", "pld")
+    bare = PrivacyPlan(
+        samples=100,
+        batch=20,
+        epochs=1,
+        rounds=5,
+        clip=math.inf,
+        noise_multiplier=0.0,
+        relation="add-remove",
+        accountant="pld",
+    )
     ledger.approve([bare.cost(bare.rounds)])
     ledger.reserve([bare.cost()], "", 1)
     assert ledger.spent() == math.inf
