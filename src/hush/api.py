@@ -238,7 +238,7 @@ def audit(
 ) -> dict[str, Any]:
     """Attack all that a client releases in the run of a config: a lower bound on epsilon, beside the one claimed.
 
-    `releases` names what the claim covers and how much of it was looked at, `not_looked_at` what was not.
+    `releases` names what the claim covers and how much of it was looked at, `not_audited` what was not.
     """
     given = _simulation(config, overrides, data, dataset, model)
     found = given.audit(client=client, kind=kind, canaries=canaries, runs=runs, confidence=confidence, seed=seed)

@@ -150,11 +150,6 @@ def by_recipe(config: Config, recipes: str | Sequence[str] | Mapping[str, Any]) 
     return {label: config.model_copy(update={"recipe": table}) for label, table in tables.items()}
 
 
-def by_grid(config: Config, grid: str | Sequence[str]) -> dict[str, Config]:
-    """Return a variant for each combination of `key=value,value,...` entries."""
-    return by_axes(config, axes_of(grid))
-
-
 def axes_of(grid: str | Sequence[str]) -> Axes:
     """Return the axes of a grid from its `key=value,value,...` entries."""
     listed = [grid] if isinstance(grid, str) else list(grid)

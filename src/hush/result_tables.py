@@ -167,12 +167,12 @@ def audit_table(found: Mapping[str, Any]) -> Table:
             f"{found['delta']:g}; the attack shows at least {found['epsilon_lower']:.4g} with "
             f"{100 * found['confidence']:g} % confidence ({verdict})"
         ),
-        columns=("release", "times", "looked_at"),
-        rows=tuple((each["what"], each["times"], each["looked_at"]) for each in found["releases"]),
+        columns=("release", "times", "audited"),
+        rows=tuple((each["what"], each["times"], each["audited"]) for each in found["releases"]),
         notes=(
             f"{found['kind']} audit, {found['canaries']} canaries, {found['runs']} training runs, "
             f"noise {found['noise']}, {found['seconds']:.1f} s.",
-            f"Not audited: {', '.join(found['not_looked_at']) or 'nothing'}.",
+            f"Not audited: {', '.join(found['not_audited']) or 'nothing'}.",
         ),
         facts=found,
     )

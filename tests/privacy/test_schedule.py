@@ -7,7 +7,6 @@ import math
 import pytest
 
 from hush.privacy.accounting import api
-from hush.privacy.accounting.events import reference_epsilon
 from hush.privacy.plan import PrivacyPlan
 from hush.privacy.schedule import (
     PrivacySchedule,
@@ -23,6 +22,7 @@ from hush.recipes.slots.clusters import ClusterChoice
 from hush.recipes.slots.protect import ClipQuantile
 from hush.recipes.slots.weight import SampleCount
 from hush.types import HushError, Policy, Relation
+from tests.support.reference_accountant import reference_epsilon
 
 POLICY = Policy(2.0, 1e-5)
 CHOICE = ClusterChoice("cluster choice", 0.3)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hush.auditing import statistics as statistics
 from hush.auditing.canaries import effects, plant
 from hush.auditing.run import examine
-from hush.auditing.target import Target, target, worst_case
+from hush.auditing.target import Target, target
 from hush.config import ModelConfig, parse
 from hush.data import from_arrays
 from hush.engines.run_ledgers import RunLedgers
@@ -35,6 +35,7 @@ from hush.training.train import Job, train
 from hush.types import Policy, Relation, Task, Update
 from tests.statistical.release_harness import RARE, Finding, releases
 from tests.statistical.source_checks import SOURCE_CHECKS
+from tests.support.worst_case import worst_case
 
 CONFIDENCE = 0.999
 CLAIM = 2.0
@@ -304,7 +305,7 @@ def _audited_beside(name: str) -> Finding:
     """The audit of all releases of such a round together."""
     held = releasing(BESIDE[name])
     found = examine(held, kind="two-datasets", runs=REPEATS, confidence=CONFIDENCE, seed=1)
-    assert not [each for each in found.releases if each.looked_at < each.times]
+    assert not [each for each in found.releases if each.audited < each.times]
     return Finding(not found.refuted, _against(found.epsilon_lower, found.epsilon_claimed))
 
 

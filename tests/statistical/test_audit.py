@@ -17,7 +17,7 @@ from hush.auditing import run as engine
 from hush.auditing import statistics as statistics
 from hush.auditing.canaries import effects, plant, rivals
 from hush.auditing.run import audit, examine
-from hush.auditing.target import Target, target, worst_case
+from hush.auditing.target import Target, target
 from hush.config import parse
 from hush.engines import enrolment
 from hush.engines.setup import prepare
@@ -27,6 +27,7 @@ from hush.terminal import show_audit
 from hush.training.queries import bounded_losses
 from hush.types import HushError, Relation
 from tests.statistical.checks import BESIDE, releasing
+from tests.support.worst_case import worst_case
 
 Bounding = Callable[[np.ndarray, np.ndarray, float, float], float]
 
@@ -199,7 +200,7 @@ SLOW = ("clip quantile", "cluster choice")
 def test_one_run_looks_at_what_goes_with_updates(name: str) -> None:
     found = examine(releasing(BESIDE[name]), kind="one-run", confidence=0.999, seed=1)
     assert found.releases == (engine.AuditedRelease("model update", 1, 1), engine.AuditedRelease(name, 1, 1))
-    assert name not in found.not_looked_at
+    assert name not in found.not_audited
     assert not found.refuted
 
 
@@ -230,10 +231,10 @@ def with_labels(ratio: float) -> Target:
     return replace(held, rounds=(telling,))
 
 
-def test_a_release_of_ones_own_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_release_of_ones_own_is_audited(capsys: pytest.CaptureFixture[str]) -> None:
     found = examine(with_labels(1.0), kind="two-datasets", runs=100)
     assert found.releases == (engine.AuditedRelease("model update", 1, 1), engine.AuditedRelease("label counts", 1, 1))
-    assert found.not_looked_at == ("number of training samples",)
+    assert found.not_audited == ("number of training samples",)
     show_audit({**asdict(found), "refuted": found.refuted})
     assert "model update (1 of 1); label counts (1 of 1)\n" in capsys.readouterr().out
 
