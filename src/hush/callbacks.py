@@ -34,7 +34,7 @@ class RunStart:
 
 
 class Callback:
-    """The base class of callbacks; override what is of interest."""
+    """The base class of callbacks: override the methods that you need."""
 
     def on_run_start(self, start: RunStart) -> None:
         """Called before the first round, or before the first that a resumed run adds."""

@@ -162,7 +162,7 @@ def axes_of(grid: str | Sequence[str]) -> Axes:
 
 
 def by_axes(config: Config, axes: Axes, option: str = "--grid") -> dict[str, Config]:
-    """A variant for each combination of values, labelled "key=value, key=value"; `option` is cited in errors."""
+    """Return a variant for each combination of values, labelled "key=value, key=value"; `option` is cited in errors."""
     found = {}
     for chosen in itertools.product(*axes.values()):
         raw = given(config)
@@ -177,7 +177,7 @@ def by_axes(config: Config, axes: Axes, option: str = "--grid") -> dict[str, Con
 
 
 def combinations(axes: Axes) -> list[tuple[Any, ...]]:
-    """The values of each variant, in the order of `by_axes`; labels stand for lists and tables."""
+    """Return the values of each variant, in the order of `by_axes`; labels stand for lists and tables."""
     return [
         tuple(text if isinstance(value, list | dict) else value for text, value in chosen)
         for chosen in itertools.product(*axes.values())
@@ -227,6 +227,6 @@ def _gathered(name: str, results: Sequence[RunResult]) -> dict[str, Any]:
 
 
 def _means(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each metric over the seeds for which it is defined."""
+    """Return the mean of each metric over the seeds for which it is defined."""
     found = {name: [values[name] for values in each if math.isfinite(values[name])] for name in each[0]}
     return {name: statistics.fmean(values) if values else math.nan for name, values in found.items()}

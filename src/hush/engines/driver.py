@@ -83,7 +83,7 @@ class Host(Protocol):
         ...
 
     def enrol(self) -> tuple[Federation, State]:
-        """Begin a new run: the federation as it is planned from enrolment, and what clients are told from then on."""
+        """Begin a new run: the federation as it is planned from enrolment, and the state from enrolment."""
         ...
 
     def resume(self, state: ServerState, records: Sequence[RoundRecord]) -> Federation:
@@ -91,11 +91,11 @@ class Host(Protocol):
         ...
 
     def evaluate(self, models: Tensor, placed: Sequence[int], round_number: int) -> tuple[tuple[float, ...], float]:
-        """The primary score of each client under the model it is placed on, and the mean loss."""
+        """Return the primary score of each client under the model it is placed on, and the mean loss."""
         ...
 
     def measure(self, models: Tensor, placed: Sequence[int], round_number: int) -> dict[str, Any]:
-        """All metrics of the objective (`hush.objective.evaluation`), at the end of a run."""
+        """Return all metrics of the objective (`hush.objective.evaluation`), at the end of a run."""
         ...
 
     def enrolment_saved(self) -> None:
@@ -104,7 +104,7 @@ class Host(Protocol):
 
 
 def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -> Rounds:
-    """All rounds of a run, from enrolment or from the last one that was saved: gives tasks, is sent answers.
+    """Return all rounds of a run, from enrolment or from the last one that was saved: gives tasks, is sent answers.
 
     `began` is when the run began, by `time.perf_counter`. The result is then in the directory as well, unless the run
     was stopped: what is saved can then be resumed.
@@ -156,7 +156,7 @@ def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -
 
 
 def released(federation: Federation, state: ServerState) -> tuple[Tensor, tuple[int, ...]]:
-    """The models that a state releases, models x p, for inputs as they are, and the model of each client."""
+    """Return the models that a state releases, models x p, for inputs as they are, and the model of each client."""
     homes = federation.recipe.assign.homes(range(len(federation.members)), state.slots["assign"])
     return uncentred(federation, state.released, state.slots["protect"]), tuple(homes)
 
@@ -173,7 +173,7 @@ def answered(rounds: Rounds, answer: Callable[[list[Task]], list[Answer]]) -> Co
 
 
 def uncentred(federation: Federation, models: Tensor, protect: State) -> Tensor:
-    """Models, models x p, that apply to inputs as they are, where training centred them by an estimated mean."""
+    """Return models, models x p, for inputs as they are, if training centred inputs by an estimated mean."""
     mean = federation.recipe.protect.input_mean(protect)
     return models if mean is None else input_mean.uncentred(input_mean.linear_layer(federation.model), models, mean)
 
@@ -181,7 +181,7 @@ def uncentred(federation: Federation, models: Tensor, protect: State) -> Tensor:
 def evaluate(
     model: Model, vectors: Tensor, placed: Sequence[int], x: Tensor, y: Tensor, test: Sequence[range]
 ) -> tuple[tuple[float, ...], float]:
-    """The primary score of each client under the model it is placed on, and the mean loss over all rows.
+    """Return the primary score of each client under the model it is placed on, and the mean loss over all rows.
 
     Args:
         model: Gives the outputs, and what they mean.
@@ -211,7 +211,7 @@ def measure(
     model: Model, vectors: Tensor, placed: Sequence[int], x: Tensor, y: Tensor, test: Sequence[range],
     names: Sequence[str],
 ) -> dict[str, Any]:  # fmt: skip
-    """All metrics over the clients' test rows; arguments as for `evaluate`, and the names of the clients."""
+    """Return all metrics over the clients' test rows; arguments as for `evaluate`, and the names of the clients."""
     outputs = []
     for home, own in zip(placed, test, strict=True):
         vector = vectors[home].to(x.device)

@@ -70,7 +70,7 @@ def measures(federation: Federation, models: Tensor, homes: Sequence[int], numbe
 def measure_run(
     path: Path, data: str | None, dataset: object = None, module: nn.Module | None = None
 ) -> dict[str, Any]:
-    """Every measure of the run in a directory; `dataset` and `module` are the user's own, where it was run with such.
+    """Return every metric of the run in a directory; `dataset` and `module` are the user's own, if it had any.
 
     Raises a `HushError` where they are missing, or are not those of the run, and where nothing was trained.
     """

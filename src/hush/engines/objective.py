@@ -36,13 +36,13 @@ _REAL_LOSSES = {"mse": MeanSquaredError, "huber": Huber}
 
 
 def targets_of(config: Config) -> TargetKind | None:
-    """How the targets of data that the user gave are to be read; none if the values say it."""
+    """Return how the targets of data that the user gave are to be read; none if the values say it."""
     task = config.objective.task
     return None if task == "auto" else TARGETS[task]
 
 
 def task_of(config: Config, dataset: Dataset) -> TaskName:
-    """The task that the config names, or that follows from the targets of the data."""
+    """Return the task that the config names, or that follows from the targets of the data."""
     asked, kind, classes = config.objective.task, dataset.targets, dataset.classes
     if asked == "auto":
         if kind != "classes":
@@ -63,19 +63,19 @@ def task_of(config: Config, dataset: Dataset) -> TaskName:
 
 
 def outputs_of(task: TaskName, dataset: Dataset) -> int:
-    """How many numbers a model by name returns for an example: one for each class, label or target."""
+    """Return how many numbers a model by name returns for an example: one for each class, label or target."""
     if task == "regression":
         return 1 if dataset.y.ndim == 1 else int(dataset.y.shape[1])
     return dataset.classes
 
 
 def least_outputs(task: TaskName, dataset: Dataset) -> int:
-    """How many a user's module must return: two classes may have one logit."""
+    """Return how many a user's module must return: two classes may have one logit."""
     return dataset.classes if task == "multiclass" else 1
 
 
 def with_objective(config: Config, model: Model, dataset: Dataset, task: TaskName) -> Model:
-    """The model with the objective of the run, or an error that says how both do not fit."""
+    """Return the model with the objective of the run, or an error that says how both do not fit."""
     asked, expected = config.objective, outputs_of(task, dataset)
     found = _outputs(model, dataset)
     exact = task in ("multilabel", "regression")
@@ -100,13 +100,13 @@ def with_objective(config: Config, model: Model, dataset: Dataset, task: TaskNam
 
 
 def own_code(config: ObjectiveConfig) -> dict[str, Any]:
-    """The user's own functions among loss and metrics, by what they are called in results."""
+    """Return the user's own functions among loss and metrics, by what they are called in results."""
     given = [config.loss, *config.metrics]
     return {code_name(each): resolved(each, "objective") for each in given if callable(each) or ":" in each}
 
 
 def resolved(given: object, key: str) -> Callable[..., Any]:
-    """A function as it was given, or what `module:function` stands for."""
+    """Return a function as it was given, or what `module:function` stands for."""
     if not isinstance(given, str):
         return given  # type: ignore[return-value]
     try:
@@ -121,7 +121,7 @@ def resolved(given: object, key: str) -> Callable[..., Any]:
 
 @torch.no_grad()
 def _outputs(model: Model, dataset: Dataset) -> int:
-    """The numbers that the model returns for an example."""
+    """Return the numbers that the model returns for an example."""
     if model.probes is not None:
         rows = model.probes[:1]
     else:

@@ -48,8 +48,8 @@ _SHORT = 2**26  # numbers in all rows of a run
 class Simulator:
     """The clients, simulated together: the `Host` of a simulation.
 
-    `arrays` are shared between runs on the same data. `warnings` is what opening the ledgers brought, `callbacks` are
-    called after each round.
+    `arrays` are shared between runs on the same data. `warnings` are those of opening the ledgers, `callbacks`
+    are called after each round.
     """
 
     names: Sequence[str] = ()
@@ -80,12 +80,12 @@ class Simulator:
         return self._ledgers.ledgers
 
     def enrol(self) -> tuple[Federation, State]:
-        """Ask every client what enrolment asks, charge it, and plan training from what they tell."""
+        """Charge and run enrolment with every client, and plan training from the answers."""
         self.federation, told = enrolled(self.federation, self._ledgers, self.rows)
         return self.federation, told
 
     def resume(self, state: ServerState, records: Sequence[RoundRecord]) -> Federation:
-        """Plan from the numbers that a saved run was told, and charge what it has already released."""
+        """Plan from the numbers of a saved run, and charge what it has already released."""
         self.federation = self.federation.counted([int(count) for count in state.slots["loop"]["samples"]])
         _recharge(self.federation, self._ledgers, records)
         self.enrolment_saved()
@@ -97,7 +97,7 @@ class Simulator:
             self._ledgers.sent(member.client, ENROLMENT)
 
     def accept(self, tasks: Sequence[Task]) -> tuple[list[Work], list[Answer]]:
-        """What to train for the clients that can afford it, and the answers of the others. The receipt comes first."""
+        """Charge each client, and return the work of those that can afford it and the answers of the others."""
         works: list[Work] = []
         declined: list[Answer] = []
         schedules, stage_of_round = self.federation.schedules, self.federation.terms.stage_table.of
@@ -120,12 +120,12 @@ class Simulator:
         return works, declined
 
     def answer(self, tasks: Sequence[Task]) -> list[Answer]:
-        """All of a round, for one run alone."""
+        """Return all of a round, for one run alone."""
         works, declined = self.accept(tasks)
         return [*declined, *self.seal(works, train_together([(self, works)])[0])]
 
     def seal(self, works: Sequence[Work], vectors: Sequence[Tensor]) -> list[Answer]:
-        """The updates to send back."""
+        """Return the updates to send back."""
         updates = [client_round.sealed(done, vector) for done, vector in zip(works, vectors, strict=True)]
         for update in updates:
             self._ledgers.seal(update.client, update.receipt, partial(_packed, update))
@@ -152,18 +152,18 @@ class Simulator:
         )
 
     def rows(self, client: int) -> Tensor:
-        """A client's training rows as it holds them in the first round, behind the model's fixed features."""
+        """Return a client's training rows as it holds them in the first round, behind the model's fixed features."""
         self._hold(1)
         first, end, _ = self._bounds[client]
         return self.x[first:end]
 
     def evaluate(self, models: Tensor, placed: Sequence[int], round_number: int) -> tuple[tuple[float, ...], float]:
-        """The primary score of each client on its own test rows, and the mean loss over all of them."""
+        """Return the primary score of each client on its own test rows, and the mean loss over all of them."""
         self._hold(round_number)
         return evaluate(self.federation.model, models, placed, self.x, self.y, self._test)
 
     def measure(self, models: Tensor, placed: Sequence[int], round_number: int) -> dict[str, Any]:
-        """All metrics, of each client on its own test rows."""
+        """Return all metrics, of each client on its own test rows."""
         self._hold(round_number)
         names = [member.name or str(member.client) for member in self.federation.members]
         return measure(self.federation.model, models, placed, self.x, self.y, self._test, names)
@@ -223,7 +223,7 @@ def execution(
     arrays: Arrays | None = None,
     hashes: Hashes | None = None,
 ) -> Execution:
-    """One run as a generator: it gives what is to be trained, is sent the updates, and returns the outcome."""
+    """Return one run as a generator: it gives what is to be trained, is sent the updates, and returns the outcome."""
     began = time.perf_counter()
     new = out is not None and not (out / MANIFEST).exists()
     directory = _open(federation, out, resume, command, hashes, ledgers)
@@ -273,7 +273,7 @@ def _start(federation: Federation) -> RunStart:
 
 
 def _again(federation: Federation, directory: RunDir, result: RunResult) -> CompletedRun:
-    """A run that had come to its end before, with its models."""
+    """Return a run that had come to its end before, with its models."""
     state, records = directory.last()
     federation = federation.counted([int(count) for count in state.slots["loop"]["samples"]])
     models, homes = released(federation, state)
@@ -316,7 +316,7 @@ def lockstep(executions: Sequence[Execution]) -> list[CompletedRun]:
 
 
 def train_together(asked: Sequence[tuple[Simulator, list[Work]]]) -> list[list[Tensor]]:
-    """The updates of each run's work. Runs that train the same kind of model on the same kind of rows go together."""
+    """Train each run's jobs and return the updates. Runs with the same kind of model and rows are trained together."""
     groups: dict[object, list[int]] = {}
     for number, (cohort, _) in enumerate(asked):
         groups.setdefault(_kind(cohort), []).append(number)
@@ -335,7 +335,7 @@ def train_together(asked: Sequence[tuple[Simulator, list[Work]]]) -> list[list[T
 
 
 def _kind(cohort: Simulator) -> object:
-    """What must be equal for two runs to be trained in one piece."""
+    """Return the key that two runs must share to be trained together."""
     model = cohort.federation.model
     # Long rows, and all rows on a CPU, are not worth copying side by side: runs that share them go together.
     shared = None if cohort.x.is_cuda and cohort.x.numel() <= _SHORT else id(cohort.x)
@@ -344,7 +344,7 @@ def _kind(cohort: Simulator) -> object:
 
 
 def _rows(cohorts: Sequence[Simulator]) -> tuple[Tensor, Tensor, list[int]]:
-    """All rows of the runs, each array once, and where each run's rows begin."""
+    """Return all rows of the runs, each array once, and where each run's rows begin."""
     distinct = {id(cohort.x): cohort for cohort in cohorts}
     if len(distinct) == 1:
         return cohorts[0].x, cohorts[0].y, [0] * len(cohorts)
@@ -396,7 +396,7 @@ def _ledgers_of(place: str | None) -> str:
 
 
 def _run_name(directory: RunDir | None) -> str:
-    """What a run is called in ledgers that outlive it."""
+    """Return the name of a run in ledgers that outlive it."""
     return str(read_json(directory.path / MANIFEST)["run"]) if directory is not None else uuid.uuid4().hex
 
 

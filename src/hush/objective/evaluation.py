@@ -16,7 +16,7 @@ from hush.objective.objective import Objective
 def evaluated(
     objective: Objective, outputs: Tensor, targets: Tensor, counts: Sequence[int], names: Sequence[str]
 ) -> dict[str, Any]:
-    """All metrics of a run.
+    """Return all metrics of a run.
 
     Args:
         objective: What was trained for.

@@ -41,7 +41,7 @@ class Loss(ABC):
     non_negative: ClassVar[bool] = True
 
     def to(self, device: torch.device) -> Loss:
-        """The loss, ready to run on a device too."""
+        """Return the loss, ready to run on a device too."""
         return self
 
     @abstractmethod
@@ -116,7 +116,7 @@ class UserLoss(Loss):
         self.to(torch.device("cpu"))
 
     def to(self, device: torch.device) -> UserLoss:
-        """The loss with its constants on a device: beforehand, as none can be moved where gradients are taken."""
+        """Return the loss with its constants on a device. Call it before training: gradients cannot move constants."""
         for dtype in _PRECISE:
             if (device.type, dtype) not in self._cast:
                 self._cast[device.type, dtype] = copy.deepcopy(self.module).to(device, dtype)
@@ -147,7 +147,7 @@ class UserLoss(Loss):
         return _reduced(found[:, 0], reduction)
 
     def _module(self, like: Tensor) -> nn.Module:
-        """The graph with its constants on the device and of the type of a tensor."""
+        """Return the graph with its constants on the device and of the type of a tensor."""
         return self._cast[like.device.type, like.dtype]
 
 
@@ -162,5 +162,5 @@ def along(targets: Tensor, outputs: Tensor, dim: int) -> Tensor:
 
 
 def _precise(outputs: Tensor) -> Tensor:
-    """Outputs in float32 at least: lower precision is for the products of layers alone."""
+    """Return outputs in float32 at least: lower precision is for the products of layers alone."""
     return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
