@@ -90,7 +90,7 @@ def executed(
     def begun(name: str, one: Config) -> simulator.Execution:
         path = root / path_of(name, one.seed) if root is not None else None
 
-        def told(record: RoundRecord) -> None:
+        def report(record: RoundRecord) -> None:
             if progress is not None:
                 progress(name, one.seed, record)
 
@@ -99,7 +99,7 @@ def executed(
             path,
             resume=resume,
             command=command,
-            callbacks=[told],
+            callbacks=[report],
             arrays=arrays,
             hashes=hashes,
         )

@@ -19,7 +19,7 @@ from hush.engines.results import outcome
 from hush.engines.setup import Federation
 from hush.engines.trained import trained_model
 from hush.models import Model
-from hush.objective.evaluation import evaluated
+from hush.objective.evaluation import evaluate_metrics
 from hush.privacy.ledger import Ledger
 from hush.recipes.context import State
 from hush.server.loop import Answer, ServerState, serve, short_of_quorum, start
@@ -104,7 +104,7 @@ class Host(Protocol):
 
 
 def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -> Rounds:
-    """Return all rounds of a run, from enrolment or from the last one that was saved: gives tasks, is sent answers.
+    """Run all rounds from enrolment or the last saved round: a generator that yields tasks and receives answers.
 
     `began` is when the run began, by `time.perf_counter`. The result is then in the directory as well, unless the run
     was stopped: what is saved can then be resumed.
@@ -116,8 +116,8 @@ def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -
         federation = host.resume(state, records)
         began -= records[-1].seconds
     else:
-        federation, told = host.enrol()
-        state = start(federation.terms, federation.starts(), told)
+        federation, enrolment = host.enrol()
+        state = start(federation.terms, federation.starts(), enrolment)
 
     primary = federation.model.objective.primary.name
     accuracies = primary == ACCURACY
@@ -161,7 +161,7 @@ def released(federation: Federation, state: ServerState) -> tuple[Tensor, tuple[
     return uncentred(federation, state.released, state.slots["protect"]), tuple(homes)
 
 
-def answered(rounds: Rounds, answer: Callable[[list[Task]], list[Answer]]) -> CompletedRun:
+def run_rounds(rounds: Rounds, answer: Callable[[list[Task]], list[Answer]]) -> CompletedRun:
     """Run all rounds with answers that a function obtains."""
     try:
         tasks = next(rounds)
@@ -217,4 +217,4 @@ def measure(
         vector = vectors[home].to(x.device)
         outputs += [model.logits(vector, part).cpu() for part in x[own.start : own.stop].split(_AT_ONCE)]
     targets = torch.cat([y[own.start : own.stop].cpu() for own in test])
-    return evaluated(model.objective, torch.cat(outputs), targets, [len(own) for own in test], names)
+    return evaluate_metrics(model.objective, torch.cat(outputs), targets, [len(own) for own in test], names)

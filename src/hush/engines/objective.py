@@ -102,10 +102,10 @@ def with_objective(config: Config, model: Model, dataset: Dataset, task: TaskNam
 def own_code(config: ObjectiveConfig) -> dict[str, Any]:
     """Return the user's own functions among loss and metrics, by what they are called in results."""
     given = [config.loss, *config.metrics]
-    return {code_name(each): resolved(each, "objective") for each in given if callable(each) or ":" in each}
+    return {code_name(each): resolve_function(each, "objective") for each in given if callable(each) or ":" in each}
 
 
-def resolved(given: object, key: str) -> Callable[..., Any]:
+def resolve_function(given: object, key: str) -> Callable[..., Any]:
     """Return a function as it was given, or what `module:function` stands for."""
     if not isinstance(given, str):
         return given  # type: ignore[return-value]
@@ -133,7 +133,7 @@ def _outputs(model: Model, dataset: Dataset) -> int:
 def _loss(asked: ObjectiveConfig, task: TaskName, outputs: int, classes: int) -> Loss:
     name = asked.loss
     if callable(name) or ":" in name:
-        function = resolved(name, "objective.loss")
+        function = resolve_function(name, "objective.loss")
         if isinstance(function, type):
             function = function()
         return user_loss(function, code_name(name), task, outputs, classes)
@@ -154,7 +154,7 @@ def _loss(asked: ObjectiveConfig, task: TaskName, outputs: int, classes: int) ->
 def _metric(given: object, task: TaskName) -> Metric:
     if callable(given) or ":" in str(given):
         name = code_name(given).rpartition(":")[2].rpartition(".")[2]
-        return user_metric(resolved(given, "objective.metrics"), name)
+        return user_metric(resolve_function(given, "objective.metrics"), name)
     found = metric_named(str(given))
     if task not in found.tasks:
         accepted = ", ".join(each.name for each in METRICS.values() if task in each.tasks)

@@ -120,7 +120,7 @@ class Simulator:
         return works, declined
 
     def answer(self, tasks: Sequence[Task]) -> list[Answer]:
-        """Return all of a round, for one run alone."""
+        """Return the answers of a round, for one run alone."""
         works, declined = self.accept(tasks)
         return [*declined, *self.seal(works, train_together([(self, works)])[0])]
 
@@ -223,7 +223,7 @@ def execution(
     arrays: Arrays | None = None,
     hashes: Hashes | None = None,
 ) -> Execution:
-    """Return one run as a generator: it gives what is to be trained, is sent the updates, and returns the outcome."""
+    """Run a federation as a generator that yields the work to train, receives the updates and returns the outcome."""
     began = time.perf_counter()
     new = out is not None and not (out / MANIFEST).exists()
     directory = _open(federation, out, resume, command, hashes, ledgers)
@@ -234,7 +234,7 @@ def execution(
     for callback in objects(callbacks):
         callback.on_run_start(_start(federation))
     if directory is not None and (found := directory.finished()) is not None:
-        return _told(_again(federation, directory, found), callbacks)
+        return _notify_end(_finished_run(federation, directory, found), callbacks)
     if directory is not None:
         _check_ledgers(directory.path, ledgers)
     try:
@@ -255,7 +255,7 @@ def execution(
                 vectors = yield simulator, works
                 tasks = rounds.send([*declined, *simulator.seal(works, vectors)])
         except StopIteration as end:
-            return _told(end.value, callbacks)
+            return _notify_end(end.value, callbacks)
     finally:
         held.close()
 
@@ -272,15 +272,15 @@ def _start(federation: Federation) -> RunStart:
     )
 
 
-def _again(federation: Federation, directory: RunDir, result: RunResult) -> CompletedRun:
-    """Return a run that had come to its end before, with its models."""
+def _finished_run(federation: Federation, directory: RunDir, result: RunResult) -> CompletedRun:
+    """Return a run that was finished before, with its models."""
     state, records = directory.last()
     federation = federation.counted([int(count) for count in state.slots["loop"]["samples"]])
     models, homes = released(federation, state)
     return CompletedRun(result=result, records=tuple(records), models=models, homes=homes, federation=federation)
 
 
-def _told(done: CompletedRun, callbacks: Callbacks) -> CompletedRun:
+def _notify_end(done: CompletedRun, callbacks: Callbacks) -> CompletedRun:
     for callback in objects(callbacks):
         callback.on_run_end(done.result)
     return done

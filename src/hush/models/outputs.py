@@ -25,7 +25,7 @@ def logits_of(output: object) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
-def described(output: object) -> str:
+def describe_output(output: object) -> str:
     """Describe the output of a module, for a message."""
     if isinstance(output, Mapping):
         return f"a dict with the keys {', '.join(map(str, output))}" if output else "an empty dict"

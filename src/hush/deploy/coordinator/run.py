@@ -32,7 +32,7 @@ from hush.deploy.shared.roster import MEAN, RosterEntry
 from hush.deploy.shared.run_spec import assemble, check_objective, plausible, settled, tells_centre, width_of
 from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Message
-from hush.engines.driver import answered, drive, evaluate, measure
+from hush.engines.driver import drive, evaluate, measure, run_rounds
 from hush.engines.enrolment import EnrolmentAnswer
 from hush.engines.results import manifest
 from hush.engines.setup import Federation, shaped
@@ -93,7 +93,7 @@ class Coordinator:
         directory = self._directory(federation, agreement, out, resume, held, command)
         self._under_way = True
         members = _Members(self, federation, agreement, progress)
-        result = answered(drive(members, directory, resume=held, began=began), members.answer).result
+        result = run_rounds(drive(members, directory, resume=held, began=began), members.answer).result
         self.log.note("ended", run=agreement.run, rounds=result.rounds, why=result.ended)
         return result
 

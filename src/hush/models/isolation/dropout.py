@@ -83,12 +83,12 @@ def _mixed(word: Any, other: Any) -> Any:
     return word ^ (word >> 16)
 
 
-def kept(keys: Tensor | None, site: int, axis: Axis, like: Tensor, share: float) -> Tensor:
+def bernoulli(keys: Tensor | None, site: int, axis: Axis, like: Tensor, share: float) -> Tensor:
     """Return ones with that probability and zeros otherwise; the probability itself without keys."""
     return torch.full_like(like, share) if keys is None else (uniform(keys, site, axis, like) < share).to(like.dtype)
 
 
-def dropped(keys: Tensor | None, site: int, axis: Axis, x: Tensor, p: float) -> Tensor:
+def keyed_dropout(keys: Tensor | None, site: int, axis: Axis, x: Tensor, p: float) -> Tensor:
     """Apply dropout: zero with probability p, else scaled by 1 / (1 - p)."""
     if p == 1.0:
         return torch.zeros_like(x)
@@ -101,15 +101,15 @@ def _native_dropout(
     keys: Tensor | None, site: int, axis: Axis, x: Tensor, p: float, train: bool | None = True
 ) -> tuple[Tensor, Tensor]:
     # What was dropped is for a backward pass of PyTorch's own; autograd goes through the operations here.
-    return dropped(keys, site, axis, x, p), torch.ones_like(x, dtype=torch.bool)
+    return keyed_dropout(keys, site, axis, x, p), torch.ones_like(x, dtype=torch.bool)
 
 
 def _dropout(keys: Tensor | None, site: int, axis: Axis, x: Tensor, p: float, train: bool) -> Tensor:
-    return dropped(keys, site, axis, x, p)
+    return keyed_dropout(keys, site, axis, x, p)
 
 
 def _bernoulli_share(keys: Tensor | None, site: int, axis: Axis, x: Tensor, p: float = 0.5, **_: Any) -> Tensor:
-    return kept(keys, site, axis, x, p)
+    return bernoulli(keys, site, axis, x, p)
 
 
 def _bernoulli(keys: Tensor | None, site: int, axis: Axis, x: Tensor, **_: Any) -> Tensor:
@@ -157,7 +157,7 @@ def _attention(
         weights = torch.where(nothing, 0.0, torch.softmax(torch.where(nothing, 0.0, scores), -1))
     else:
         weights = torch.softmax(scores, -1)
-    return dropped(keys, site, axis, weights, dropout_p) @ value
+    return keyed_dropout(keys, site, axis, weights, dropout_p) @ value
 
 
 def _recurrent(
@@ -179,7 +179,7 @@ def _recurrent(
         ends.append(tuple(end))
         if layer + 1 < num_layers:
             # A site for each layer, far from those of other nodes.
-            x = dropped(keys, site + (layer << 16), axis, x, dropout)
+            x = keyed_dropout(keys, site + (layer << 16), axis, x, dropout)
     return x, *(torch.cat(parts) for parts in zip(*ends, strict=True))
 
 

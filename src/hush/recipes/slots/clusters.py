@@ -30,7 +30,7 @@ class ClusterChoice(SideRelease):
     """The bounded losses of each model, lowered by half their bound. The client sends which is least, and no sum."""
 
     def width(self, shape: ReleaseShape) -> int:
-        """Return one for each model."""
+        """Return the width: one number for each model."""
         return shape.models
 
     def bound(self, shape: ReleaseShape) -> float:
@@ -112,7 +112,7 @@ class _Choosing(_Several):
             raise ValueError(f"every: expected 1 or more rounds, found {self.every}")
 
     def chooses(self) -> RoundSpec:
-        """Return the ask of a round in which clients choose."""
+        """Return the specification of a round in which clients choose."""
         return RoundSpec(choose=True, side_releases=(ClusterChoice(CHOICE, self.share),) if self.share else ())
 
     def releases(self) -> tuple[Release, ...]:
