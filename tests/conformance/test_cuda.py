@@ -15,7 +15,6 @@ from hush.models import Model
 from hush.models.model import wrap
 from hush.models.zoo import _BUILDERS
 from hush.privacy import noise
-from hush.privacy.sensitivity import applied
 from hush.training.gpu.pooled_cnn.clipped_sum import pooled_cnn_sums
 from hush.training.gpu.pooled_cnn.network import pooled_cnn_of
 from hush.training.gpu.sampling import sample
@@ -24,7 +23,7 @@ from hush.training.per_example.recorder import Recorder
 from hush.training.per_example.sums import padded_sums
 from hush.training.select import clipped_sums
 from hush.training.train import train
-from tests.support.nets import batch, double, random, reference
+from tests.support.nets import applied, batch, double, random, reference
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 

@@ -20,7 +20,6 @@ from hush.config import ModelConfig
 from hush.models import Model, build_model, from_module
 from hush.privacy import noise
 from hush.privacy.plan import PrivacyPlan
-from hush.privacy.sensitivity import applied
 from hush.training import closed_form, memory
 from hush.training.clipping import RANGE
 from hush.training.closed_form import closed_form_sums, linear_layer_of, padded_blocks, row_norms
@@ -34,7 +33,7 @@ from hush.training.precision import Precision
 from hush.training.select import clipped_sums
 from hush.training.train import Job, train
 from hush.types import HushError
-from tests.support.nets import random, reference
+from tests.support.nets import applied, random, reference
 
 SAMPLES = 40
 BATCHES = (4, 4, 13, 40, 1)

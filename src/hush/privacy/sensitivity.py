@@ -10,7 +10,7 @@ example may cancel; they are summed in float64, and the norm that the example is
 
 Guarantees:
     - Two such sums are within `1 + SLACK - RESERVE` clips of each other for every n up to `MOST_ROWS`, by the choice of
-      `PARTIAL_ROWS` and `partial_positions`. Clip factors are computed for the clip over `1 + SLACK` (`applied`), so
+      `PARTIAL_ROWS` and `partial_positions`. Clip factors are computed for the clip over `1 + SLACK`, so
       one row moves the computed sum by at most one clip, rounding included.
     - `RESERVE` is left for a row's own gradient, whose last digits may depend on the shape of the batch that it is
       computed in.
@@ -20,13 +20,6 @@ Edge cases:
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Clip = TypeVar("Clip", float, "Tensor")
 
 SLACK = 3 * 2.0**-10
 RESERVE = 2.0**-11
@@ -53,8 +46,3 @@ PARTIAL_ROWS = tuple(map(_partial_rows, range(FLOAT32_ROWS // (_WORTH + 1) + 2))
 def partial_positions(rows: int) -> int:
     """The same for gradients that are sums over positions, in float64."""
     return max(1, min(rows, _FLOAT64 // max(1, rows) - 1))
-
-
-def applied(clip: Clip) -> Clip:
-    """The clip that factors are computed for, so that one row moves the computed sum by at most `clip`."""
-    return clip / (1.0 + SLACK)

@@ -24,7 +24,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hush.privacy.sensitivity import PARTIAL_ROWS, applied
+from hush.privacy.sensitivity import PARTIAL_ROWS, SLACK
 
 RANGE = 2.0**100
 _STRETCH = 64  # squares that are summed in float32
@@ -84,7 +84,7 @@ def clip_factors(
 
 def clip_margin(dtype: torch.dtype) -> float:
     """Return the norm to which gradients are scaled, as a fraction of the clip."""
-    return applied(1.0 - 4.0 * torch.finfo(dtype).eps)
+    return (1.0 - 4.0 * torch.finfo(dtype).eps) / (1.0 + SLACK)
 
 
 def partial_rows(rows: int) -> int:
