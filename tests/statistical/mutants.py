@@ -286,22 +286,9 @@ MUTANTS = (
         "if charge.state not in (READY, SENT) or charge.sha256 != digest:", "if charge.state not in (READY, SENT):",
         "tests/privacy/ledger/test_ledger.py::test_only_what_was_sealed_is_sent[memory]",
     ),
-    Mutant(
-        "secure-pair-correlated",
-        "the two halves of a draw of secure noise are correlated",
-        (
-            (
-                "privacy/box_muller.py",
-                "np.sin(angle, out=out[pairs:])",
-                "np.cos(angle + np.float32(1.0), out=out[pairs:])",
-            ),
-            (
-                "privacy/box_muller.py",
-                "torch.sin(torch.from_numpy(angle), out=torch.from_numpy(angle))",
-                "torch.cos(torch.from_numpy(angle) + 1.0, out=torch.from_numpy(angle))",
-            ),
-        ),
-        _release(f"noise of {_CENTRED}"),
+    _mutant(
+        "secure-pair-correlated", "the two halves of a draw of secure noise are correlated", "privacy/noise.py",
+        "radius * np.sin(angle)", "radius * np.cos(angle + 1.0)", *_release(f"noise of {_CENTRED}"),
     ),
     _mutant(
         "secure-noise-repeated", "secure noise repeats itself every 8,192 numbers", "privacy/noise.py",
@@ -310,8 +297,9 @@ MUTANTS = (
         "tests/privacy/test_noise.py::test_no_number_of_a_draw_is_there_twice[secure]",
     ),
     _mutant(
-        "secure-noise-of-24-bits", "secure noise ends at 5.8 standard deviations", "privacy/box_muller.py",
-        "np.maximum(radius, _LEAST, out=radius)", "np.maximum(radius, 2.0**-24, out=radius)",
+        "secure-noise-of-24-bits", "secure noise ends at 5.8 standard deviations", "privacy/noise.py",
+        "(self._raw(size) >> np.uint64(11)).astype(np.float64) * 2.0**-53",
+        "(self._raw(size) >> np.uint64(40)).astype(np.float64) * 2.0**-24",
         "tests/privacy/test_noise.py::test_secure_noise_reaches_as_far_as_its_bits_allow",
     ),
     _mutant(
