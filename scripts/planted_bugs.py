@@ -35,7 +35,7 @@ model allows.
 The audit covers every release that the claim covers: the updates of all stages, the clip quantile, the cluster choice
 (for which it sends models between which a single row can change the choice), and the mean of the inputs and the noisy
 count at enrolment. The result lists each release with how often it occurs and how often it was audited (`releases`),
-and what was not audited (`not_looked_at`): releases that the claim does not cover, and releases of a type that the
+and what was not audited (`not_audited`): releases that the claim does not cover, and releases of a type that the
 audit does not support.
 
 ## Interpreting the result
@@ -71,7 +71,7 @@ nothing to a sum (this property is tested separately).
 CORRECT = """
 ## Audits of correct training
 Over {seeds} seeds each. The worst case is a linear model with two classes in which rows share no inputs (`worst_case`
-in `auditing/target.py`): an audit that finds little even there would not be informative anywhere.
+in `tests/support/worst_case.py`): an audit that finds little even there would not be informative anywhere.
 
 | setting | kind | confidence | claim | lower bound: minimum, mean, maximum | if Gaussian: mean | exceeds the claim |
 |---|---|---|---|---|---|---|
@@ -113,10 +113,11 @@ for which there is no check.
 def correct() -> list[str]:
     """A line for each setting that was audited."""
     from hush.auditing.run import examine
-    from hush.auditing.target import target, worst_case
+    from hush.auditing.target import target
     from hush.config import load
     from hush.engines.setup import prepare
     from tests.statistical.checks import BESIDE, releasing
+    from tests.support.worst_case import worst_case
 
     full = worst_case()
     demo = target(prepare(load(ROOT / "src" / "hush" / "demo.toml")))

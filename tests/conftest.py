@@ -25,7 +25,9 @@ BESIDE = SHARED / "data"
 # What `make quick` leaves out: whole runs, processes, statistics, and checks of many modules or layers. Single tests
 # elsewhere that take seconds are marked `slow` where they stand.
 SLOW = (
+    "auditing",
     "bench",
+    "cli",
     "conformance",
     "crash",
     "data/test_sources.py",
@@ -37,6 +39,7 @@ SLOW = (
     "end_to_end",
     "models/isolation",
     "reproduce",
+    "recipes/estimators/test_noise_energy.py",
     "recipes/test_limits.py",
     "statistical",
     "test_text.py",

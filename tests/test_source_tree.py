@@ -13,6 +13,7 @@ from tests.support.paths import ROOT
 
 SOURCE = ROOT / "src" / "hush"
 FILES = sorted(SOURCE.rglob("*.py"))
+_MOST_POSITIONAL = 5
 # Endings that a word may have in a sentence and not in the name of a file, or the other way round.
 ENDINGS = re.compile(
     r"(at(e|es|ed|ing|ion|ions|ors?)|ions?|ings?|ments?|ity|ities|ances?|ers?|ors?|ables?|ed|ies|es|s|e|y)$"
@@ -80,6 +81,40 @@ def test_words_are_compared_without_inflection() -> None:
 
 def test_no_private_name_crosses_packages() -> None:
     assert [name for path in FILES for name in private_imports(path)] == []
+
+
+def _positional_records(path: Path) -> Iterator[str]:
+    """Dataclasses with more than five fields that accept them by position."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        decorators = [ast.unparse(each) for each in node.decorator_list]
+        if not any(
+            re.match(r"(dataclasses\.)?dataclass\b", each) and "kw_only=True" not in each for each in decorators
+        ):
+            continue
+        annotated = [each for each in node.body if isinstance(each, ast.AnnAssign)]
+        fields = [
+            each
+            for each in annotated
+            if not ast.unparse(each.annotation).startswith("ClassVar")
+            and (each.value is None or "init=False" not in ast.unparse(each.value))
+        ]
+        if len(fields) > _MOST_POSITIONAL:
+            yield f"{path.name}: {node.name} has {len(fields)} fields"
+
+
+def test_records_with_more_than_five_fields_are_keyword_only() -> None:
+    assert [name for path in FILES for name in _positional_records(path)] == []
+
+
+def test_a_positional_record_is_found(tmp_path: Path) -> None:
+    fields = "\n".join(f"    {name}: int" for name in "abcdef")
+    path = tmp_path / "record.py"
+    path.write_text(f"@dataclass(frozen=True)\nclass Record:\n{fields}\n    g: ClassVar[int] = 0\n", encoding="utf-8")
+    assert list(_positional_records(path)) == ["record.py: Record has 6 fields"]
+    path.write_text(f"@dataclass(frozen=True, kw_only=True)\nclass Record:\n{fields}\n", encoding="utf-8")
+    assert list(_positional_records(path)) == []
 
 
 def test_only_the_ledger_makes_receipts() -> None:

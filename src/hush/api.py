@@ -166,7 +166,7 @@ def plan(
     noise_multiplier: float | None = None,
     plot: str | Path | None = None,
 ) -> dict[str, Any]:
-    """What a budget costs one client.
+    """Compute the privacy cost for one client.
 
     Args:
         epsilon: The client's budget.
@@ -218,7 +218,7 @@ def preview(
     model: nn.Module | None = None,
     plot: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Every client of a federation with its noise and the weight it would get, before anything is trained."""
+    """Return the noise and the expected weight of every client of a federation, before anything is trained."""
     return dict(_simulation(config, overrides, data, dataset, model).preview(plot).facts)
 
 
@@ -236,9 +236,9 @@ def audit(
     dataset: object = None,
     model: nn.Module | None = None,
 ) -> dict[str, Any]:
-    """Attack all that a client releases in the run of a config: a lower bound on epsilon, beside the one claimed.
+    """Attack everything that a client releases in a run: a lower bound on epsilon, and the epsilon claimed.
 
-    `releases` names what the claim covers and how much of it was looked at, `not_looked_at` what was not.
+    `releases` lists what the claim covers and how much of it was audited, `not_audited` what was not audited.
     """
     given = _simulation(config, overrides, data, dataset, model)
     found = given.audit(client=client, kind=kind, canaries=canaries, runs=runs, confidence=confidence, seed=seed)
@@ -252,7 +252,7 @@ def measure(
     dataset: object = None,
     model: nn.Module | None = None,
 ) -> dict[str, Any]:
-    """What the papers measure besides accuracy, for a finished run: training loss and its gap, how the clients'
+    """Compute the papers' metrics besides accuracy for a finished run: training loss and its gap, how the clients'
     gradients differ, and how fairly clients fare. It looks at all data without noise: for simulations alone.
 
     Args:

@@ -1,10 +1,10 @@
-"""Callbacks: what a run calls when it starts, after each round, and when it ends."""
+"""Callbacks: objects or functions that a run calls when it starts, after each round, and when it ends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hush.types import HushError
 
@@ -34,7 +34,7 @@ class RunStart:
 
 
 class Callback:
-    """The base class of callbacks; override what is of interest."""
+    """The base class of callbacks: override the methods that you need."""
 
     def on_run_start(self, start: RunStart) -> None:
         """Called before the first round, or before the first that a resumed run adds."""
@@ -46,27 +46,27 @@ class Callback:
         """Called once at the end, also after a stop; not where an error or Ctrl-C ended the run."""
 
 
-Function = Callable[["RoundRecord"], object]
+RoundFunction = Callable[["RoundRecord"], object]  # called after each round; returns True to stop the run
+Callbacks = Sequence[Callback | RoundFunction]
 
 
-class RoundFunction(Callback):
-    """A function of a round's record as a callback; it stops the run by returning True."""
-
-    def __init__(self, function: Function) -> None:
-        self._function = function
-
-    def on_round_end(self, record: RoundRecord) -> bool | None:
-        """Call the function."""
-        return self._function(record) is True
-
-
-def as_callbacks(given: Sequence[Callback | Function] | Callback | Function) -> tuple[Callback, ...]:
-    """Callbacks as a user gives them: one or several, objects or functions of a round's record."""
-    listed = list(given) if isinstance(given, list | tuple) else [given]
+def as_callbacks(given: Callbacks | Callback | RoundFunction) -> list[Callback | RoundFunction]:
+    """Return one callback or several as a list, or raise a `HushError` for anything else."""
+    listed: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
     for each in listed:
         if isinstance(each, type) or not (isinstance(each, Callback) or callable(each)):
             found = each.__name__ if isinstance(each, type) else type(each).__name__
             raise HushError(
                 f"callbacks: found {found}; accepted: instances of hush.Callback, or functions of a round's record"
             )
-    return tuple(each if isinstance(each, Callback) else RoundFunction(each) for each in listed)  # type: ignore[arg-type]
+    return listed
+
+
+def objects(callbacks: Callbacks) -> list[Callback]:
+    """Return the callbacks that are objects, which are also called when a run starts and ends."""
+    return [each for each in callbacks if isinstance(each, Callback)]
+
+
+def round_functions(callbacks: Callbacks) -> list[RoundFunction]:
+    """Return what is called after each round, in order."""
+    return [each.on_round_end if isinstance(each, Callback) else each for each in callbacks]

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from hush import report
-from hush.callbacks import RoundFunction
 from hush.config import Config, assigned, given, located, parse, text_value
 from hush.engines import simulator
 from hush.engines.fingerprint import Hashes
@@ -91,7 +90,7 @@ def executed(
     def begun(name: str, one: Config) -> simulator.Execution:
         path = root / path_of(name, one.seed) if root is not None else None
 
-        def told(record: RoundRecord) -> None:
+        def report(record: RoundRecord) -> None:
             if progress is not None:
                 progress(name, one.seed, record)
 
@@ -100,7 +99,7 @@ def executed(
             path,
             resume=resume,
             command=command,
-            callbacks=[RoundFunction(told)],
+            callbacks=[report],
             arrays=arrays,
             hashes=hashes,
         )
@@ -151,11 +150,6 @@ def by_recipe(config: Config, recipes: str | Sequence[str] | Mapping[str, Any]) 
     return {label: config.model_copy(update={"recipe": table}) for label, table in tables.items()}
 
 
-def by_grid(config: Config, grid: str | Sequence[str]) -> dict[str, Config]:
-    """Return a variant for each combination of `key=value,value,...` entries."""
-    return by_axes(config, axes_of(grid))
-
-
 def axes_of(grid: str | Sequence[str]) -> Axes:
     """Return the axes of a grid from its `key=value,value,...` entries."""
     listed = [grid] if isinstance(grid, str) else list(grid)
@@ -168,7 +162,7 @@ def axes_of(grid: str | Sequence[str]) -> Axes:
 
 
 def by_axes(config: Config, axes: Axes, option: str = "--grid") -> dict[str, Config]:
-    """A variant for each combination of values, labelled "key=value, key=value"; `option` is cited in errors."""
+    """Return a variant for each combination of values, labelled "key=value, key=value"; `option` is cited in errors."""
     found = {}
     for chosen in itertools.product(*axes.values()):
         raw = given(config)
@@ -183,7 +177,7 @@ def by_axes(config: Config, axes: Axes, option: str = "--grid") -> dict[str, Con
 
 
 def combinations(axes: Axes) -> list[tuple[Any, ...]]:
-    """The values of each variant, in the order of `by_axes`; labels stand for lists and tables."""
+    """Return the values of each variant, in the order of `by_axes`; labels stand for lists and tables."""
     return [
         tuple(text if isinstance(value, list | dict) else value for text, value in chosen)
         for chosen in itertools.product(*axes.values())
@@ -233,6 +227,6 @@ def _gathered(name: str, results: Sequence[RunResult]) -> dict[str, Any]:
 
 
 def _means(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each metric over the seeds for which it is defined."""
+    """Return the mean of each metric over the seeds for which it is defined."""
     found = {name: [values[name] for values in each if math.isfinite(values[name])] for name in each[0]}
     return {name: statistics.fmean(values) if values else math.nan for name, values in found.items()}

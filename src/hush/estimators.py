@@ -124,7 +124,7 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         return done
 
     def _checked(self, X: Any, y: Any = "no_validation", *, reset: bool) -> tuple[Any, Any]:
-        """Rows and targets as scikit-learn checks them; a table stays one where a schema reads it."""
+        """Return rows and targets as scikit-learn checks them; a table stays one where a schema reads it."""
         given = {} if isinstance(y, str) else {"y": y}
         if self.schema is not None and is_frame(X):
             found = validate_data(self, X, **given, reset=reset, skip_check_array=True)
@@ -136,13 +136,13 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         return found if given else (found, None)
 
     def _raw(self, X: Any, client: object) -> Array:
-        """What the trained model returns for rows."""
+        """Return the outputs of the trained model for rows."""
         check_is_fitted(self)
         X, _ = self._checked(X, reset=False)
         return self.trained_model_.raw_outputs(self._columns(X), client=client)  # type: ignore[arg-type]
 
     def _seed(self) -> int:
-        """A number from `random_state`, or one that nobody can guess."""
+        """Return a number from `random_state`, or one that nobody can guess."""
         if self.random_state is None:
             return int(np.random.SeedSequence().generate_state(1)[0])
         if isinstance(self.random_state, int | np.integer):
@@ -150,7 +150,7 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _owners(self, clients: Any, rows: int, seed: int) -> Array:
-        """The client of each row: as given, or drawn at random for `n_clients` of nearly equal size."""
+        """Return the client of each row: as given, or drawn at random for `n_clients` of nearly equal size."""
         if clients is not None:
             found = np.asarray(clients)
             check_consistent_length(found, np.empty(rows))
@@ -177,7 +177,7 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         return client_data(table, y, clients=owners, targets=self._targets)
 
     def _columns(self, X: Any) -> Any:
-        """Rows as columns by name where a schema reads them; arrays as they are."""
+        """Return rows as columns by name where a schema reads them; arrays as they are."""
         if self.schema is None and self.bounds is None:
             return X
         if is_frame(X):
@@ -251,19 +251,19 @@ class FederatedClassifier(ClassifierMixin, _FederatedEstimator):  # type: ignore
         return self
 
     def predict(self, X: Any, *, client: str | int | None = None) -> Array:
-        """The class of each row; `client` says whose model to use, where the recipe trains several."""
+        """Return the class of each row; `client` says whose model to use, where the recipe trains several."""
         scores = self.decision_function(X, client=client)
         at = (scores > 0).astype(np.int64) if scores.ndim == 1 else scores.argmax(axis=1)
         found: Array = self.classes_[at]
         return found
 
     def predict_proba(self, X: Any, *, client: str | int | None = None) -> Array:
-        """The probability of each class (n, classes)."""
+        """Return the probability of each class (n, classes)."""
         raw = self._raw(X, client)
         return self.trained_model_.probabilities(raw)
 
     def decision_function(self, X: Any, *, client: str | int | None = None) -> Array:
-        """The logits of the classes (n, classes); for two classes their difference (n,)."""
+        """Return the logits of the classes (n, classes); for two classes their difference (n,)."""
         raw = self._raw(X, client)[:, : len(self.classes_)].astype(np.float64)
         if raw.shape[1] > 2:
             return raw
@@ -328,13 +328,13 @@ class FederatedRegressor(RegressorMixin, _FederatedEstimator):  # type: ignore[m
         return self
 
     def predict(self, X: Any, *, client: str | int | None = None) -> Array:
-        """The number that is predicted for each row, in the units of `y`."""
+        """Return the number that is predicted for each row, in the units of `y`."""
         raw = self._raw(X, client)
         return self.trained_model_.labels(raw)
 
 
 def _pairs(bounds: Any) -> Any:
-    """Bounds as lists, as a config has them."""
+    """Return bounds as lists, as a config has them."""
     return (
         bounds.tolist() if hasattr(bounds, "tolist") else [_pairs(each) if np.ndim(each) else each for each in bounds]
     )
@@ -345,12 +345,12 @@ def _is_automatic(value: object) -> bool:
 
 
 def _delta(rows: int) -> float:
-    """A power of ten that is at most a tenth of a row, and at most the usual 1e-5."""
+    """Return a power of ten that is at most a tenth of a row, and at most the usual 1e-5."""
     return min(_DELTA, 10.0 ** -math.ceil(math.log10(10 * rows)))
 
 
 def _bounds(given: object, names: Sequence[str]) -> tuple[list[float], list[float]]:
-    """The least and the largest value of each column."""
+    """Return the least and the largest value of each column."""
     wanted = "accepted: (low, high), numbers or one for each feature, or a mapping from columns to such pairs"
     if isinstance(given, Mapping):
         if {str(name) for name in given} != set(names):

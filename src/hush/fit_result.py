@@ -108,7 +108,7 @@ class FitResult:
         return self.trained.modules
 
     def predict(self, x: object, *, client: str | int | None = None) -> Array:
-        """The predicted label of each row, given as the training data were (`TrainedModel.predict`).
+        """Return the predicted label of each row, given as the training data were (`TrainedModel.predict`).
 
         Args:
             x: Arrays, a DataFrame, a tuple or dict of arrays, or the path of a CSV, Parquet or NPZ file.
@@ -117,7 +117,7 @@ class FitResult:
         return self.trained.predict(x, client=client)
 
     def predict_proba(self, x: object, *, client: str | int | None = None) -> Array:
-        """The probability of each class (n, classes); arguments as for `predict`."""
+        """Return the probability of each class (n, classes); arguments as for `predict`."""
         return self.trained.predict_proba(x, client=client)
 
     def save(self, directory: str | Path) -> Path:

@@ -12,9 +12,9 @@ from hush.types import RoundRecord, RunInterrupted
 
 @contextmanager
 def interruptible(path: Path | None) -> Iterator[list[RoundRecord]]:
-    """Inside, Ctrl-C raises `RunInterrupted`, which names the last round of the runs in a directory or in memory.
+    """Turn Ctrl-C into `RunInterrupted`, which names the last finished round of the runs in a directory or in memory.
 
-    Gives a list for the records of rounds that are over.
+    Yields a list, to which the caller appends the records of finished rounds.
     """
     over: list[RoundRecord] = []
     try:

@@ -1,4 +1,4 @@
-"""Progress of runs: a bar in a terminal or a notebook, and nothing where neither is there."""
+"""Progress of runs: a bar in a terminal or a notebook, and none elsewhere."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class RunProgress(Callback):
 
 
 def progress_bar(total: int, show: bool | None = None) -> Bar:
-    """A bar for so many rounds: by default one where a person can see it, with True always, with False none."""
+    """Return a bar for so many rounds: by default one where a person can see it, with True always, with False none."""
     if show is False:
         return NoBar()
     if in_notebook():
@@ -148,12 +148,12 @@ def progress_bar(total: int, show: bool | None = None) -> Bar:
 
 
 def in_notebook() -> bool:
-    """Whether output goes to a notebook: the shell of a notebook has a kernel, that of a terminal has none."""
+    """Return whether output goes to a notebook: the shell of a notebook has a kernel, that of a terminal has none."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
 
 
 def round_words(record: RoundRecord, label: str = "training") -> str:
-    """How a round went, in words."""
+    """Return how a round went, in words."""
     metric, scores = metric_named(record.primary), record.scores
     return f"{label}: {metric.label} {shown(metric, sum(scores) / len(scores))}"

@@ -29,7 +29,7 @@ _DETAILS = ("third_party", "stages")
 
 
 def history_table(records: Sequence[RoundRecord]) -> Table:
-    """One row per round."""
+    """Return one row per round."""
     primary = metric_named(records[-1].primary) if records else metric_named("accuracy")
     columns = (
         "round",
@@ -68,7 +68,7 @@ def history_table(records: Sequence[RoundRecord]) -> Table:
 
 
 def guarantee_table(cards: Sequence[Guarantee], not_covered: Sequence[str], warnings: Sequence[str] = ()) -> Table:
-    """One row per client: what its guarantee card says. What no epsilon covers, and warnings, are the notes."""
+    """Return one row per client: what its guarantee card says. What no epsilon covers, and warnings, are the notes."""
     columns = tuple(field.name for field in fields(Guarantee) if field.name not in ("name", *_DETAILS))
     rows = tuple(
         tuple(card.name or card.client if column == "client" else getattr(card, column) for column in columns)
@@ -85,7 +85,7 @@ def guarantee_table(cards: Sequence[Guarantee], not_covered: Sequence[str], warn
 
 
 def preview_table(found: Mapping[str, Any]) -> Table:
-    """One row per client of a planned run, as `hush.preview` found it."""
+    """Return one row per client of a planned run, as `hush.preview` found it."""
     columns = (
         "client",
         "epsilon_budget",
@@ -116,7 +116,7 @@ def preview_table(found: Mapping[str, Any]) -> Table:
 def comparison_table(
     summary: Mapping[str, Any], keys: Sequence[str] = ("recipe",), values: Mapping[str, Sequence[Any]] | None = None
 ) -> Table:
-    """One row per variant, best first: the mean and the sample standard deviation over the seeds.
+    """Return one row per variant, best first: the mean and the sample standard deviation over the seeds.
 
     `keys` are the columns that tell variants apart, `values` what they hold for each variant; by default its label.
     """
@@ -157,7 +157,7 @@ def comparison_table(
 
 
 def audit_table(found: Mapping[str, Any]) -> Table:
-    """One row per audited release; the title compares the lower bound with the claim."""
+    """Return one row per audited release; the title compares the lower bound with the claim."""
     verdict = (
         "REFUTED: the lower bound exceeds the claim" if found["refuted"] else "not refuted; no audit can prove a claim"
     )
@@ -167,19 +167,19 @@ def audit_table(found: Mapping[str, Any]) -> Table:
             f"{found['delta']:g}; the attack shows at least {found['epsilon_lower']:.4g} with "
             f"{100 * found['confidence']:g} % confidence ({verdict})"
         ),
-        columns=("release", "times", "looked_at"),
-        rows=tuple((each["what"], each["times"], each["looked_at"]) for each in found["releases"]),
+        columns=("release", "times", "audited"),
+        rows=tuple((each["what"], each["times"], each["audited"]) for each in found["releases"]),
         notes=(
             f"{found['kind']} audit, {found['canaries']} canaries, {found['runs']} training runs, "
             f"noise {found['noise']}, {found['seconds']:.1f} s.",
-            f"Not audited: {', '.join(found['not_looked_at']) or 'nothing'}.",
+            f"Not audited: {', '.join(found['not_audited']) or 'nothing'}.",
         ),
         facts=found,
     )
 
 
 def measure_table(found: Mapping[str, Any]) -> Table:
-    """One row per measure of a finished run."""
+    """Return one row per measure of a finished run."""
     return Table(
         title="Metrics computed without noise (simulations only)",
         columns=("measure", "value"),
@@ -189,7 +189,7 @@ def measure_table(found: Mapping[str, Any]) -> Table:
 
 
 def summary_table(result: RunResult, most: int, path: Path | None) -> Table:
-    """The facts of a run that a person asks for first, with at most so many gaps and warnings each."""
+    """Return the facts of a run that a person asks for first, with at most so many gaps and warnings each."""
     primary, others = metric_named(result.primary), dict(result.metrics.get("mean", {}))
     worst, best = _ends((result.score["min"], result.score["max"]), primary)
     spent = [card.epsilon_spent for card in result.guarantees if card.epsilon_spent is not None]
@@ -210,7 +210,7 @@ def summary_table(result: RunResult, most: int, path: Path | None) -> Table:
 
 
 def metrics_table(result: RunResult) -> Table:
-    """One row per metric: over all test rows, the mean over the clients, the worst client, and each client."""
+    """Return one row per metric: over all test rows, the mean over the clients, the worst client, and each client."""
     found = result.metrics
     clients = tuple(found["per_client"])
     rows = tuple(
@@ -235,7 +235,7 @@ def metrics_table(result: RunResult) -> Table:
 
 
 def _ends(values: Sequence[float], metric: Metric) -> tuple[float, float]:
-    """The worst and the best."""
+    """Return the worst and the best."""
     ends = min(values), max(values)
     return ends if metric.higher_is_better else ends[::-1]
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from hush import comparison, report
 from hush.auditing.run import audit
-from hush.callbacks import Callback, Function, RoundFunction, as_callbacks
+from hush.callbacks import Callback, Callbacks, RoundFunction, as_callbacks
 from hush.config import Config, assigned, described, given, locating, overridden, parse, read
 from hush.data import ClientData, client_data, datasets
 from hush.engines import metrics, simulator
@@ -205,11 +205,11 @@ class Simulation:
 
     @classmethod
     def from_toml(cls, path: str | Path, **arguments: Any) -> Simulation:
-        """The simulation that a TOML file describes; arguments, those of the class, replace what it says."""
+        """Return the simulation that a TOML file describes; arguments, those of the class, replace what it says."""
         return cls(config=Path(path), **arguments)
 
     def to_toml(self, path: str | Path | None = None) -> str:
-        """The config as TOML, also written to `path` if that is given. What TOML cannot hold is named in comments."""
+        """Return the config as TOML, and write it to `path` if given. What TOML cannot hold is named in comments."""
         raw = given(self.config)
         remarks: list[str] = []
         if self._rows is not None:
@@ -239,7 +239,7 @@ class Simulation:
         return text
 
     def preview(self, plot: str | Path | None = None) -> Table:
-        """Every client with its noise multiplier, steps, epsilon and expected weight, before anything is trained.
+        """Return the noise multiplier, steps, epsilon and expected weight of every client, before anything is trained.
 
         Args:
             plot: Where to write a page with a plot.
@@ -264,7 +264,7 @@ class Simulation:
         out: str | Path | None = None,
         *,
         resume: bool = False,
-        callbacks: Sequence[Callback | Function] | Callback | Function = (),
+        callbacks: Callbacks | Callback | RoundFunction = (),
         progress: bool | None = None,
         ledgers: str | Path | None = None,
         command: str = "",
@@ -294,7 +294,7 @@ class Simulation:
             shown = [] if isinstance(bar, NoBar) else [RunProgress(bar)]
             done = simulator.run(
                 federation, path, resume=resume, command=command, ledgers=places,
-                callbacks=[RoundFunction(over.append), *written, *shown, *listed],
+                callbacks=[over.append, *written, *shown, *listed],
             )  # fmt: skip
         if not done.result.trained:
             where = f"; see {path / 'report.html'}" if path is not None else ""
@@ -373,7 +373,7 @@ class Simulation:
         confidence: float = 0.95,
         seed: int = 0,
     ) -> Table:
-        """Attack all that a client releases in the run: a lower bound on epsilon, beside the one claimed.
+        """Attack everything that a client releases in the run, and compare a lower bound on epsilon with the claim.
 
         Args:
             client: By number or name; default: the one with the largest budget.
@@ -395,7 +395,7 @@ class Simulation:
         return audit_table({**asdict(found), "refuted": found.refuted})
 
     def measure(self, directory: str | Path | None = None) -> Table:
-        """What the papers measure besides accuracy, for the last `fit`, or for the finished run in a directory.
+        """Compute the metrics of the papers besides accuracy, for the last `fit` or the finished run in a directory.
 
         It looks at all data without noise: for simulations alone.
         """
@@ -454,12 +454,12 @@ class Simulation:
             return comparison.compared(self.config, variants, seeds, path, resume, federation_of, command, advance)
 
     def _prepare(self, *, lasting: bool = False) -> Federation:
-        """The federation of the given data and model; what is read from files is read once."""
+        """Return the federation of the given data and model; what is read from files is read once."""
         rows, module = self._inputs(self.config, self._loaded)
         return prepare(self.config, root=self._data_dir, dataset=rows, module=module, lasting=lasting)
 
     def _inputs(self, config: Config, loaded: dict[str, ClientData]) -> tuple[ClientData, nn.Module | None]:
-        """The rows and the module that a config is run with."""
+        """Return the rows and the module that a config is run with."""
         key = f"{config.data.model_dump_json()} {config.seed}"
         if key not in loaded:
             loaded[key] = load(config, self._data_dir) if self._rows is None else own_data(self._rows, config)
@@ -509,7 +509,7 @@ class _ReportWriter(Callback):
 
 
 def _named_data(data: object) -> tuple[dict[str, Any], object]:
-    """Data as keys of the config, where it is a name or files; else the data."""
+    """Return data given by name or as files as config keys, and any other data as it is."""
     if data is None:
         return {}, None
     if isinstance(data, str) and not data.lower().endswith(_FILES) and not any(mark in data for mark in "*?/\\"):
@@ -522,7 +522,7 @@ def _named_data(data: object) -> tuple[dict[str, Any], object]:
 
 
 def _given_model(model: object) -> tuple[nn.Module | None, Factory | None, str | None]:
-    """A model as a module, as a function that makes one, or as a name."""
+    """Return a model as a module, as a function that makes one, or as a name."""
     if model is None or isinstance(model, str):
         return None, None, model
     if isinstance(model, nn.Module):
@@ -534,7 +534,7 @@ def _given_model(model: object) -> tuple[nn.Module | None, Factory | None, str |
 
 
 def _made(factory: Factory, config: Config, rows: ClientData) -> nn.Module:
-    """The module that a factory makes for the rows."""
+    """Return the module that a factory makes for the rows."""
     dataset = rows.dataset
     shape = shapes_of(tuple(dataset.x.shape[1:]), dataset.inputs)
     return given_module(factory, shape, outputs_of(task_of(config, dataset), dataset))
@@ -543,7 +543,7 @@ def _made(factory: Factory, config: Config, rows: ClientData) -> nn.Module:
 def _checked_settings(
     settings: Mapping[str, Any] | Sequence[str], keywords: Mapping[str, str]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Settings as values by dotted key, or as `key=value` strings."""
+    """Return settings as values by dotted key, or as `key=value` strings."""
     if isinstance(settings, str) or not isinstance(settings, Mapping | Sequence):
         raise HushError(
             f"settings: found {settings!r:.80}; accepted: a mapping from dotted keys, or a list of key=value strings"
@@ -559,7 +559,7 @@ def _checked_settings(
 
 
 def _raw(config: Config | Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
-    """A config as a nested mapping. What is not given stays so: the number of clients may follow from the data."""
+    """Return a config as a nested mapping of the keys that are given; others may follow from the data."""
     if config is None:
         return {}
     if isinstance(config, str | Path):
@@ -575,7 +575,7 @@ def _raw(config: Config | Mapping[str, Any] | str | Path | None) -> dict[str, An
 
 
 def _plain(value: Any) -> Any:
-    """Arrays, tuples and paths as what a config holds."""
+    """Convert arrays, tuples and paths to lists, numbers and strings, as a config holds them."""
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -588,7 +588,7 @@ def _plain(value: Any) -> Any:
 
 
 def _axes(grid: Mapping[str, Sequence[Any]]) -> comparison.Axes:
-    """The axes of a grid given in Python, with a label for each value."""
+    """Return the axes of a grid given in Python, with a label for each value."""
     axes: dict[str, list[tuple[str, Any]]] = {}
     known = [*KEYWORDS, "recipe"]
     for name, values in grid.items():
@@ -612,7 +612,7 @@ def _axes(grid: Mapping[str, Sequence[Any]]) -> comparison.Axes:
 
 
 def _directory(out: str | Path | None, resume: bool) -> Path | None:
-    """The directory to write to; says so where there is nothing in it to go on with."""
+    """Return the directory to write to; says so where there is nothing in it to go on with."""
     if out is None:
         if resume:
             raise HushError("resume: requires out, the directory of the run to resume")
@@ -631,7 +631,7 @@ def path_argument(name: str, value: object) -> Path:
 
 
 def _importable(value: Any) -> bool:
-    """Whether a class or function reads back from its name."""
+    """Return whether a class or function reads back from its name."""
     if value is None:
         return True
     try:

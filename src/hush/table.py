@@ -43,14 +43,14 @@ class Table:
         return (dict(zip(self.columns, row, strict=True)) for row in self.rows)
 
     def __getitem__(self, column: str) -> tuple[Any, ...]:
-        """The values of a column, in order."""
+        """Return the values of a column, in order."""
         if column not in self.columns:
             raise unknown("table", "column", column, self.columns)
         at = self.columns.index(column)
         return tuple(row[at] for row in self.rows)
 
     def to_pandas(self) -> Any:
-        """A pandas DataFrame with all columns; a `HushError` where pandas is not installed."""
+        """Return a pandas DataFrame with all columns; a `HushError` where pandas is not installed."""
         try:
             import pandas
         except ImportError:
@@ -92,11 +92,11 @@ class Table:
         )
 
     def _numeric(self) -> list[bool]:
-        """Whether each visible column holds numbers alone."""
+        """Return whether each visible column holds numbers alone."""
         return [_is_numeric(self[name]) for name in self.shown or self.columns]
 
     def _visible(self) -> tuple[list[str], list[list[str]]]:
-        """The columns and cells to show, as text; a long table without its middle."""
+        """Return the columns and cells to show, as text; a long table without its middle."""
         names = self.shown or self.columns
         values = list(zip(*(self[name] for name in names), strict=True)) if self.rows else []
         rows = [[_text(value) for value in row] for row in values]

@@ -269,9 +269,9 @@ def show_audit(found: Mapping[str, Any]) -> None:
         f"estimate assuming Gaussian scores: {found['epsilon_if_gaussian']:.4g} (not a bound)",
         soft_wrap=True,
     )
-    seen = "; ".join(f"{each['what']} ({each['looked_at']} of {each['times']})" for each in found["releases"])
+    seen = "; ".join(f"{each['what']} ({each['audited']} of {each['times']})" for each in found["releases"])
     console.print(f"audited releases: {seen}", soft_wrap=True)
-    console.print(f"not audited: {', '.join(found['not_looked_at']) or 'none'}", soft_wrap=True)
+    console.print(f"not audited: {', '.join(found['not_audited']) or 'none'}", soft_wrap=True)
     verdict = (
         "REFUTED: the lower bound exceeds the claimed epsilon"
         if found["refuted"]

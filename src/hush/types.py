@@ -87,7 +87,7 @@ class Policy:
     relation: Relation = "add-remove"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Member:
     """A client as the server knows it: public facts, fixed at enrolment, never taken from messages.
 

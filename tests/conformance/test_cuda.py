@@ -15,7 +15,6 @@ from hush.models import Model
 from hush.models.model import wrap
 from hush.models.zoo import _BUILDERS
 from hush.privacy import noise
-from hush.privacy.sensitivity import applied
 from hush.training.gpu.pooled_cnn.clipped_sum import pooled_cnn_sums
 from hush.training.gpu.pooled_cnn.network import pooled_cnn_of
 from hush.training.gpu.sampling import sample
@@ -24,7 +23,7 @@ from hush.training.per_example.recorder import Recorder
 from hush.training.per_example.sums import padded_sums
 from hush.training.select import clipped_sums
 from hush.training.train import train
-from tests.support.nets import batch, double, random, reference
+from tests.support.nets import applied, batch, double, random, reference
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 
@@ -46,7 +45,7 @@ def made(name: str, shape: tuple[int, ...] = (1, 12, 12)) -> Model:
 
 
 def on_cuda(model: Model) -> Model:
-    return Model(model.name, model.module.cuda(), model.layout, model.start.cuda())
+    return Model(name=model.name, module=model.module.cuda(), layout=model.layout, start=model.start.cuda())
 
 
 @pytest.mark.parametrize(("precision", "cost"), [("float32", 1e-5), ("tf32", 5e-3), ("bf16", 0.1)])
@@ -97,7 +96,16 @@ def jobs(model: Model, device: str, still: bool = False) -> list[Job]:
         plan = plan_of(SAMPLES, size, (1 + i % 2) * math.ceil(SAMPLES / size), 0.5)
         start = (model.start.cpu() + 0.01 * i).to(device)
         made_jobs.append(
-            Job(start, SAMPLES * i, plan, 0.1, Hosted(i), vector, kind.get("proximal", 0.0), still and i % 2 == 0)  # type: ignore[arg-type]
+            Job(
+                vector=start,
+                first_row=SAMPLES * i,
+                plan=plan,
+                lr=0.1,
+                source=Hosted(i),  # type: ignore[arg-type]
+                drift=vector,
+                proximal=kind.get("proximal", 0.0),
+                at_start=still and i % 2 == 0,
+            )
         )
     return made_jobs
 
@@ -136,7 +144,10 @@ def test_noise_of_the_device_has_the_planned_scale_and_repeats() -> None:
     plan = replace(plan_of(SAMPLES, 12, 5, 1e-6), noise_multiplier=1e6)
 
     def updates(order: list[int]) -> dict[int, Tensor]:
-        mine = [Job(model.start, SAMPLES * i, plan, 1.0, noise.Seeded(3, i, 1)) for i in order]
+        mine = [
+            Job(vector=model.start, first_row=SAMPLES * i, plan=plan, lr=1.0, source=noise.Seeded(3, i, 1))
+            for i in order
+        ]
         return dict(zip(order, train(model, x, y, mine), strict=True))
 
     together, alone = updates([0, 1, 2]), updates([1])
@@ -167,7 +178,15 @@ def test_secure_noise_of_the_device_has_the_planned_scale_and_never_repeats(
     x, y = data("cuda")
     plan = replace(plan_of(SAMPLES, 12, 5, 1e-6), noise_multiplier=1e6)
     rounds = [
-        train(model, x, y, [Job(model.start, SAMPLES * i, plan, 1.0, noise.Secure()) for i in range(3)])
+        train(
+            model,
+            x,
+            y,
+            [
+                Job(vector=model.start, first_row=SAMPLES * i, plan=plan, lr=1.0, source=noise.Secure())
+                for i in range(3)
+            ],
+        )
         for _ in range(3)
     ]
     updates = torch.stack([update for each in rounds for update in each]).double()
@@ -184,7 +203,7 @@ def test_secure_rows_of_the_device_have_the_planned_rate(samples: int) -> None:
     """Down to a rate of 1/10,000, each row as often as another, and no two clients alike."""
     model, device = on_cuda(made("cnn")), torch.device("cuda")
     plan = replace(plan_of(samples, 20, math.ceil(samples / 20), 0.5), local_steps=100)
-    mine = [Job(model.start, samples * i, plan, 0.1, noise.Secure()) for i in range(4)]
+    mine = [Job(vector=model.start, first_row=samples * i, plan=plan, lr=0.1, source=noise.Secure()) for i in range(4)]
     draws = sample(mine, [job.source.device_rng(device) for job in mine], device)
     chosen = draws.chosen.view(4, plan.steps, samples).double().cpu()
     counts = chosen.sum((1, 2))
@@ -201,7 +220,7 @@ def test_secure_rows_of_the_device_have_the_planned_rate(samples: int) -> None:
 
 def test_a_full_batch_is_taken_in_pieces() -> None:
     model = on_cuda(made("cnn"))
-    whole = Job(model.start, 0, plan_of(SAMPLES, SAMPLES, 1, 0.5), 0.1, Hosted(1))  # type: ignore[arg-type]
+    whole = Job(vector=model.start, first_row=0, plan=plan_of(SAMPLES, SAMPLES, 1, 0.5), lr=0.1, source=Hosted(1))  # type: ignore[arg-type]
     again = replace(whole, source=Hosted(1))  # type: ignore[arg-type]
     a, b = (train(model, *data("cuda"), [job], size)[0] for job, size in ((whole, 4096), (again, 7)))
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
@@ -232,7 +251,7 @@ def test_a_chain_trains_many_batch_sizes_at_once_as_each_alone() -> None:
     plans = [plan_of(SAMPLES, size, math.ceil(SAMPLES / size), 0.5) for size in (2, 5, 30, 60)]
 
     def job(i: int) -> Job:
-        return Job(model.start, SAMPLES * i, plans[i], 0.1, noise.Seeded(5, i, 1))
+        return Job(vector=model.start, first_row=SAMPLES * i, plan=plans[i], lr=0.1, source=noise.Seeded(5, i, 1))
 
     together = train(model, x, y, [job(i) for i in range(4)])
     for i in range(4):
@@ -243,7 +262,10 @@ def test_rows_of_the_device_are_those_of_its_bits() -> None:
     model, device = on_cuda(made("cnn")), torch.device("cuda")
     sizes = [(700, 3), (1500, 40), (40, 40), (1025, 999)]
     plans = [plan_of(samples, size, math.ceil(samples / size), 0.5) for samples, size in sizes]
-    mine = [Job(model.start, 10_000 * i, p, 0.1, noise.Seeded(2, i, 1)) for i, p in enumerate(plans)]
+    mine = [
+        Job(vector=model.start, first_row=10_000 * i, plan=p, lr=0.1, source=noise.Seeded(2, i, 1))
+        for i, p in enumerate(plans)
+    ]
     mine.sort(key=lambda job: -job.plan.steps)
     draws = sample(mine, [job.source.device_rng(device) for job in mine], device)
     packed = draws.packed(6, max(draws.totals) + 5).cpu()

@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hush.callbacks import RoundFunction
 from hush.config import parse
 from hush.engines.enrolment import enrolled
 from hush.engines.run_ledgers import RunLedgers
@@ -246,7 +245,7 @@ def test_a_resumed_run_ends_in_the_same_bits(name: str, mode: str, tmp_path: Pat
             raise _StopError
 
     with pytest.raises(_StopError):
-        run(made, tmp_path, callbacks=[RoundFunction(stop)])
+        run(made, tmp_path, callbacks=[stop])
     assert not (tmp_path / "result.json").exists()
     result = run(made, tmp_path, resume=True).result
     whole = plain_run(name, mode)

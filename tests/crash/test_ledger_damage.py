@@ -11,6 +11,7 @@ from hush.privacy.accounting.cost import Cost
 from hush.privacy.ledger import BrokenLedgerError, Ledger, statement, witness
 from hush.seeds import rng
 from hush.types import HushError, Policy
+from tests.support.ledger_jobs import pending
 
 COSTS = (Cost(what="model update", kind="poisson-gaussian", noise=5.0, steps=5, rate=0.1),)
 POLICY = Policy(8.0, 1e-5)
@@ -40,8 +41,8 @@ def copy(source: Path, target: Path) -> None:
 
 def content(path: Path) -> object:
     with Ledger.open(path) as held:
-        pending = held.pending()
-    return [row for row in statement.export(path) if row["kind"] != "BURNED"], pending
+        unsent = pending(held)
+    return [row for row in statement.export(path) if row["kind"] != "BURNED"], unsent
 
 
 @pytest.fixture(scope="module", params=["closed", "killed"])

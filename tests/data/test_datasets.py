@@ -320,14 +320,14 @@ def test_from_arrays_refuses(x: Any, y: Any, words: str) -> None:
 
 def test_check_finite() -> None:
     x, y = np.zeros((3, 2), np.float32), np.array([0, 1, 2])
-    check_finite(Dataset("d", x, y, 3))
+    check_finite(Dataset(name="d", x=x, y=y, classes=3))
     with pytest.raises(HushError, match="label 2 of row 2; accepted: 0 to 1"):
-        check_finite(Dataset("d", x, y, 2))
+        check_finite(Dataset(name="d", x=x, y=y, classes=2))
     x[1, 0] = np.nan
     with pytest.raises(HushError, match="row 1"):
-        check_finite(Dataset("d", x, y, 3))
+        check_finite(Dataset(name="d", x=x, y=y, classes=3))
     # Large but finite float32 values are no infinity.
-    check_finite(Dataset("d", np.full((3, 2), 3e38, np.float32), y, 3))
+    check_finite(Dataset(name="d", x=np.full((3, 2), 3e38, np.float32), y=y, classes=3))
 
 
 def test_importing_the_package_is_light() -> None:

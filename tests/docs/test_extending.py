@@ -327,7 +327,7 @@ def test_a_side_release_of_ones_own_resumes_with_the_same_numbers(tmp_path: Path
 def test_a_side_release_of_ones_own_is_audited() -> None:
     config = {**SMALL, "rounds": 1, "recipe": {"weight": "label_balance:LabelBalance"}}
     found = hush.audit(config, kind="one-run", runs=1, canaries=8)
-    assert [(each["what"], each["times"], each["looked_at"]) for each in found["releases"]] == [
+    assert [(each["what"], each["times"], each["audited"]) for each in found["releases"]] == [
         ("model update", 1, 1), ("label counts", 1, 1),
     ]  # fmt: skip
     assert not found["refuted"]

@@ -16,7 +16,7 @@ import pytest
 from hush.config import parse as parse_config
 from hush.config import with_noise
 from hush.recipes import RECIPES, SLOTS, Recipe, parse
-from hush.recipes.check import clash
+from hush.recipes.check import incompatible
 from hush.recipes.presets import FAITHFUL
 from scripts import recipe_figure as figure
 from scripts import recipe_measure
@@ -140,7 +140,8 @@ def test_all_pairs_are_shown() -> None:
         for other in slots[a + 1 :]:
             for rule, option in SLOTS[slot].items():
                 for partner, choice in SLOTS[other].items():
-                    why = clash(replace(Recipe(), **{slot: option(), other: choice()}))
+                    recipe = replace(Recipe(), **{slot: option(), other: choice()})
+                    why = next((text for _, text in incompatible(recipe)), None)
                     shown = f"`{partner}` (" in rows[rule][slots.index(other)]
                     back = f"`{rule}` (" in rows[partner][slots.index(slot)]
                     assert shown == back == (why is not None), (rule, partner)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import hush
-from hush.comparison import by_grid, path_of
+from hush.comparison import axes_of, by_axes, path_of
 from hush.config import parse
 from hush.engines import simulator
 from hush.engines.setup import prepare
@@ -103,8 +103,7 @@ def test_grids_that_make_no_sense(grid: list[str], words: str) -> None:
 
 
 def test_values_of_a_grid_may_be_lists_and_tables() -> None:
-    variants = by_grid(
-        parse(SMALL), ["privacy.budgets=[1.0,2.0,3.0,4.0],2.0", 'recipe.weight={rule="epsilon"},"uniform"']
-    )
+    grid = ["privacy.budgets=[1.0,2.0,3.0,4.0],2.0", 'recipe.weight={rule="epsilon"},"uniform"']
+    variants = by_axes(parse(SMALL), axes_of(grid))
     assert len(variants) == 4
     assert [one.privacy.budgets for one in variants.values()] == [[1.0, 2.0, 3.0, 4.0]] * 2 + [2.0] * 2

@@ -25,6 +25,7 @@ RAW: dict[str, Any] = {
 }
 X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
 Y = np.arange(60) % 2
+_DOUBLES = Dataset(name="doubles", x=X.astype(float), y=Y, classes=2)
 
 
 class Net(nn.Module):
@@ -126,7 +127,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "a tensor with a gradient": (lambda: from_arrays(torch.ones(2, 2, requires_grad=True), [0, 1]), "detach"),
     "one array": (lambda: hush.simulate(RAW, dataset=X), "found ndarray; accepted: arrays x and y"),
     "three arrays": (lambda: hush.simulate(RAW, dataset=(X, X, Y)), "found tuple of 3; accepted: arrays x and y"),
-    "a Dataset of doubles": (lambda: hush.simulate(RAW, dataset=Dataset("d", X.astype(float), Y, 2)), "from_arrays"),
+    "a Dataset of doubles": (lambda: hush.simulate(RAW, dataset=_DOUBLES), "from_arrays"),
     "more clients than rows": (
         lambda: hush.simulate(with_tables(data={"clients": 100}), dataset=from_arrays(X, Y)), "100 clients for 60 rows"
     ),

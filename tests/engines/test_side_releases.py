@@ -27,7 +27,16 @@ def linear() -> Model:
 
 def evidence(x: Tensor, y: Tensor) -> Evidence:
     model = linear()
-    plan = PrivacyPlan(max(1, len(y)), 1, 1, 1, 1.0, 1.0, "add-remove", "pld")
+    plan = PrivacyPlan(
+        samples=max(1, len(y)),
+        batch=1,
+        epochs=1,
+        rounds=1,
+        clip=1.0,
+        noise_multiplier=1.0,
+        relation="add-remove",
+        accountant="pld",
+    )
     return Evidence(model=model, vectors=model.start[None], x=x, y=y, plan=plan, shape=SHAPE)
 
 

@@ -76,7 +76,7 @@ def test_a_loss_that_mixes_a_batch_sees_one_example_alone() -> None:
 
     loss = user_loss(centred, "centred", "regression", 2, 0)
     outputs, targets = torch.tensor([[1.0, 2.0], [30.0, -4.0]]), torch.zeros(2, 2)
-    assert loss(outputs, targets).tolist() == [2.5, 458.0]
+    assert loss(outputs, targets, reduction="none").tolist() == [2.5, 458.0]
     assert torch.equal(loss.gradient(outputs, targets, 1)[:1], loss.gradient(outputs[:1], targets[:1], 1))
 
 
@@ -88,18 +88,18 @@ def test_what_a_function_remembers_of_later_calls_is_not_seen() -> None:
 
     loss = user_loss(scaled, "scaled", "regression", 1, 0)
     factor[0] = 100.0
-    assert loss(torch.tensor([[3.0]]), torch.tensor([[1.0]])).item() == 4.0
+    assert loss(torch.tensor([[3.0]]), torch.tensor([[1.0]]), reduction="sum").item() == 4.0
 
 
 def test_losses_of_pytorch_are_taken_as_they_are() -> None:
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]), reduction="sum")
     outputs, classes = torch.tensor([[1.0, 0.0, 2.0], [0.5, 0.5, 0.0]]), torch.tensor([2, 0])
     loss = user_loss(weighted, "weighted", "multiclass", 3, 3)
-    torch.testing.assert_close(loss(outputs, classes), functional.cross_entropy(outputs, classes, weighted.weight,
-                                                                               reduction="none"))  # fmt: skip
-    assert loss(outputs.double(), classes).dtype == torch.float64
+    expected = functional.cross_entropy(outputs, classes, weighted.weight, reduction="none")
+    torch.testing.assert_close(loss(outputs, classes, reduction="none"), expected)
+    assert loss(outputs.double(), classes, reduction="none").dtype == torch.float64
     positive = user_loss(nn.BCEWithLogitsLoss(pos_weight=torch.tensor([3.0])), "weighted", "binary", 1, 2)
-    found = positive(torch.tensor([[0.3], [0.3]]), torch.tensor([0, 1]))
+    found = positive(torch.tensor([[0.3], [0.3]]), torch.tensor([0, 1]), reduction="none")
     assert found[1] / functional.softplus(torch.tensor(-0.3)) == pytest.approx(3.0)
 
 

@@ -10,7 +10,7 @@ import torch
 from sklearn import metrics as sklearn
 
 from hush.objective import BinaryCrossEntropy, CrossEntropy, MeanSquaredError, Objective, TargetBounds, metric_named
-from hush.objective.evaluation import evaluated
+from hush.objective.evaluation import evaluate_metrics
 from hush.objective.metrics import Answers, baseline, user_metric, value_of
 from hush.types import HushError
 
@@ -118,7 +118,7 @@ def test_metrics_are_pooled_per_client_and_of_the_worst() -> None:
     objective = Objective(task="binary", loss=CrossEntropy(), outputs=2, classes=2)
     outputs = torch.tensor([[2.0, 0.0], [0.0, 2.0], [0.0, 1.0], [1.0, 0.0], [3.0, 0.0]])
     targets = torch.tensor([0, 1, 0, 1, 0])
-    found = evaluated(objective, outputs, targets, [2, 2, 1], ["north", "south", "west"])
+    found = evaluate_metrics(objective, outputs, targets, [2, 2, 1], ["north", "south", "west"])
     assert found["primary"] == "accuracy" and found["task"] == "binary"
     assert found["pooled"]["accuracy"] == 0.6 and found["worst"]["accuracy"] == 0.0
     assert [each["accuracy"] for each in found["per_client"].values()] == [1.0, 0.0, 1.0]
@@ -139,7 +139,7 @@ def test_real_targets_are_scaled_by_public_bounds_and_back() -> None:
     off = scaled + torch.tensor([0.1, 0.0])
     score = objective.score_of(objective.row_scores(off, scaled).mean())
     assert score.item() == pytest.approx(5.0 / math.sqrt(2), rel=1e-5)
-    found = evaluated(objective, off, scaled, [1, 2], ["0", "1"])
+    found = evaluate_metrics(objective, off, scaled, [1, 2], ["0", "1"])
     assert found["pooled"]["rmse"] == pytest.approx(score.item()) and found["pooled"]["mae"] == pytest.approx(2.5)
 
 

@@ -12,7 +12,9 @@ from hush.privacy.limits import Limits, check
 from hush.privacy.plan import PrivacyPlan
 from hush.types import HushError
 
-PLAN = PrivacyPlan(100, 20, 2, 30, 1.5, 1.2, "add-remove", "pld")
+PLAN = PrivacyPlan(
+    samples=100, batch=20, epochs=2, rounds=30, clip=1.5, noise_multiplier=1.2, relation="add-remove", accountant="pld"
+)
 TIGHT = Limits(max_rate=0.2, max_steps=10, max_rounds=30, min_noise=1.2, min_clip=1.5, max_clip=1.5)
 
 
@@ -39,7 +41,16 @@ def test_a_plan_beyond_a_limit_is_refused(changes: dict[str, Any], text: str) ->
 
 
 def test_no_protection_is_refused() -> None:
-    bare = PrivacyPlan(100, 20, 1, 5, math.inf, 0.0, "add-remove", "pld")
+    bare = PrivacyPlan(
+        samples=100,
+        batch=20,
+        epochs=1,
+        rounds=5,
+        clip=math.inf,
+        noise_multiplier=0.0,
+        relation="add-remove",
+        accountant="pld",
+    )
     check(bare, Limits())
     for limits in (Limits(min_noise=0.1), Limits(max_clip=100.0)):
         with pytest.raises(HushError, match="exceeds this client's limits"):

@@ -7,7 +7,6 @@ import math
 import pytest
 
 from hush.privacy.accounting import api
-from hush.privacy.accounting.events import reference_epsilon
 from hush.privacy.plan import PrivacyPlan
 from hush.privacy.schedule import (
     PrivacySchedule,
@@ -23,6 +22,7 @@ from hush.recipes.slots.clusters import ClusterChoice
 from hush.recipes.slots.protect import ClipQuantile
 from hush.recipes.slots.weight import SampleCount
 from hush.types import HushError, Policy, Relation
+from tests.support.reference_accountant import reference_epsilon
 
 POLICY = Policy(2.0, 1e-5)
 CHOICE = ClusterChoice("cluster choice", 0.3)
@@ -30,7 +30,9 @@ CLIPPED = ClipQuantile("clip quantile", 0.1, sampled=True)
 
 
 def plan(relation: Relation = "add-remove") -> PrivacyPlan:
-    return PrivacyPlan(1000, 50, 1, 1, 1.0, 1.0, relation, "pld")
+    return PrivacyPlan(
+        samples=1000, batch=50, epochs=1, rounds=1, clip=1.0, noise_multiplier=1.0, relation=relation, accountant="pld"
+    )
 
 
 def mixed(base: PrivacyPlan) -> PrivacySchedule:
@@ -85,13 +87,33 @@ def test_an_aside_makes_training_noisier() -> None:
 
 
 def test_batches_of_a_fixed_size_are_calibrated_under_replace_one() -> None:
-    base = PrivacyPlan(1000, 50, 1, 1, 1.0, 1.0, "replace-one", "rdp", sampler="fixed")
+    base = PrivacyPlan(
+        samples=1000,
+        batch=50,
+        epochs=1,
+        rounds=1,
+        clip=1.0,
+        noise_multiplier=1.0,
+        relation="replace-one",
+        accountant="rdp",
+        sampler="fixed",
+    )
     policy = Policy(2.0, 1e-5, "replace-one")
     schedule = calibrated(drafted([RoundSpec()], [30], base), policy)
     assert {cost.kind for cost in schedule.costs()} == {"fixed-gaussian"}
     assert 0.98 * 2.0 < epsilon(schedule, policy) <= 2.0
     with pytest.raises(HushError, match=r"privacy\.sampler"):
-        PrivacyPlan(1000, 50, 1, 1, 1.0, 1.0, "add-remove", "rdp", sampler="fixed")
+        PrivacyPlan(
+            samples=1000,
+            batch=50,
+            epochs=1,
+            rounds=1,
+            clip=1.0,
+            noise_multiplier=1.0,
+            relation="add-remove",
+            accountant="rdp",
+            sampler="fixed",
+        )
 
 
 def test_first_keeps_the_rounds_that_are_afforded_in_their_order() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hush.config import ModelConfig
 from hush.models import Model, build_model
 from hush.models.model import wrap
-from hush.privacy.sensitivity import MOST_ROWS, PARTIAL_ROWS, RESERVE, SLACK, float_sensitivity, partial_positions
+from hush.privacy.sensitivity import MOST_ROWS, PARTIAL_ROWS, RESERVE, SLACK, partial_positions
 from hush.training.clipping import partial_rows, summed_products
 from hush.training.closed_form import cached_row_norms, closed_form_sums, closed_form_table_sums, linear_layer_of
 from hush.training.per_example.recorder import Recorder
@@ -22,6 +22,7 @@ from hush.training.per_example.vmap import vmap_sums
 from hush.training.select import clipped_sums
 from tests.support.nets import random
 
+UNIT, UNIT64 = 2.0**-24, 2.0**-53
 CLASSES = 3
 Path = Callable[[Model, Tensor, Tensor, Tensor, float], Tensor]
 EXTREME = {
@@ -161,6 +162,16 @@ def test_sums_of_other_models(name: str, kind: str, rows: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert moved(PATHS[name], model, x, y, 0, 1e-3) <= 1.0000001
+
+
+def float_sensitivity(rows: int) -> float:
+    """By how many clips one row can move a sum of so many rows, if it adds at most one clip itself."""
+    partial = PARTIAL_ROWS[min(rows, len(PARTIAL_ROWS) - 1)]
+    single = UNIT * rows * (partial + 1) if partial else 0.0
+    # A factor times a length over positions is at most 2^23 clips, because of how the norm counts that length.
+    several = 2**23 * UNIT64 * rows * (partial_positions(rows) + 1) if partial_positions(rows) > 1 else 0.0
+    double = UNIT64 * rows * (rows + 2)
+    return 1.0 + single + several + double
 
 
 def test_the_stated_bound_is_within_the_slack_for_every_number_of_rows() -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hush.auditing import statistics as statistics
 from hush.auditing.canaries import effects, plant
 from hush.auditing.run import examine
-from hush.auditing.target import Target, target, worst_case
+from hush.auditing.target import Target, target
 from hush.config import ModelConfig, parse
 from hush.data import from_arrays
 from hush.engines.run_ledgers import RunLedgers
@@ -35,6 +35,7 @@ from hush.training.train import Job, train
 from hush.types import Policy, Relation, Task, Update
 from tests.statistical.release_harness import RARE, Finding, releases
 from tests.statistical.source_checks import SOURCE_CHECKS
+from tests.support.worst_case import worst_case
 
 CONFIDENCE = 0.999
 CLAIM = 2.0
@@ -51,7 +52,16 @@ BESIDE: dict[str, dict[str, Any]] = {
 
 
 def plan(samples: int, batch: int, *, clip: float = 1.0, z: float = 0.0, epochs: int = 1) -> PrivacyPlan:
-    return PrivacyPlan(samples, batch, epochs, 1, clip, z, "add-remove", "pld")
+    return PrivacyPlan(
+        samples=samples,
+        batch=batch,
+        epochs=epochs,
+        rounds=1,
+        clip=clip,
+        noise_multiplier=z,
+        relation="add-remove",
+        accountant="pld",
+    )
 
 
 def claimed(relation: Relation, rounds: int) -> PrivacyPlan:
@@ -68,7 +78,10 @@ def noise_scale() -> Finding:
     model = build_model(ModelConfig(name="logreg"), (100,), 2, seed=1)
     x, y, lr = numbers(8, 100), torch.arange(8) % 2, 0.5
     made = plan(8, 8, clip=2.0, z=1.5)
-    jobs = [Job(model.start, 0, made, lr, noise.Seeded(1, 0, number)) for number in range(1000)]
+    jobs = [
+        Job(vector=model.start, first_row=0, plan=made, lr=lr, source=noise.Seeded(1, 0, number))
+        for number in range(1000)
+    ]
     (clean,) = train(model, x, y, [replace(jobs[0], plan=replace(made, noise_multiplier=0.0))])
     drawn = (torch.stack(train(model, x, y, jobs)) - clean) / (lr * 1.5 * 2.0 / 8)
     worst, ok = 1.0, True
@@ -90,7 +103,10 @@ def clip_bound() -> Finding:
         x[-1][-1] *= scales[number % len(scales)]
         y.append(torch.from_numpy(np.random.default_rng(number).integers(0, 3, rows)))
         first = sum(len(part) for part in x[:-1])
-        jobs += [Job(model.start, first, plan(n, n, clip=clip), 1.0, noise.Secure()) for n in (rows - 1, rows)]
+        jobs += [
+            Job(vector=model.start, first_row=first, plan=plan(n, n, clip=clip), lr=1.0, source=noise.Secure())
+            for n in (rows - 1, rows)
+        ]
     updates = train(model, torch.cat(x), torch.cat(y), jobs)
     sums = torch.stack([job.plan.batch * update for job, update in zip(jobs, updates, strict=True)]).double()
     if not bool(sums.isfinite().all()):
@@ -108,7 +124,10 @@ def _entries(runs: int = 1000) -> tuple[PrivacyPlan, Tensor]:
     """How often each row entered a batch of an epoch, read off noiseless updates: runs x rows."""
     target = _eight_rows()
     made = replace(target.plan, clip=0.5, noise_multiplier=0.0)
-    jobs = [Job(target.model.start, 0, made, 1e-3, noise.Seeded(2, 0, number)) for number in range(runs)]
+    jobs = [
+        Job(vector=target.model.start, first_row=0, plan=made, lr=1e-3, source=noise.Seeded(2, 0, number))
+        for number in range(runs)
+    ]
     updates = torch.stack(train(target.model, target.x, target.y, jobs)).reshape(runs, 2, -1)
     along = (updates[:, 0] - updates[:, 1]) * math.sqrt(0.5) * made.batch / (1e-3 * made.clip)
     return made, (along @ target.x.T) * torch.where(target.y == 0, 1.0, -1.0)
@@ -142,7 +161,10 @@ def empty_batches() -> Finding:
     model = build_model(ModelConfig(name="logreg"), (80,), 2, seed=1)
     made = plan(40, 1, clip=1.0, z=1.0)
     silent = torch.full((40, 80), math.nan)
-    jobs = [Job(model.start, 0, made, 0.1, noise.Seeded(3, 0, number)) for number in range(100)]
+    jobs = [
+        Job(vector=model.start, first_row=0, plan=made, lr=0.1, source=noise.Seeded(3, 0, number))
+        for number in range(100)
+    ]
     updates = torch.stack(train(model, silent, torch.zeros(40, dtype=torch.long), jobs)).double()
     ratio = float(updates.square().sum()) / (100 * made.update_noise(0.1, model.layout.size))
     return Finding(abs(ratio - 1) < 5 * math.sqrt(2 / updates.numel()), f"{ratio:.2f} of the planned noise energy")
@@ -204,7 +226,8 @@ def accounted() -> Finding:
     """The event has as many steps as training takes, at the plan's rate and noise."""
     target = _eight_rows()
     source = _Counting(noise.Seeded(4, 0, 1))
-    train(target.model, target.x, target.y, [Job(target.model.start, 0, target.plan, 0.1, source)])  # type: ignore[arg-type]
+    job = Job(vector=target.model.start, first_row=0, plan=target.plan, lr=0.1, source=source)  # type: ignore[arg-type]
+    train(target.model, target.x, target.y, [job])
     cost = target.plan.cost(1)
     ok = (cost.steps, cost.rate, cost.noise) == (source.noised, 0.25, target.plan.noise_multiplier)
     return Finding(ok, f"{source.noised} noisy steps, {cost.steps} accounted")
@@ -282,7 +305,7 @@ def _audited_beside(name: str) -> Finding:
     """The audit of all releases of such a round together."""
     held = releasing(BESIDE[name])
     found = examine(held, kind="two-datasets", runs=REPEATS, confidence=CONFIDENCE, seed=1)
-    assert not [each for each in found.releases if each.looked_at < each.times]
+    assert not [each for each in found.releases if each.audited < each.times]
     return Finding(not found.refuted, _against(found.epsilon_lower, found.epsilon_claimed))
 
 

@@ -298,6 +298,11 @@ MUTANTS = (
         "tests/privacy/test_noise.py::test_no_number_of_a_draw_is_there_twice[secure]",
     ),
     _mutant(
+        "secure-noise-of-24-bits", "secure noise ends at 5.8 standard deviations", "privacy/box_muller.py",
+        "np.maximum(radius, _LEAST, out=radius)", "np.maximum(radius, 2.0**-24, out=radius)",
+        "tests/privacy/test_noise.py::test_secure_noise_reaches_as_far_as_its_bits_allow",
+    ),
+    _mutant(
         "batches-ahead-alike", "batches that are drawn ahead are the same", "privacy/noise.py",
         "heads = self._words(-(-whole // 4)).view(np.uint16)[:whole]",
         "heads = np.tile(self._words(-(-size // 4)).view(np.uint16)[:size], self._batches)",

@@ -175,7 +175,7 @@ def made(net: str, dtype: torch.dtype) -> Model:
     module = build()
     model = wrap(net, module, None) if isinstance(module, nn.Sequential) else from_module(module, shape, net, example)
     start = 0.5 * torch.from_numpy(np.random.default_rng(len(net)).normal(size=model.layout.size))
-    return Model(net, model.module.to(dtype), model.layout, start.to(dtype))
+    return Model(name=net, module=model.module.to(dtype), layout=model.layout, start=start.to(dtype))
 
 
 @dataclass(frozen=True)

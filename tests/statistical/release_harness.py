@@ -45,7 +45,7 @@ from hush.privacy.plan import UPDATE
 from hush.privacy.schedule import ENROLMENT
 from hush.privacy.source import Source
 from hush.recipes import SLOTS, Recipe
-from hush.recipes.check import clash
+from hush.recipes.check import incompatible
 from hush.recipes.slots.clusters import CHOICE, ClusterChoice
 from hush.recipes.slots.protect import BELOW, CENTRE, NoPrivacy
 from hush.recipes.slots.weight import COUNT
@@ -122,7 +122,7 @@ def cases() -> tuple[Case, ...]:
         for rule, option in rules.items():
             for variant in single_changes(option):
                 recipe = replace(Recipe(), **{slot: variant})
-                if clash(recipe) or isinstance(recipe.protect, NoPrivacy) or recipe.protect.shared_draws:
+                if any(incompatible(recipe)) or isinstance(recipe.protect, NoPrivacy) or recipe.protect.shared_draws:
                     continue
                 table = {slot: _table(rule, variant)}
                 changed = [f"{k} = {v}" for k, v in table[slot].items() if k != "rule" and v != _usual(option).get(k)]

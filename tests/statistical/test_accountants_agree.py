@@ -19,9 +19,10 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from hush.privacy.accounting import api, events, gaussian, pld
-from hush.privacy.accounting.cost import Cost, composed
+from hush.privacy.accounting.cost import Cost
 from hush.seeds import rng
 from hush.types import Relation
+from tests.support.reference_accountant import composed
 
 
 class Schedule(NamedTuple):

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hush.callbacks import RoundFunction
 from hush.config import parse
 from hush.data.datasets import Dataset
 from hush.data.synthetic import synthetic_users
@@ -72,7 +71,7 @@ def ran(raw: Raw, dataset: Dataset | None = None, root: str | None = None) -> Ra
 def users(clients: int, samples: int, spread: float, seed: int) -> Dataset:
     """Synthetic users whose rows have unit length, as DP-SCAFFOLD has them; row by row, so it costs no privacy."""
     x, y, owner = synthetic_users(clients, samples, spread, spread, seed)
-    return Dataset("synthetic", x / np.linalg.norm(x, axis=1, keepdims=True), y, 10, owner)
+    return Dataset(name="synthetic", x=x / np.linalg.norm(x, axis=1, keepdims=True), y=y, classes=10, owner=owner)
 
 
 RATES = (0.001, 0.002, 0.003, 0.005, 0.01, 0.03)
@@ -288,7 +287,7 @@ def weights(recipe: Raw, lies: bool) -> list[float]:
         said = replace(liar, policy=replace(liar.policy, epsilon=10 * liar.policy.epsilon))
         honest = replace(honest, terms=replace(honest.terms, members=(said, *honest.members[1:])))
     records: list[RoundRecord] = []
-    run(honest, callbacks=[RoundFunction(records.append)])
+    run(honest, callbacks=[records.append])
     return [record.weights[0] for record in records]
 
 

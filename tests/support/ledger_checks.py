@@ -12,7 +12,7 @@ from typing import Any
 from hush.privacy.ledger import Ledger, account, book, ledger
 from hush.privacy.ledger.book import READY, SENT, Book
 from hush.types import Policy
-from tests.support.ledger_jobs import COSTS, POLICY
+from tests.support.ledger_jobs import COSTS, POLICY, pending
 from tests.support.paths import environment, helper
 
 
@@ -86,4 +86,4 @@ def check_finished(path: str, witness: str) -> None:
     assert sum(charge.state == SENT for charge in held.charges.values()) == released
     with Ledger.open(path) as reopened:
         assert not reopened.affords(COSTS)
-        assert reopened.pending() == []
+        assert pending(reopened) == []

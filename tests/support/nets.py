@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from hush.models import Model
-from hush.privacy.sensitivity import applied
+from hush.privacy.sensitivity import SLACK
 from hush.training.per_example.vmap import gradients
+
+Clip = TypeVar("Clip", float, Tensor)
+
+
+def applied(clip: Clip) -> Clip:
+    """Return the clip that factors are computed for, so that one row moves the computed sum by at most `clip`."""
+    return clip / (1.0 + SLACK)
 
 
 def double(model: Model) -> Model:
-    return Model(model.name, model.module.double(), model.layout, model.start.double())
+    return Model(name=model.name, module=model.module.double(), layout=model.layout, start=model.start.double())
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

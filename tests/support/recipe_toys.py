@@ -182,7 +182,7 @@ def play(
     classes = vectors.shape[1] // (features + 1)
     module = nn.Linear(features, classes).double().requires_grad_(False)
     layout = Layout(("weight", "bias"), ((classes, features), (classes,)))
-    model = Model("toy", module, layout, vectors[0])
+    model = Model(name="toy", module=module, layout=layout, start=vectors[0])
     shape = release_shape(config, model, (features,), classes)
     terms = terms_of(config, recipe, members, stage_table, schedules, model, toy.invited, shape)
     terms = replace(terms, rng=lambda number: Given(server or {}, number))

@@ -33,8 +33,19 @@ MODEL = from_module(network(), (8,))
 
 
 def job(client: int, steps: int = 3, batch: int = 10, deviation: float = 0.5, discrete: bool = False) -> Job:
-    plan = PrivacyPlan(40, batch, 1, 1, 1.0, deviation, "add-remove", "pld", discrete, local_steps=steps)
-    return Job(MODEL.start, 40 * client, plan, 0.5, noise.Seeded(7, client, 2))
+    plan = PrivacyPlan(
+        samples=40,
+        batch=batch,
+        epochs=1,
+        rounds=1,
+        clip=1.0,
+        noise_multiplier=deviation,
+        relation="add-remove",
+        accountant="pld",
+        discrete=discrete,
+        local_steps=steps,
+    )
+    return Job(vector=MODEL.start, first_row=40 * client, plan=plan, lr=0.5, source=noise.Seeded(7, client, 2))
 
 
 def fresh(of: Job) -> Job:
@@ -133,8 +144,20 @@ def test_a_path_by_rows_trains_with_masks_of_their_own() -> None:
     torch.manual_seed(0)
     model: Model = from_module(shared, (8,))
     assert model.in_training.module.order == "one row"
-    plan = PrivacyPlan(40, 10, 1, 1, 1.0, 0.5, "add-remove", "pld", local_steps=2)
-    jobs = [Job(model.start, 40 * c, plan, 0.5, noise.Seeded(7, c, 2)) for c in range(3)]
+    plan = PrivacyPlan(
+        samples=40,
+        batch=10,
+        epochs=1,
+        rounds=1,
+        clip=1.0,
+        noise_multiplier=0.5,
+        relation="add-remove",
+        accountant="pld",
+        local_steps=2,
+    )
+    jobs = [
+        Job(vector=model.start, first_row=40 * c, plan=plan, lr=0.5, source=noise.Seeded(7, c, 2)) for c in range(3)
+    ]
     with pytest.warns(UserWarning, match="slow path"):
         together = train(model, X, Y, [fresh(each) for each in jobs])
         single = [train(model, X, Y, [fresh(each)])[0] for each in jobs]

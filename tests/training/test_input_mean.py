@@ -23,7 +23,9 @@ from hush.training.gpu.graph_replay import PaddedGraphStep
 from hush.training.job import Job
 from hush.training.train import train as trained
 
-PLAN = PrivacyPlan(12, 4, 1, 1, 0.7, 1.3, "add-remove", "pld")
+PLAN = PrivacyPlan(
+    samples=12, batch=4, epochs=1, rounds=1, clip=0.7, noise_multiplier=1.3, relation="add-remove", accountant="pld"
+)
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -61,7 +63,10 @@ def test_the_plain_model_acts_as_the_centred_one() -> None:
 
 
 def jobs(net: Any, centres: list[torch.Tensor | None], first: int = 12) -> list[Job]:
-    return [Job(net.start, first * i, PLAN, 0.5, Seeded(3, i, 1), input_mean=shift) for i, shift in enumerate(centres)]
+    return [
+        Job(vector=net.start, first_row=first * i, plan=PLAN, lr=0.5, source=Seeded(3, i, 1), input_mean=shift)
+        for i, shift in enumerate(centres)
+    ]
 
 
 @pytest.mark.parametrize("known", [False, True])

@@ -87,7 +87,7 @@ def expected(model: Model, vectors: Tensor, x: Tensor, y: Tensor, clips: Tensor)
     for client, vector in enumerate(vectors):
         for one_x, one_y in zip(x[client], y[client], strict=True):
             leaf = vector.clone().requires_grad_()
-            loss = model.objective.loss(model.logits(leaf, one_x[None]), one_y[None], "sum")
+            loss = model.objective.loss(model.logits(leaf, one_x[None]), one_y[None], reduction="sum")
             (gradient,) = torch.autograd.grad(loss, leaf)
             total[client] += gradient.double() * min(1.0, float(clips[client] / gradient.norm()))
     return total
@@ -170,7 +170,9 @@ def test_one_target_may_have_an_axis_of_outputs_or_none(shape: tuple[int, ...]) 
         torch.testing.assert_close(sums(model, vectors, x, y, clips), wanted, rtol=5e-3, atol=5e-3)
 
 
-PLAN = PrivacyPlan(ROWS, 2, 1, 1, 0.7, 1.3, "add-remove", "pld")
+PLAN = PrivacyPlan(
+    samples=ROWS, batch=2, epochs=1, rounds=1, clip=0.7, noise_multiplier=1.3, relation="add-remove", accountant="pld"
+)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +190,11 @@ def test_the_path_is_selected_by_the_model_whatever_the_objective(
 ) -> None:
     objective, y = OBJECTIVES[name]
     model, x = model_of(kind, objective), uniform(7, ROWS, WIDTH)
-    jobs = [Job(model.start, 0, replace(PLAN, discrete=discrete), 0.1, noise.Seeded(1, 0, 0))]
+    jobs = [
+        Job(
+            vector=model.start, first_row=0, plan=replace(PLAN, discrete=discrete), lr=0.1, source=noise.Seeded(1, 0, 0)
+        )
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert type(select(model, x, y[0], jobs)) is wanted
@@ -202,7 +208,7 @@ def test_kernels_with_a_softmax_of_their_own_serve_cross_entropy_alone(monkeypat
     monkeypatch.setattr(module, "noise_fits", lambda _: True)
     network = build_model(ModelConfig(name="cnn"), (1, 8, 8), OUTPUTS, seed=1)
     x = torch.zeros(ROWS, 1, 8, 8)
-    jobs = [Job(network.start, 0, PLAN, 0.1, noise.Seeded(1, 0, 0))]
+    jobs = [Job(vector=network.start, first_row=0, plan=PLAN, lr=0.1, source=noise.Seeded(1, 0, 0))]
 
     def found(model: Model, y: Tensor) -> bool:
         return (
@@ -221,7 +227,7 @@ def test_losses_of_queries_are_cut_to_their_bound(name: str) -> None:
     model, x = model_of("mlp", objective), uniform(8, ROWS, WIDTH)
     vectors = torch.stack([model.start, 1e3 * model.start])
     found = bounded_losses(model, vectors, x, y[0], 0.5)
-    each = objective.loss(model.logits(vectors[0], x).double(), y[0])
+    each = objective.loss(model.logits(vectors[0], x).double(), y[0], reduction="none")
     assert found[0].item() == pytest.approx((each.clamp(0, 0.5) - 0.25).sum().item())
     assert found.abs().max() <= 0.25 * ROWS
     alone = [
@@ -239,5 +245,7 @@ def test_a_model_is_trained_for_several_objectives_in_turn() -> None:
     for name in ("mse", "labels", "mse"):
         objective, y = OBJECTIVES[name]
         own = replace(model, objective=objective)
-        updates += train(own, x, y[0], [Job(own.start, 0, clip, 0.1, noise.Seeded(1, 0, 0))])
+        updates += train(
+            own, x, y[0], [Job(vector=own.start, first_row=0, plan=clip, lr=0.1, source=noise.Seeded(1, 0, 0))]
+        )
     assert torch.equal(updates[0], updates[2]) and not torch.equal(updates[0], updates[1])

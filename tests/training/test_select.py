@@ -23,7 +23,9 @@ from hush.training.per_example.vmap import VmapSum
 from hush.training.precision import Precision
 from hush.training.select import select
 
-PLAN = PrivacyPlan(12, 4, 1, 1, 0.7, 1.3, "add-remove", "pld")
+PLAN = PrivacyPlan(
+    samples=12, batch=4, epochs=1, rounds=1, clip=0.7, noise_multiplier=1.3, relation="add-remove", accountant="pld"
+)
 
 
 class Scaled(nn.Module):
@@ -43,7 +45,11 @@ def built(name: str) -> Model:
 
 
 def jobs(model: Model, discrete: bool = False) -> list[Job]:
-    return [Job(model.start, 0, replace(PLAN, discrete=discrete), 0.1, noise.Seeded(1, 0, 0))]
+    return [
+        Job(
+            vector=model.start, first_row=0, plan=replace(PLAN, discrete=discrete), lr=0.1, source=noise.Seeded(1, 0, 0)
+        )
+    ]
 
 
 @pytest.mark.parametrize(

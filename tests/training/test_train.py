@@ -20,7 +20,6 @@ from hush.config import ModelConfig
 from hush.models import Model, build_model, from_module
 from hush.privacy import noise
 from hush.privacy.plan import PrivacyPlan
-from hush.privacy.sensitivity import applied
 from hush.training import closed_form, memory
 from hush.training.clipping import RANGE
 from hush.training.closed_form import closed_form_sums, linear_layer_of, padded_blocks, row_norms
@@ -34,24 +33,33 @@ from hush.training.precision import Precision
 from hush.training.select import clipped_sums
 from hush.training.train import Job, train
 from hush.types import HushError
-from tests.support.nets import random, reference
+from tests.support.nets import applied, random, reference
 
 SAMPLES = 40
 BATCHES = (4, 4, 13, 40, 1)
 
 
 def plan(batch: int, epochs: int = 1, noise_multiplier: float = 0.7) -> PrivacyPlan:
-    return PrivacyPlan(SAMPLES, batch, epochs, 1, 0.5, noise_multiplier, "add-remove", "pld")
+    return PrivacyPlan(
+        samples=SAMPLES,
+        batch=batch,
+        epochs=epochs,
+        rounds=1,
+        clip=0.5,
+        noise_multiplier=noise_multiplier,
+        relation="add-remove",
+        accountant="pld",
+    )
 
 
 def jobs(model: Model, batches: Sequence[int] = BATCHES) -> list[Job]:
     return [
         Job(
-            model.start + 0.01 * i,
-            SAMPLES * i,
-            plan(batch, epochs=1 + i % 2, noise_multiplier=0.0 if i == 2 else 0.7),
-            0.1 * (1 + i),
-            noise.Seeded(1, i, 2),
+            vector=model.start + 0.01 * i,
+            first_row=SAMPLES * i,
+            plan=plan(batch, epochs=1 + i % 2, noise_multiplier=0.0 if i == 2 else 0.7),
+            lr=0.1 * (1 + i),
+            source=noise.Seeded(1, i, 2),
         )
         for i, batch in enumerate(batches)
     ]
@@ -176,7 +184,7 @@ def test_an_error_while_prefetching_is_raised() -> None:
             raise OSError("no entropy")
 
     model = build_model(ModelConfig(name="logreg"), (4,), 3, seed=1)
-    job = Job(model.start, 0, plan(4), 0.1, Broken())  # type: ignore[arg-type]
+    job = Job(vector=model.start, first_row=0, plan=plan(4), lr=0.1, source=Broken())  # type: ignore[arg-type]
     prefetcher = Prefetcher([job], model.layout.size, torch.float32, 1)
     with prefetcher, pytest.raises(OSError, match="no entropy"):
         prefetcher.chunk(0)
@@ -201,7 +209,9 @@ def test_noise_from_the_bank_depends_on_the_client_alone(monkeypatch: pytest.Mon
     like = torch.zeros(3, model.layout.size)
 
     def drawn(clients: Sequence[int]) -> Tensor:
-        mine = [Job(model.start, 0, plan(4), 0.1, noise.Seeded(1, c, 1)) for c in clients]
+        mine = [
+            Job(vector=model.start, first_row=0, plan=plan(4), lr=0.1, source=noise.Seeded(1, c, 1)) for c in clients
+        ]
         rngs = [job.source.device_rng(torch.device("cpu")) for job in mine]
         assert None not in rngs
         bank = noise_bank.NoiseBank(mine, [rng for rng in rngs if rng], like[: len(mine)])
@@ -236,7 +246,7 @@ def test_prefetching_never_runs_more_than_its_depth_ahead() -> None:
             return torch.zeros(size, dtype=dtype)
 
     model, source = build_model(ModelConfig(name="logreg"), (4,), 3, seed=1), Counting()
-    job = Job(model.start, 0, plan(4), 0.1, source)  # type: ignore[arg-type]
+    job = Job(vector=model.start, first_row=0, plan=plan(4), lr=0.1, source=source)  # type: ignore[arg-type]
     with Prefetcher([job], model.layout.size, torch.float32, 1) as prefetcher:
         for step in range(3):
             prefetcher.chunk(step)
@@ -256,11 +266,11 @@ def corrected(model: Model, source_seed: int = 1, discrete: bool = False) -> lis
     ]
     return [
         Job(
-            model.start + 0.01 * i,
-            SAMPLES * (i % 5),
-            replace(plan(8, epochs=1 + i % 2), discrete=discrete),
-            0.3,
-            noise.Seeded(source_seed, i, 3),
+            vector=model.start + 0.01 * i,
+            first_row=SAMPLES * (i % 5),
+            plan=replace(plan(8, epochs=1 + i % 2), discrete=discrete),
+            lr=0.3,
+            source=noise.Seeded(source_seed, i, 3),
             **kind,
         )
         for i, kind in enumerate(kinds)
@@ -269,7 +279,9 @@ def corrected(model: Model, source_seed: int = 1, discrete: bool = False) -> lis
 
 def loop64(model: Model, x: Tensor, y: Tensor, job: Job) -> Tensor:
     """The rule y -= lr (H + drift + proximal (y - start)) in float64, gradients by definition."""
-    wide = Model(model.name, copy.deepcopy(model.module).double(), model.layout, model.start.double())
+    wide = Model(
+        name=model.name, module=copy.deepcopy(model.module).double(), layout=model.layout, start=model.start.double()
+    )
     start = job.vector.double()
     moving = start.clone()
     for _ in range(job.plan.steps):
@@ -358,11 +370,11 @@ def test_a_full_batch_is_never_gathered_at_once(kind: str, monkeypatch: pytest.M
 
     full = [
         Job(
-            model.start,
-            SAMPLES * i,
-            replace(plan(SAMPLES), discrete=kind == "discrete"),
-            0.1,
-            noise.Seeded(0, i, 0),
+            vector=model.start,
+            first_row=SAMPLES * i,
+            plan=replace(plan(SAMPLES), discrete=kind == "discrete"),
+            lr=0.1,
+            source=noise.Seeded(0, i, 0),
         )
         for i in range(3)
     ]
@@ -384,7 +396,7 @@ def test_one_client_alone_with_a_batch_larger_than_the_physical_one() -> None:
     x, y = data((4,))
 
     def job() -> Job:
-        return Job(model.start, 0, plan(SAMPLES), 0.1, noise.Seeded(0, 0, 0))
+        return Job(vector=model.start, first_row=0, plan=plan(SAMPLES), lr=0.1, source=noise.Seeded(0, 0, 0))
 
     expected = by_hand(model, x, y, job())
     torch.testing.assert_close(train(model, x, y, [job()], physical_batch=9)[0], expected, rtol=1e-5, atol=1e-6)

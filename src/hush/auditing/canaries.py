@@ -187,7 +187,7 @@ def _norms(model: Model, x: Tensor, y: Tensor) -> Tensor:
 
 def _gradients(model: Model, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
     def loss(at: Tensor, one_x: Tensor, one_y: Tensor) -> Tensor:
-        return model.objective.loss(model.logits(at, one_x[None]), one_y[None], "mean")
+        return model.objective.loss(model.logits(at, one_x[None]), one_y[None], reduction="mean")
 
     each = vmap(grad(loss), in_dims=(None, 0, 0))
     return torch.cat([each(vector, *part) for part in _parts(vector, x, y)])

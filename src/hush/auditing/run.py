@@ -57,7 +57,7 @@ class AuditedRelease:
 
     what: str
     times: int
-    looked_at: int
+    audited: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class AuditResult:
         noise: The source of the noise.
         seconds: The duration of the audit.
         releases: What the claim covers, and how many of these releases were audited.
-        not_looked_at: What the client releases that was not audited: releases that no claim covers, and releases listed
+        not_audited: What the client releases that was not audited: releases that no claim covers, and releases listed
             as such in `releases`.
     """
 
@@ -100,7 +100,7 @@ class AuditResult:
     noise: str
     seconds: float
     releases: tuple[AuditedRelease, ...]
-    not_looked_at: tuple[str, ...]
+    not_audited: tuple[str, ...]
 
     @property
     def refuted(self) -> bool:
@@ -198,7 +198,7 @@ def examine(
         noise=noise.SECURE if target.secure else noise.SEEDED,
         seconds=time.perf_counter() - began,
         releases=releases,
-        not_looked_at=(*(each.what for each in releases if not each.looked_at), *target.not_covered),
+        not_audited=(*(each.what for each in releases if not each.audited), *target.not_covered),
     )
 
 
@@ -341,11 +341,11 @@ def _releases(
     for start in range(0, len(first_rows), width):
         jobs = [
             Job(
-                target.starts[number % len(target.starts)],
-                first,
-                stage.plan,
-                target.lr,
-                source,
+                vector=target.starts[number % len(target.starts)],
+                first_row=first,
+                plan=stage.plan,
+                lr=target.lr,
+                source=source,
                 at_start=stage.spec.still,
             )
             for first, run in zip(first_rows[start : start + width], sources, strict=False)

@@ -1,22 +1,20 @@
-"""The target of an audit: one client's training as the run would do it, or a worst case."""
+"""The target of an audit: one client's training as the run would do it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
-from hush.config import Config, parse
-from hush.data import from_arrays
-from hush.engines.setup import Federation, prepare
+from hush.config import Config
+from hush.engines.setup import Federation
 from hush.models import Model
 from hush.privacy.accounting import api
 from hush.privacy.plan import PrivacyPlan
 from hush.privacy.schedule import ENROLMENT, Stage
 from hush.privacy.side_release import ReleaseShape
 from hush.recipes import Recipe
-from hush.types import HushError, Relation, unknown
+from hush.types import HushError, unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,36 +113,3 @@ def _number_of(name: str, federation: Federation) -> int:
     if name not in names:
         raise unknown("client", "client", name, names)
     return names.index(name)
-
-
-def worst_case(
-    *,
-    epsilon: float = 4.0,
-    delta: float = 1e-3,
-    relation: Relation = "add-remove",
-    samples: int = 8,
-    batch: int = 8,
-    rounds: int = 1,
-    secure: bool = False,
-) -> Target:
-    """Return a worst case: a linear model with two classes, and rows that share no inputs.
-
-    With full batches its one noisy step per round is exactly the Gaussian mechanism, so a powerful audit must come
-    close to the claim.
-    """
-    rows = np.eye(2 * samples, 2 * samples + 1, dtype=np.float32)
-    module = nn.Linear(2 * samples + 1, 2, bias=False)
-    nn.init.zeros_(module.weight)
-    config = parse(
-        {
-            "rounds": rounds,
-            "data": {"clients": 1, "partition": "iid", "test_fraction": 0.5},
-            "privacy": {
-                "budgets": epsilon, "delta": delta, "relation": relation, "noise": "secure" if secure else "seeded"
-            },
-            "local": {"batch_size": batch, "lr": 0.01},
-            "recipe": {"name": "dp-fedavg"},
-        }
-    )  # fmt: skip
-    dataset = from_arrays(rows, np.arange(2 * samples) % 2, name="worst-case", classes=2)
-    return target(prepare(config, dataset=dataset, module=module))

@@ -59,7 +59,14 @@ class Workload:
         drifts = [None] * len(self.plans) if self.drifts is None else self.drifts.unbind()
         start = self.model.start.to(self.x.device)
         return [
-            Job(start, first, plan, self.lr, Secure() if secure else Seeded(0, client, round_number), drift)
+            Job(
+                vector=start,
+                first_row=first,
+                plan=plan,
+                lr=self.lr,
+                source=Secure() if secure else Seeded(0, client, round_number),
+                drift=drift,
+            )
             for client, (first, plan, drift) in enumerate(zip(self.firsts, self.plans, drifts, strict=True))
         ]
 
@@ -91,7 +98,16 @@ def w2(users: int = 20, steps: int = 50, device: str = "cpu") -> Workload:
 def plan_of(samples: int, batch: int, steps: int, clip: float) -> PrivacyPlan:
     """Return a plan with this many steps, in whole epochs."""
     epochs = steps // math.ceil(samples / batch)
-    return PrivacyPlan(samples, batch, epochs, 1, clip, 1.0, "add-remove", "pld")
+    return PrivacyPlan(
+        samples=samples,
+        batch=batch,
+        epochs=epochs,
+        rounds=1,
+        clip=clip,
+        noise_multiplier=1.0,
+        relation="add-remove",
+        accountant="pld",
+    )
 
 
 def _model(name: str, shape: tuple[int, ...]) -> Model:

@@ -396,9 +396,9 @@ def _dataset(
     name: str, x: npt.NDArray[np.float32], inputs: InputSpec | None, found: Targets, schema: Schema | None
 ) -> Dataset:
     return Dataset(
-        name, x, found.values, found.classes, schema=schema, own=True, inputs=inputs, targets=found.kind,
-        class_names=found.class_names, not_covered=(CLASSES_FROM_ROWS,) if found.from_rows else (),
-        class_values=found.class_values,
+        name=name, x=x, y=found.values, classes=found.classes, schema=schema, own=True, inputs=inputs,
+        targets=found.kind, class_names=found.class_names, class_values=found.class_values,
+        not_covered=(CLASSES_FROM_ROWS,) if found.from_rows else (),
     )  # fmt: skip
 
 

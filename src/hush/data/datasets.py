@@ -24,7 +24,7 @@ PARTS = ("train", "test", "all")
 OWN = "own arrays"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Dataset:
     """Rows and labels: images are (n, channels, height, width), tables (n, features).
 
@@ -115,7 +115,7 @@ def from_arrays(x: npt.ArrayLike, y: npt.ArrayLike, name: str = OWN, classes: in
         )
     count = int(labels.max()) + 1 if classes is None else integer("classes", classes, low=1)
     with np.errstate(over="ignore"):
-        dataset = Dataset(name, features.astype(np.float32), labels.astype(np.int64), count)
+        dataset = Dataset(name=name, x=features.astype(np.float32), y=labels.astype(np.int64), classes=count)
     check_finite(dataset)
     return dataset
 
@@ -174,7 +174,7 @@ def from_function(name: str) -> object:
 
 def _digits() -> Dataset:
     x, y = made.digits()
-    return Dataset("digits", x, y, 10)
+    return Dataset(name="digits", x=x, y=y, classes=10)
 
 
 def _users(name: str, clients: int, seed: int, options: dict[str, object]) -> Dataset:
@@ -186,25 +186,32 @@ def _users(name: str, clients: int, seed: int, options: dict[str, object]) -> Da
         x, y, owner = made.synthetic_users(users, samples, alpha, beta, seed)
     else:
         x, y, owner = made.published_users(users, samples, alpha, beta)
-    return Dataset(name, x, y, made.CLASSES, owner)
+    return Dataset(name=name, x=x, y=y, classes=made.CLASSES, owner=owner)
 
 
 def _from_files(name: str, root: Path, parts: Sequence[str]) -> Dataset:
     if name == "imdb":
         pairs = [imdb.read_reviews(root, part) for part in parts]
         x = imdb.featurise([text for texts, _ in pairs for text in texts])
-        return Dataset(name, x, np.array([label for _, labels in pairs for label in labels], np.int64), 2)
+        return Dataset(
+            name=name, x=x, y=np.array([label for _, labels in pairs for label in labels], np.int64), classes=2
+        )
     if name == "cifar10":
         pixels, labels = _stack([cifar.read_cifar10(root, part) for part in parts])
         x = np.empty(pixels.shape, np.float32)
         for channel, (mean, std) in enumerate(zip(cifar.MEAN, cifar.STD, strict=True)):
             x[:, channel] = images.normalise(pixels[:, channel], mean, std)
-        return Dataset(name, x, labels.astype(np.int64), 10)
+        return Dataset(name=name, x=x, y=labels.astype(np.int64), classes=10)
     spec = {"mnist": images.MNIST, "fashion-mnist": images.FASHION_MNIST}.get(name) or next(
         (spec for spec in images.EMNIST47 if images.present(spec, root)), images.EMNIST47[0]
     )
     pixels, labels = _stack([images.read_images(spec, root, part) for part in parts])
-    return Dataset(spec.title, images.normalise(pixels, spec.mean, spec.std), labels.astype(np.int64), spec.classes)
+    return Dataset(
+        name=spec.title,
+        x=images.normalise(pixels, spec.mean, spec.std),
+        y=labels.astype(np.int64),
+        classes=spec.classes,
+    )
 
 
 def _stack(pairs: Sequence[tuple[images.Pixels, images.Pixels]]) -> tuple[images.Pixels, images.Pixels]:

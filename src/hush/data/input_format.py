@@ -49,7 +49,7 @@ class InputFormat:
     rows: Literal["as-given", "unit-norm"] = "as-given"
 
     def stored(self, data: object) -> tuple[Stored, list[str] | None]:
-        """New rows (n, *shape) as the model gets them, and the client of each where a column names it.
+        """Return new rows (n, *shape) as the model takes them, and the client of each if a column names it.
 
         Raises:
             HushError: The rows are not as those that the model was trained on.
@@ -75,11 +75,11 @@ class InputFormat:
         return (transforms.unit_norm(x) if self.rows == "unit-norm" else x), names
 
     def record(self) -> dict[str, Any]:
-        """As JSON can hold it; `from_record` reads it."""
+        """Return the format as JSON values; `from_record` reads it."""
         return {**asdict(self), "schema": None if self.schema is None else self.schema.record()}
 
     def accepted(self) -> str:
-        """What rows are accepted, in words."""
+        """Describe which rows are accepted."""
         if self.columns:
             shown = ", ".join(self.columns[:20]) + (" ..." if len(self.columns) > 20 else "")
             return f"a DataFrame, a CSV or Parquet file, or a dict of columns, with the columns {shown}"
@@ -90,7 +90,7 @@ class InputFormat:
         return f"a {self.inputs.kind} of arrays: {parts}"
 
     def _clients(self, table: Table) -> list[str] | None:
-        """The clients that a column names, where there is such a column."""
+        """Return the clients that a column names, where there is such a column."""
         if self.client_column is None or self.client_column not in table.columns:
             return None
         return [str(value) for value in np.asarray(table.columns[self.client_column]).tolist()]
@@ -141,7 +141,7 @@ class InputFormat:
 
 
 def format_of(dataset: Dataset, rows: Literal["as-given", "unit-norm"]) -> InputFormat:
-    """The input format of a model that was trained on these rows; `rows` is `data.rows` of the config."""
+    """Return the input format of a model that was trained on these rows; `rows` is `data.rows` of the config."""
     return InputFormat(
         shape=tuple(dataset.x.shape[1:]),
         inputs=dataset.inputs,
@@ -154,7 +154,7 @@ def format_of(dataset: Dataset, rows: Literal["as-given", "unit-norm"]) -> Input
 
 
 def from_record(raw: Mapping[str, Any]) -> InputFormat:
-    """The input format that `InputFormat.record` described."""
+    """Return the input format that `InputFormat.record` described."""
     inputs = raw["inputs"]
     if inputs is not None:
         parts = tuple(InputPart(part["name"], tuple(part["shape"]), part["dtype"]) for part in inputs["parts"])
@@ -169,7 +169,7 @@ def _read(path: Path) -> Table | dict[str, Any]:
 
 
 def _arrays(given: object) -> Any:
-    """Tensors and lists as arrays; tuples and dicts of them likewise."""
+    """Convert tensors and lists to arrays; tuples and dicts of them likewise."""
     if isinstance(given, Mapping):
         return {str(name): _arrays(value) for name, value in given.items()}
     if isinstance(given, tuple):
@@ -185,7 +185,7 @@ def _arrays(given: object) -> Any:
 
 
 def _fits(found: InputSpec | None, wanted: InputSpec | None) -> bool:
-    """Whether inputs of this kind can be given where the other is wanted: integers may stand for real numbers."""
+    """Return whether inputs of one kind are accepted as the other: integers may stand for real numbers."""
     if wanted is None:
         return found is None or found.kind == "array"
     if found is None or found.kind != wanted.kind or len(found.parts) != len(wanted.parts):

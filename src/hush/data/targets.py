@@ -21,7 +21,7 @@ CLASSES_FROM_ROWS = "classes: taken from the labels of the rows; declare them wi
 _SHOWN = 10
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Targets:
     """The values to predict, one value or one array of values per row.
 
@@ -67,11 +67,11 @@ def encode_targets(
     if kind is None:
         kind = _kind(found, classes)
     if kind == "continuous":
-        return Targets(_real(found, where), kind, 0)
+        return Targets(values=_real(found, where), kind=kind, classes=0)
     if kind == "multilabel":
         if found.ndim != 2 or not np.isin(found, (0, 1)).all():
             raise HushError("labels: several labels per row are an array (n, k) of zeros and ones")
-        return Targets(found.astype(np.float32), kind, found.shape[1])
+        return Targets(values=found.astype(np.float32), kind=kind, classes=found.shape[1])
     if found.ndim != 1:
         raise HushError(f"labels: shape {found.shape} for classes; accepted: (n,), one class per row")
     return _classes(found, classes, where)
@@ -153,7 +153,14 @@ def _classes(found: npt.NDArray[Any], classes: int | Sequence[object] | None, wh
         )
     plain = texts == [str(number) for number in range(len(texts))]
     typed = _typed(texts, found.dtype.kind)
-    return Targets(values, "classes", len(texts), () if plain else tuple(texts), classes is None, typed)
+    return Targets(
+        values=values,
+        kind="classes",
+        classes=len(texts),
+        class_names=() if plain else tuple(texts),
+        from_rows=classes is None,
+        class_values=typed,
+    )
 
 
 def _typed(texts: Sequence[str], kind: str) -> tuple[Any, ...]:

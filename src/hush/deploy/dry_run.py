@@ -126,7 +126,7 @@ def _synthetic_rows(schema: Schema, number: int, classes: int) -> Dataset:
             x[:, at] = drawn.uniform(column.low, column.high, number)
         if column.kind == "integer":
             x[:, at] = np.rint(x[:, at])
-    return Dataset("made-up rows", x, drawn.integers(0, classes, number), classes, schema=schema)
+    return Dataset(name="made-up rows", x=x, y=drawn.integers(0, classes, number), classes=classes, schema=schema)
 
 
 def _first_round(node: Node, config: Config, schema: Schema) -> float:

@@ -75,7 +75,17 @@ def work(task: Task, receipt: Receipt, stage: Stage, client: Client) -> Work:
         drift = shrink if drift is None else drift + shrink
     pull = client.pull + config.local.weight_decay
     shift = None if extras.input_mean is None else extras.input_mean.to(client.x.dtype)
-    job = Job(start, client.first_row, plan, config.local.lr, client.source, drift, pull, stage.spec.still, shift)
+    job = Job(
+        vector=start,
+        first_row=client.first_row,
+        plan=plan,
+        lr=config.local.lr,
+        source=client.source,
+        drift=drift,
+        proximal=pull,
+        at_start=stage.spec.still,
+        input_mean=shift,
+    )
     return Work(
         task=task,
         receipt=receipt,

@@ -10,14 +10,16 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from hush.callbacks import RoundFunction
 from hush.engines.results import outcome
 from hush.engines.setup import Federation
 from hush.engines.trained import trained_model
 from hush.models import Model
-from hush.objective.evaluation import evaluated
+from hush.objective.evaluation import evaluate_metrics
 from hush.privacy.ledger import Ledger
 from hush.recipes.context import State
 from hush.server.loop import Answer, ServerState, serve, short_of_quorum, start
@@ -71,12 +73,17 @@ class Host(Protocol):
         ...
 
     @property
+    def on_round_end(self) -> Sequence[RoundFunction]:
+        """What is called after each round, once it is saved; one that returns True stops the run there."""
+        ...
+
+    @property
     def idle(self) -> float:
         """Seconds so far that this run waited for others, which do not count."""
         ...
 
     def enrol(self) -> tuple[Federation, State]:
-        """Begin a new run: the federation as it is planned from enrolment, and what clients are told from then on."""
+        """Begin a new run: the federation as it is planned from enrolment, and the state from enrolment."""
         ...
 
     def resume(self, state: ServerState, records: Sequence[RoundRecord]) -> Federation:
@@ -84,24 +91,20 @@ class Host(Protocol):
         ...
 
     def evaluate(self, models: Tensor, placed: Sequence[int], round_number: int) -> tuple[tuple[float, ...], float]:
-        """The primary score of each client under the model it is placed on, and the mean loss."""
+        """Return the primary score of each client under the model it is placed on, and the mean loss."""
         ...
 
     def measure(self, models: Tensor, placed: Sequence[int], round_number: int) -> dict[str, Any]:
-        """All metrics of the objective (`hush.objective.evaluation`), at the end of a run."""
+        """Return all metrics of the objective (`hush.objective.evaluation`), at the end of a run."""
         ...
 
-    def closed(self, record: RoundRecord) -> None:
-        """Count what a round released, where it was not charged here, before the round is saved."""
-        ...
-
-    def saved(self, record: RoundRecord) -> bool | None:
-        """Tell whoever waits for it that a round is over and saved; True stops the run there."""
+    def enrolment_saved(self) -> None:
+        """Note that the first round is saved, and with it what enrolment released."""
         ...
 
 
 def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -> Rounds:
-    """All rounds of a run, from enrolment or from the last one that was saved: gives tasks, is sent answers.
+    """Run all rounds from enrolment or the last saved round: a generator that yields tasks and receives answers.
 
     `began` is when the run began, by `time.perf_counter`. The result is then in the directory as well, unless the run
     was stopped: what is saved can then be resumed.
@@ -113,18 +116,31 @@ def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -
         federation = host.resume(state, records)
         began -= records[-1].seconds
     else:
-        federation, told = host.enrol()
-        state = start(federation.terms, federation.starts(), told)
+        federation, enrolment = host.enrol()
+        state = start(federation.terms, federation.starts(), enrolment)
 
-    def keep(new: ServerState, record: RoundRecord) -> bool | None:
+    primary = federation.model.objective.primary.name
+    accuracies = primary == ACCURACY
+
+    def keep(new: ServerState, record: RoundRecord) -> bool:
         scores, loss = host.evaluate(*released(federation, new), new.round)
         seconds = time.perf_counter() - began - host.idle
-        done = replace(record, loss=loss, seconds=seconds, **scored(federation, scores))
+        done = replace(
+            record,
+            loss=loss,
+            seconds=seconds,
+            primary=primary,
+            accuracy_per_client=scores if accuracies else (),
+            score_per_client=() if accuracies else scores,
+        )
         records.append(done)
-        host.closed(done)
         if directory is not None:
             directory.save(new, done)
-        return host.saved(done)
+        if new.round == 1:
+            host.enrolment_saved()
+        # Every function is called, also if one before it stops the run.
+        answers = [function(done) for function in host.on_round_end]
+        return any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)
 
     state = yield from serve(federation.terms, state, keep)
     ended = short_of_quorum(federation.terms, state)
@@ -140,12 +156,12 @@ def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -
 
 
 def released(federation: Federation, state: ServerState) -> tuple[Tensor, tuple[int, ...]]:
-    """The models that a state releases, models x p, for inputs as they are, and the model of each client."""
+    """Return the models that a state releases, models x p, for inputs as they are, and the model of each client."""
     homes = federation.recipe.assign.homes(range(len(federation.members)), state.slots["assign"])
     return uncentred(federation, state.released, state.slots["protect"]), tuple(homes)
 
 
-def answered(rounds: Rounds, answer: Callable[[list[Task]], list[Answer]]) -> CompletedRun:
+def run_rounds(rounds: Rounds, answer: Callable[[list[Task]], list[Answer]]) -> CompletedRun:
     """Run all rounds with answers that a function obtains."""
     try:
         tasks = next(rounds)
@@ -157,7 +173,7 @@ def answered(rounds: Rounds, answer: Callable[[list[Task]], list[Answer]]) -> Co
 
 
 def uncentred(federation: Federation, models: Tensor, protect: State) -> Tensor:
-    """Models, models x p, that apply to inputs as they are, where training centred them by an estimated mean."""
+    """Return models, models x p, for inputs as they are, if training centred inputs by an estimated mean."""
     mean = federation.recipe.protect.input_mean(protect)
     return models if mean is None else input_mean.uncentred(input_mean.linear_layer(federation.model), models, mean)
 
@@ -165,7 +181,7 @@ def uncentred(federation: Federation, models: Tensor, protect: State) -> Tensor:
 def evaluate(
     model: Model, vectors: Tensor, placed: Sequence[int], x: Tensor, y: Tensor, test: Sequence[range]
 ) -> tuple[tuple[float, ...], float]:
-    """The primary score of each client under the model it is placed on, and the mean loss over all rows.
+    """Return the primary score of each client under the model it is placed on, and the mean loss over all rows.
 
     Args:
         model: Gives the outputs, and what they mean.
@@ -185,7 +201,7 @@ def evaluate(
         for part in mine.split(_AT_ONCE):
             chosen = rows[part].to(x.device)
             outputs, truth = model.logits(vector, x[chosen]), y[chosen]
-            loss += objective.loss(outputs.double(), truth, "sum").item()
+            loss += objective.loss(outputs.double(), truth, reduction="sum").item()
             total.index_add_(0, owner[part], objective.row_scores(outputs, truth).cpu())
     counts = torch.tensor([len(r) for r in test], dtype=torch.float64)
     return tuple(objective.score_of(total / counts).tolist()), loss / len(rows)
@@ -195,16 +211,10 @@ def measure(
     model: Model, vectors: Tensor, placed: Sequence[int], x: Tensor, y: Tensor, test: Sequence[range],
     names: Sequence[str],
 ) -> dict[str, Any]:  # fmt: skip
-    """All metrics over the clients' test rows; arguments as for `evaluate`, and the names of the clients."""
+    """Return all metrics over the clients' test rows; arguments as for `evaluate`, and the names of the clients."""
     outputs = []
     for home, own in zip(placed, test, strict=True):
         vector = vectors[home].to(x.device)
         outputs += [model.logits(vector, part).cpu() for part in x[own.start : own.stop].split(_AT_ONCE)]
     targets = torch.cat([y[own.start : own.stop].cpu() for own in test])
-    return evaluated(model.objective, torch.cat(outputs), targets, [len(own) for own in test], names)
-
-
-def scored(federation: Federation, scores: Sequence[float]) -> dict[str, Any]:
-    """The fields of a round's record that hold the clients' primary scores."""
-    primary = federation.model.objective.primary.name
-    return {"primary": primary, "accuracy_per_client" if primary == ACCURACY else "score_per_client": tuple(scores)}
+    return evaluate_metrics(model.objective, torch.cat(outputs), targets, [len(own) for own in test], names)

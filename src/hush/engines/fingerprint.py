@@ -53,7 +53,7 @@ def identity(federation: Federation, known: Hashes | None = None) -> dict[str, A
 
 
 def _objective(federation: Federation) -> dict[str, Any]:
-    """The user's own functions among loss and metrics, if there are any: what is named, the config's hash covers."""
+    """Return the user's own functions among loss and metrics; the config's hash covers those given by name."""
     found = own_code(federation.config.objective)
     if not found:
         return {}
@@ -62,7 +62,7 @@ def _objective(federation: Federation) -> dict[str, Any]:
 
 
 def _callable(given: Any) -> Iterator[object]:
-    """What a function or a module of the user's own computes, as far as it can be seen."""
+    """Yield what identifies a function or module of the user's own, as far as it can be inspected."""
     if isinstance(given, nn.Module):
         yield from (*_structure(given), *_code(given))
         for name, value in sorted([*given.named_parameters(), *given.named_buffers()]):
@@ -81,13 +81,13 @@ def _callable(given: Any) -> Iterator[object]:
 
 
 def arrays_fingerprint(dataset: Dataset) -> dict[str, str]:
-    """The fingerprint of the rows and labels, with their shapes and types."""
+    """Return the fingerprint of the rows and labels, with their shapes and types."""
     spec = () if dataset.inputs is None else (dataset.inputs,)
     return {"inputs": _digest([*_array(dataset.x), *spec]), "labels": _digest([*_array(dataset.y), dataset.classes])}
 
 
 def partition_fingerprint(clients: Clients, names: Sequence[str] = ()) -> str:
-    """The fingerprint of the assignment of rows to clients, for training and test, of their transforms and names."""
+    """Return the fingerprint of the assignment of rows to clients, of their transforms and of their names."""
 
     def parts() -> Iterator[object]:
         yield from (clients.seed, *(name for name in names if name))
@@ -98,7 +98,7 @@ def partition_fingerprint(clients: Clients, names: Sequence[str] = ()) -> str:
 
 
 def model_fingerprint(model: Model) -> dict[str, str]:
-    """The fingerprint of a model: structure, initial weights, and Python code as far as it is available."""
+    """Return the fingerprint of a model: structure, initial weights, and Python code as far as it is available."""
     module = model.module if model.source is None else model.source
     tensors = sorted([*module.named_parameters(), *module.named_buffers()])
     return {
@@ -109,7 +109,7 @@ def model_fingerprint(model: Model) -> dict[str, str]:
 
 
 def _structure(module: nn.Module) -> Iterator[object]:
-    """Types, settings and parameters of every submodule."""
+    """Yield types, settings and parameters of every submodule."""
     for path, part in module.named_modules():
         yield from (path, type(part).__qualname__, part.training, _without_addresses(part.extra_repr()))
         for name, value in sorted(vars(part).items()):
@@ -122,7 +122,7 @@ def _structure(module: nn.Module) -> Iterator[object]:
 
 
 def _code(module: nn.Module) -> Iterator[object]:
-    """The bytecode of every user-defined class among the submodules, and of functions that the submodules contain."""
+    """Return the bytecode of every user-defined class among the submodules, and of functions in the submodules."""
     seen: set[int] = set()
     parts = list(module.modules())
     for part in (*parts, *(part.own for part in parts if isinstance(part, UnpackedInputs))):
@@ -139,7 +139,7 @@ def _code(module: nn.Module) -> Iterator[object]:
 
 
 def _functions(value: object, seen: set[int]) -> Iterator[object]:
-    """The bytecode of a function, its closure, and the functions and constants of its own file that it names."""
+    """Return the bytecode of a function, its closure, and the functions and constants of its own file that it names."""
     inner = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
     if not isinstance(inner, types.FunctionType) or id(inner) in seen:
         return
@@ -203,7 +203,7 @@ def _tensor(value: Tensor) -> tuple[object, ...]:
 
 
 def _digest(parts: Iterable[object]) -> str:
-    """SHA-256 of a sequence of values, each with its length before it, so that the encoding is unambiguous."""
+    """Return the SHA-256 of a sequence of values, each preceded by its length, so that the encoding is unambiguous."""
     found = hashlib.sha256()
     for part in parts:
         content = part if isinstance(part, bytes | memoryview) else _without_addresses(repr(part)).encode()

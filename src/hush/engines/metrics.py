@@ -70,7 +70,7 @@ def measures(federation: Federation, models: Tensor, homes: Sequence[int], numbe
 def measure_run(
     path: Path, data: str | None, dataset: object = None, module: nn.Module | None = None
 ) -> dict[str, Any]:
-    """Every measure of the run in a directory; `dataset` and `module` are the user's own, where it was run with such.
+    """Return every metric of the run in a directory; `dataset` and `module` are the user's own, if it had any.
 
     Raises a `HushError` where they are missing, or are not those of the run, and where nothing was trained.
     """
@@ -165,7 +165,7 @@ def _central(model: Model, rows: Sequence[Rows], decay: float) -> Tensor:
         for _ in range(_EPOCHS):
             for part in torch.from_numpy(order.permutation(len(y))).split(_BATCH):
                 solver.zero_grad()
-                model.objective.loss(model.logits(vector, x[part]), y[part], "mean").backward()
+                model.objective.loss(model.logits(vector, x[part]), y[part], reduction="mean").backward()
                 solver.step()
     return vector.detach().double()
 
@@ -183,7 +183,7 @@ def _in_precision(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _objective(model: Model, vector: Tensor, rows: Rows, decay: float) -> Tensor:
-    loss = model.objective.loss(_outputs(model, vector, rows.x), rows.y, "mean")
+    loss = model.objective.loss(_outputs(model, vector, rows.x), rows.y, reduction="mean")
     return loss + 0.5 * decay * vector.square().sum()
 
 

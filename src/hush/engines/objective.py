@@ -36,13 +36,13 @@ _REAL_LOSSES = {"mse": MeanSquaredError, "huber": Huber}
 
 
 def targets_of(config: Config) -> TargetKind | None:
-    """How the targets of data that the user gave are to be read; none if the values say it."""
+    """Return how the targets of data that the user gave are to be read; none if the values say it."""
     task = config.objective.task
     return None if task == "auto" else TARGETS[task]
 
 
 def task_of(config: Config, dataset: Dataset) -> TaskName:
-    """The task that the config names, or that follows from the targets of the data."""
+    """Return the task that the config names, or that follows from the targets of the data."""
     asked, kind, classes = config.objective.task, dataset.targets, dataset.classes
     if asked == "auto":
         if kind != "classes":
@@ -63,19 +63,19 @@ def task_of(config: Config, dataset: Dataset) -> TaskName:
 
 
 def outputs_of(task: TaskName, dataset: Dataset) -> int:
-    """How many numbers a model by name returns for an example: one for each class, label or target."""
+    """Return how many numbers a model by name returns for an example: one for each class, label or target."""
     if task == "regression":
         return 1 if dataset.y.ndim == 1 else int(dataset.y.shape[1])
     return dataset.classes
 
 
 def least_outputs(task: TaskName, dataset: Dataset) -> int:
-    """How many a user's module must return: two classes may have one logit."""
+    """Return how many a user's module must return: two classes may have one logit."""
     return dataset.classes if task == "multiclass" else 1
 
 
 def with_objective(config: Config, model: Model, dataset: Dataset, task: TaskName) -> Model:
-    """The model with the objective of the run, or an error that says how both do not fit."""
+    """Return the model with the objective of the run, or an error that says how both do not fit."""
     asked, expected = config.objective, outputs_of(task, dataset)
     found = _outputs(model, dataset)
     exact = task in ("multilabel", "regression")
@@ -100,13 +100,13 @@ def with_objective(config: Config, model: Model, dataset: Dataset, task: TaskNam
 
 
 def own_code(config: ObjectiveConfig) -> dict[str, Any]:
-    """The user's own functions among loss and metrics, by what they are called in results."""
+    """Return the user's own functions among loss and metrics, by what they are called in results."""
     given = [config.loss, *config.metrics]
-    return {code_name(each): resolved(each, "objective") for each in given if callable(each) or ":" in each}
+    return {code_name(each): resolve_function(each, "objective") for each in given if callable(each) or ":" in each}
 
 
-def resolved(given: object, key: str) -> Callable[..., Any]:
-    """A function as it was given, or what `module:function` stands for."""
+def resolve_function(given: object, key: str) -> Callable[..., Any]:
+    """Return a function as it was given, or what `module:function` stands for."""
     if not isinstance(given, str):
         return given  # type: ignore[return-value]
     try:
@@ -121,7 +121,7 @@ def resolved(given: object, key: str) -> Callable[..., Any]:
 
 @torch.no_grad()
 def _outputs(model: Model, dataset: Dataset) -> int:
-    """The numbers that the model returns for an example."""
+    """Return the numbers that the model returns for an example."""
     if model.probes is not None:
         rows = model.probes[:1]
     else:
@@ -133,7 +133,7 @@ def _outputs(model: Model, dataset: Dataset) -> int:
 def _loss(asked: ObjectiveConfig, task: TaskName, outputs: int, classes: int) -> Loss:
     name = asked.loss
     if callable(name) or ":" in name:
-        function = resolved(name, "objective.loss")
+        function = resolve_function(name, "objective.loss")
         if isinstance(function, type):
             function = function()
         return user_loss(function, code_name(name), task, outputs, classes)
@@ -154,7 +154,7 @@ def _loss(asked: ObjectiveConfig, task: TaskName, outputs: int, classes: int) ->
 def _metric(given: object, task: TaskName) -> Metric:
     if callable(given) or ":" in str(given):
         name = code_name(given).rpartition(":")[2].rpartition(".")[2]
-        return user_metric(resolved(given, "objective.metrics"), name)
+        return user_metric(resolve_function(given, "objective.metrics"), name)
     found = metric_named(str(given))
     if task not in found.tasks:
         accepted = ", ".join(each.name for each in METRICS.values() if task in each.tasks)

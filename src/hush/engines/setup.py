@@ -292,7 +292,14 @@ def prepare(
     deltas = budgets.deltas(config.privacy.delta, number, names)
     held = client_rows.divide(data.dataset, config.data, seed)
     members = tuple(
-        Member(c, Policy(epsilons[c], deltas[c], config.privacy.relation), samples, batches[c], share.group, names[c])
+        Member(
+            client=c,
+            policy=Policy(epsilons[c], deltas[c], config.privacy.relation),
+            samples=samples,
+            batch=batches[c],
+            group=share.group,
+            name=names[c],
+        )
         for c, (samples, share) in enumerate(zip(held.train_counts, held.shares, strict=True))
     )
     _check_batches(members)

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from hush.callbacks import Callback, RunStart
+from hush.callbacks import Callbacks, RunStart, objects, round_functions
 from hush.engines import client_round
 from hush.engines.client_round import Client, Work
 from hush.engines.driver import CompletedRun, drive, evaluate, measure, released
@@ -48,8 +48,8 @@ _SHORT = 2**26  # numbers in all rows of a run
 class Simulator:
     """The clients, simulated together: the `Host` of a simulation.
 
-    `arrays` are shared between runs on the same data. `warnings` is what opening the ledgers brought, `callbacks` are
-    called after each round.
+    `arrays` are shared between runs on the same data. `warnings` are those of opening the ledgers, `callbacks`
+    are called after each round.
     """
 
     names: Sequence[str] = ()
@@ -61,12 +61,12 @@ class Simulator:
         arrays: Arrays | None = None,
         *,
         warnings: Sequence[str] = (),
-        callbacks: Sequence[Callback] = (),
+        callbacks: Callbacks = (),
     ) -> None:
         self.federation, self.warnings = federation, warnings
         self._arrays: Arrays = {} if arrays is None else arrays
         self._ledgers = ledgers
-        self._callbacks = tuple(callbacks)
+        self.on_round_end = round_functions(callbacks)
         federation.model.to(federation.device)
         self._bounds = federation.data.bounds()
         self._phase: tuple[int, ...] | None = None
@@ -80,34 +80,24 @@ class Simulator:
         return self._ledgers.ledgers
 
     def enrol(self) -> tuple[Federation, State]:
-        """Ask every client what enrolment asks, charge it, and plan training from what they tell."""
+        """Charge and run enrolment with every client, and plan training from the answers."""
         self.federation, told = enrolled(self.federation, self._ledgers, self.rows)
         return self.federation, told
 
     def resume(self, state: ServerState, records: Sequence[RoundRecord]) -> Federation:
-        """Plan from the numbers that a saved run was told, and charge what it has already released."""
+        """Plan from the numbers of a saved run, and charge what it has already released."""
         self.federation = self.federation.counted([int(count) for count in state.slots["loop"]["samples"]])
         _recharge(self.federation, self._ledgers, records)
-        self._delivered()
+        self.enrolment_saved()
         return self.federation
 
-    def closed(self, record: RoundRecord) -> None:
-        """Nothing is left to count: every answer was charged before it was made."""
-
-    def saved(self, record: RoundRecord) -> bool:
-        """Report a saved round. The first holds what enrolment told: from then on nobody asks for that again."""
-        if record.round == 1:
-            self._delivered()
-        # Every callback hears of the round, also if one before it stops the run.
-        answers = [callback.on_round_end(record) for callback in self._callbacks]
-        return any(answers)
-
-    def _delivered(self) -> None:
+    def enrolment_saved(self) -> None:
+        """Record that each client's enrolment answer was received: it is not requested again."""
         for member in self.federation.members:
             self._ledgers.sent(member.client, ENROLMENT)
 
     def accept(self, tasks: Sequence[Task]) -> tuple[list[Work], list[Answer]]:
-        """What to train for the clients that can afford it, and the answers of the others. The receipt comes first."""
+        """Charge each client, and return the work of those that can afford it and the answers of the others."""
         works: list[Work] = []
         declined: list[Answer] = []
         schedules, stage_of_round = self.federation.schedules, self.federation.terms.stage_table.of
@@ -130,12 +120,12 @@ class Simulator:
         return works, declined
 
     def answer(self, tasks: Sequence[Task]) -> list[Answer]:
-        """All of a round, for one run alone."""
+        """Return the answers of a round, for one run alone."""
         works, declined = self.accept(tasks)
         return [*declined, *self.seal(works, train_together([(self, works)])[0])]
 
     def seal(self, works: Sequence[Work], vectors: Sequence[Tensor]) -> list[Answer]:
-        """The updates to send back."""
+        """Return the updates to send back."""
         updates = [client_round.sealed(done, vector) for done, vector in zip(works, vectors, strict=True)]
         for update in updates:
             self._ledgers.seal(update.client, update.receipt, partial(_packed, update))
@@ -162,18 +152,18 @@ class Simulator:
         )
 
     def rows(self, client: int) -> Tensor:
-        """A client's training rows as it holds them in the first round, behind the model's fixed features."""
+        """Return a client's training rows as it holds them in the first round, behind the model's fixed features."""
         self._hold(1)
         first, end, _ = self._bounds[client]
         return self.x[first:end]
 
     def evaluate(self, models: Tensor, placed: Sequence[int], round_number: int) -> tuple[tuple[float, ...], float]:
-        """The primary score of each client on its own test rows, and the mean loss over all of them."""
+        """Return the primary score of each client on its own test rows, and the mean loss over all of them."""
         self._hold(round_number)
         return evaluate(self.federation.model, models, placed, self.x, self.y, self._test)
 
     def measure(self, models: Tensor, placed: Sequence[int], round_number: int) -> dict[str, Any]:
-        """All metrics, of each client on its own test rows."""
+        """Return all metrics, of each client on its own test rows."""
         self._hold(round_number)
         names = [member.name or str(member.client) for member in self.federation.members]
         return measure(self.federation.model, models, placed, self.x, self.y, self._test, names)
@@ -210,7 +200,7 @@ def run(
     *,
     resume: bool = False,
     command: str = "",
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callbacks = (),
     ledgers: Path | None = None,
 ) -> CompletedRun:
     """Run a federation to its end, keeping every round in `out` if that is given.
@@ -228,12 +218,12 @@ def execution(
     *,
     resume: bool = False,
     command: str = "",
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callbacks = (),
     ledgers: Path | None = None,
     arrays: Arrays | None = None,
     hashes: Hashes | None = None,
 ) -> Execution:
-    """One run as a generator: it gives what is to be trained, is sent the updates, and returns the outcome."""
+    """Run a federation as a generator that yields the work to train, receives the updates and returns the outcome."""
     began = time.perf_counter()
     new = out is not None and not (out / MANIFEST).exists()
     directory = _open(federation, out, resume, command, hashes, ledgers)
@@ -241,10 +231,10 @@ def execution(
     warned = [_SEEDED_LEDGERS] if seeded else []
     if seeded:
         _log.warning(_SEEDED_LEDGERS)
-    for callback in callbacks:
+    for callback in objects(callbacks):
         callback.on_run_start(_start(federation))
     if directory is not None and (found := directory.finished()) is not None:
-        return _told(_again(federation, directory, found), callbacks)
+        return _notify_end(_finished_run(federation, directory, found), callbacks)
     if directory is not None:
         _check_ledgers(directory.path, ledgers)
     try:
@@ -265,7 +255,7 @@ def execution(
                 vectors = yield simulator, works
                 tasks = rounds.send([*declined, *simulator.seal(works, vectors)])
         except StopIteration as end:
-            return _told(end.value, callbacks)
+            return _notify_end(end.value, callbacks)
     finally:
         held.close()
 
@@ -282,16 +272,16 @@ def _start(federation: Federation) -> RunStart:
     )
 
 
-def _again(federation: Federation, directory: RunDir, result: RunResult) -> CompletedRun:
-    """A run that had come to its end before, with its models."""
+def _finished_run(federation: Federation, directory: RunDir, result: RunResult) -> CompletedRun:
+    """Return a run that was finished before, with its models."""
     state, records = directory.last()
     federation = federation.counted([int(count) for count in state.slots["loop"]["samples"]])
     models, homes = released(federation, state)
     return CompletedRun(result=result, records=tuple(records), models=models, homes=homes, federation=federation)
 
 
-def _told(done: CompletedRun, callbacks: Sequence[Callback]) -> CompletedRun:
-    for callback in callbacks:
+def _notify_end(done: CompletedRun, callbacks: Callbacks) -> CompletedRun:
+    for callback in objects(callbacks):
         callback.on_run_end(done.result)
     return done
 
@@ -326,7 +316,7 @@ def lockstep(executions: Sequence[Execution]) -> list[CompletedRun]:
 
 
 def train_together(asked: Sequence[tuple[Simulator, list[Work]]]) -> list[list[Tensor]]:
-    """The updates of each run's work. Runs that train the same kind of model on the same kind of rows go together."""
+    """Train each run's jobs and return the updates. Runs with the same kind of model and rows are trained together."""
     groups: dict[object, list[int]] = {}
     for number, (cohort, _) in enumerate(asked):
         groups.setdefault(_kind(cohort), []).append(number)
@@ -345,7 +335,7 @@ def train_together(asked: Sequence[tuple[Simulator, list[Work]]]) -> list[list[T
 
 
 def _kind(cohort: Simulator) -> object:
-    """What must be equal for two runs to be trained in one piece."""
+    """Return the key that two runs must share to be trained together."""
     model = cohort.federation.model
     # Long rows, and all rows on a CPU, are not worth copying side by side: runs that share them go together.
     shared = None if cohort.x.is_cuda and cohort.x.numel() <= _SHORT else id(cohort.x)
@@ -354,7 +344,7 @@ def _kind(cohort: Simulator) -> object:
 
 
 def _rows(cohorts: Sequence[Simulator]) -> tuple[Tensor, Tensor, list[int]]:
-    """All rows of the runs, each array once, and where each run's rows begin."""
+    """Return all rows of the runs, each array once, and where each run's rows begin."""
     distinct = {id(cohort.x): cohort for cohort in cohorts}
     if len(distinct) == 1:
         return cohorts[0].x, cohorts[0].y, [0] * len(cohorts)
@@ -406,7 +396,7 @@ def _ledgers_of(place: str | None) -> str:
 
 
 def _run_name(directory: RunDir | None) -> str:
-    """What a run is called in ledgers that outlive it."""
+    """Return the name of a run in ledgers that outlive it."""
     return str(read_json(directory.path / MANIFEST)["run"]) if directory is not None else uuid.uuid4().hex
 
 

@@ -16,7 +16,7 @@ from hush.types import RunResult
 
 
 def trained_model(federation: Federation, models: Tensor, placed: Sequence[int], result: RunResult) -> TrainedModel:
-    """What a run of the federation trained.
+    """Return the trained model of a run.
 
     Args:
         federation: As it was planned.
@@ -50,6 +50,6 @@ def trained_model(federation: Federation, models: Tensor, placed: Sequence[int],
 
 
 def architecture(federation: Federation) -> nn.Module | None:
-    """The module that the user brought; none where the model is a built-in one."""
+    """Return the module that the user brought; none where the model is a built-in one."""
     source = federation.model.source
     return None if source is None else own_module(source)

@@ -57,7 +57,7 @@ class UnpackedInputs(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Any:
-        """The module's output for stored rows: its tensor of logits, or as it is if that is not clear."""
+        """Return the module's output for stored rows: its tensor of logits, or as it is if that is not clear."""
         output = self._output(x)
         found = logits_of(output)
         return output if found is None else found
@@ -76,7 +76,7 @@ class UnpackedInputs(nn.Module):
 
 
 def unpack(x: Tensor, spec: InputSpec) -> list[Tensor]:
-    """The inputs in stored rows, with their shapes and types. A single array is stored in its own shape."""
+    """Return the inputs in stored rows, with their shapes and types. A single array is stored in its own shape."""
     if spec.kind == "array":
         return [_typed(x, spec.parts[0].dtype)]
     made, start = [], 0
@@ -90,7 +90,7 @@ def unpack(x: Tensor, spec: InputSpec) -> list[Tensor]:
 
 
 def shapes_of(shape: tuple[int, ...], spec: InputSpec | None) -> Shapes:
-    """The shape of a row, or those of all its inputs, as a factory of modules is told."""
+    """Return the shape of a row, or those of all its inputs, as a factory of modules is told."""
     if spec is None or spec.kind == "array":
         return shape
     if spec.kind == "tuple":
@@ -99,7 +99,7 @@ def shapes_of(shape: tuple[int, ...], spec: InputSpec | None) -> Shapes:
 
 
 def example_rows(spec: InputSpec, count: int) -> Tensor:
-    """Stored rows to try a module with: random numbers, or zeros and ones with a one first, as tokens and as masks."""
+    """Return example rows for a module: random numbers, or zeros and ones with a one first, as tokens and masks."""
     made = []
     for number, part in enumerate(spec.parts):
         drawn = rng(0, "example inputs", number).normal(size=(count, *part.shape))
@@ -112,12 +112,12 @@ def example_rows(spec: InputSpec, count: int) -> Tensor:
 
 
 def _typed(values: Tensor, kind: InputType) -> Tensor:
-    """Real numbers keep the precision that they arrive in."""
+    """Convert a part to its type; real numbers keep their precision."""
     return values if kind == "float32" else values.to(_TYPES[kind])
 
 
 def takes_separately(module: nn.Module, spec: InputSpec) -> bool:
-    """Whether the module takes several inputs as separate arguments."""
+    """Return whether the module takes several inputs as separate arguments."""
     try:
         signature = inspect.signature(module.forward)
         if spec.kind == "dict":

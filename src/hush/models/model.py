@@ -17,7 +17,7 @@ from hush.types import Layout
 _SPREAD = 0x1E3779B97F4A7C15  # so that the keys of probes differ in all of their bits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """A trainable module, the fixed features in front of it, and its starting point.
 
@@ -60,7 +60,7 @@ class Model:
         return replace(model, probes=with_keys(self.probes, torch.arange(len(self.probes)) * _SPREAD))
 
     def with_keys(self, x: Tensor, keys: Tensor | None) -> Tensor:
-        """Rows as the module takes them: with a key for each if it is keyed."""
+        """Return rows as the module takes them: with a key for each if it is keyed."""
         return x if keys is None or not self.keyed else with_keys(x, keys)
 
     def to(self, device: torch.device) -> None:
@@ -71,7 +71,7 @@ class Model:
         self.objective.loss.to(device)
 
     def logits(self, vector: Tensor, x: Tensor) -> Tensor:
-        """The output for inputs `x` (already through `features`) at a flat parameter vector."""
+        """Return the output for inputs `x` (already through `features`) at a flat parameter vector."""
         out: Tensor = torch.func.functional_call(self.module, unflatten(vector, self.layout), (x,))
         return out
 
@@ -86,7 +86,7 @@ def unflatten(vector: Tensor, layout: Layout) -> dict[str, Tensor]:
 
 
 def wrap(name: str, module: nn.Module, features: Callable[[Tensor], Tensor] | None, *, isolated: bool = False) -> Model:
-    """A copy of a module, with the parameters it holds now as the starting point. The module itself is not changed.
+    """Return a copy of a module as a model that starts from its present parameters. The module itself is not changed.
 
     An isolated module is a copy already.
     """
@@ -96,4 +96,4 @@ def wrap(name: str, module: nn.Module, features: Callable[[Tensor], Tensor] | No
     layout = Layout(tuple(named), tuple(tuple(value.shape) for value in named.values()))
     start = torch.cat([value.flatten() for value in named.values()])
     module.requires_grad_(False)
-    return Model(name, module, layout, start, features, isolated)
+    return Model(name=name, module=module, layout=layout, start=start, features=features, isolated=isolated)

@@ -13,7 +13,7 @@ ACCEPTED = (
 
 
 def logits_of(output: object) -> Tensor | None:
-    """The tensor of logits in an output, as `ACCEPTED` says; none where it is not clear which that is."""
+    """Return the tensor of logits in an output, as `ACCEPTED` says; none where it is not clear which that is."""
     found: object = output
     if isinstance(getattr(output, "logits", None), Tensor):
         found = getattr(output, "logits")  # noqa: B009
@@ -25,8 +25,8 @@ def logits_of(output: object) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
-def described(output: object) -> str:
-    """What a module returned, for a message."""
+def describe_output(output: object) -> str:
+    """Describe the output of a module, for a message."""
     if isinstance(output, Mapping):
         return f"a dict with the keys {', '.join(map(str, output))}" if output else "an empty dict"
     return f"a {type(output).__name__}" + (f" of {len(output)}" if isinstance(output, tuple | list) else "")

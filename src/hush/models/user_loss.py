@@ -28,7 +28,7 @@ _ACCEPTED = (
 
 
 def user_loss(function: Callable[..., Any], name: str, task: TaskName, outputs: int, classes: int) -> UserLoss:
-    """The loss that a user's function computes for one example.
+    """Return the loss that a user's function computes for one example.
 
     Args:
         function: Takes an output (1, outputs) and a target: a class number (1,), or for one logit, several labels and
@@ -84,7 +84,7 @@ class _OneExample(nn.Module):
                 value.requires_grad_(False)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """The loss of each row, by itself."""
+        """Return the loss of each row, by itself."""
         return torch.cat([self._one(row[None]) for row in rows])
 
     def _one(self, row: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class _OneExample(nn.Module):
 
 
 def _examples(task: TaskName, outputs: int, classes: int, numbered: bool) -> Tensor:
-    """Rows to try a loss with, none of them from the data."""
+    """Return rows to try a loss with, none of them from the data."""
     generator = rng(0, "loss probe")
     held = generator.normal(size=(_EXAMPLES, outputs))
     if numbered:

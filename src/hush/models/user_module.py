@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from hush.models.inputs import UnpackedInputs, example_rows
 from hush.models.isolation.check import rows_differ
 from hush.models.model import Model, wrap
-from hush.models.outputs import ACCEPTED, described, logits_of
+from hush.models.outputs import ACCEPTED, describe_output, logits_of
 from hush.models.validation import KEY, check_global_hooks, check_initialised, copied, seeded, validate
 from hush.seeds import rng
 from hush.types import HushError, InputSpec
@@ -217,7 +217,7 @@ def _output(module: nn.Module, x: Tensor, name: str) -> tuple[Tensor, bool]:
         ) from None
     found = logits_of(out)
     if found is None:
-        raise HushError(f"model {name}: returns {described(out)}; accepted: {ACCEPTED}", "model.name")
+        raise HushError(f"model {name}: returns {describe_output(out)}; accepted: {ACCEPTED}", "model.name")
     return found, isinstance(out, Tensor)
 
 

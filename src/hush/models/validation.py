@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
 
-from hush.models.outputs import ACCEPTED, described, logits_of
+from hush.models.outputs import ACCEPTED, describe_output, logits_of
 from hush.types import HushError
 
 Shape = tuple[int, ...]
@@ -169,7 +169,7 @@ def _output(module: nn.Module, shape: Shape, name: str, key: str | None) -> Tens
         raise HushError(text, key) from None
     found = logits_of(output)
     if found is None:
-        raise HushError(f"model {name}: returns {described(output)}; accepted: {ACCEPTED}", key)
+        raise HushError(f"model {name}: returns {describe_output(output)}; accepted: {ACCEPTED}", key)
     return found
 
 

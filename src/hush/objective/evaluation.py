@@ -13,10 +13,10 @@ from hush.objective.metrics import BASELINES, Answers, baseline, value_of
 from hush.objective.objective import Objective
 
 
-def evaluated(
+def evaluate_metrics(
     objective: Objective, outputs: Tensor, targets: Tensor, counts: Sequence[int], names: Sequence[str]
 ) -> dict[str, Any]:
-    """All metrics of a run.
+    """Return all metrics of a run.
 
     Args:
         objective: What was trained for.

@@ -1,10 +1,10 @@
-"""Losses of one example: its value, and its gradient with respect to the model's outputs.
+"""Losses of one example, by name or a user's own.
 
-Every training path asks here: paths that form no graph of the loss take `gradient`, the others differentiate the value.
+PyTorch differentiates them, or a training path takes the gradient with respect to the model's outputs from
+`hush.training.closed_form.output_gradients`.
 
 Guarantees:
     - The loss of an example, and its gradient, depend on that example's outputs and target alone.
-    - `gradient` is the derivative of the value. It may be of any size, or not a number: clipping comes after it.
 
 Edge cases:
     - Targets have no axis of outputs (class numbers, or one real number per example), or have it last.
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Reduction = Literal["none", "mean", "sum"]
-_HUBER = 1.0  # the error from which the loss grows linearly
+HUBER = 1.0  # the error from which the loss grows linearly
 _PRECISE = (torch.float32, torch.float64)
 
 
@@ -41,21 +41,12 @@ class Loss(ABC):
     non_negative: ClassVar[bool] = True
 
     def to(self, device: torch.device) -> Loss:
-        """The loss, ready to run on a device too."""
+        """Return the loss, ready to run on a device too."""
         return self
 
-    def __call__(self, outputs: Tensor, targets: Tensor, reduction: Reduction = "none") -> Tensor:
-        """The loss of each example (examples x outputs), or their mean or sum."""
-        each = self._each(outputs, targets)
-        return each if reduction == "none" else each.mean() if reduction == "mean" else each.sum()
-
     @abstractmethod
-    def gradient(self, outputs: Tensor, targets: Tensor, dim: int) -> Tensor:
-        """The gradient with respect to the outputs, which lie along that axis; the other axes are examples."""
-
-    @abstractmethod
-    def _each(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each example."""
+    def __call__(self, outputs: Tensor, targets: Tensor, /, *, reduction: Reduction) -> Tensor:
+        """Return the loss of each example (examples x outputs), or their mean or sum."""
 
 
 @dataclass(frozen=True)
@@ -65,18 +56,7 @@ class CrossEntropy(Loss):
     name: str = "cross-entropy"
     softmax: ClassVar[bool] = True
 
-    def __call__(self, outputs: Tensor, targets: Tensor, reduction: Reduction = "none") -> Tensor:
-        """The loss of each example, or their mean or sum."""
-        return functional.cross_entropy(outputs, targets, reduction=reduction)
-
-    def gradient(self, outputs: Tensor, targets: Tensor, dim: int) -> Tensor:
-        """Softmax minus one-hot label."""
-        d = torch.softmax(outputs, dim)
-        labels = targets.unsqueeze(dim)
-        return d.scatter_add_(dim, labels, d.new_full((), -1.0).expand_as(labels))
-
-    def _each(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(outputs, targets, reduction="none")
+    __call__ = staticmethod(functional.cross_entropy)
 
 
 @dataclass(frozen=True)
@@ -85,14 +65,12 @@ class BinaryCrossEntropy(Loss):
 
     name: str = "cross-entropy"
 
-    def gradient(self, outputs: Tensor, targets: Tensor, dim: int) -> Tensor:
-        """Sigmoid minus target, over the number of outputs."""
-        return (torch.sigmoid(outputs) - _along(targets, outputs, dim)) / outputs.shape[dim]
-
-    def _each(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def __call__(self, outputs: Tensor, targets: Tensor, /, *, reduction: Reduction) -> Tensor:
+        """Return the loss of each example, or their mean or sum."""
         outputs = _precise(outputs)
-        truth = _along(targets, outputs, outputs.ndim - 1)
-        return functional.binary_cross_entropy_with_logits(outputs, truth, reduction="none").mean(-1)
+        truth = along(targets, outputs, outputs.ndim - 1)
+        each = functional.binary_cross_entropy_with_logits(outputs, truth, reduction="none").mean(-1)
+        return _reduced(each, reduction)
 
 
 @dataclass(frozen=True)
@@ -101,13 +79,10 @@ class MeanSquaredError(Loss):
 
     name: str = "mse"
 
-    def gradient(self, outputs: Tensor, targets: Tensor, dim: int) -> Tensor:
-        """Twice the error, over the number of outputs."""
-        return (outputs - _along(targets, outputs, dim)) * (2.0 / outputs.shape[dim])
-
-    def _each(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def __call__(self, outputs: Tensor, targets: Tensor, /, *, reduction: Reduction) -> Tensor:
+        """Return the loss of each example, or their mean or sum."""
         outputs = _precise(outputs)
-        return (outputs - _along(targets, outputs, outputs.ndim - 1)).square().mean(-1)
+        return _reduced((outputs - along(targets, outputs, outputs.ndim - 1)).square().mean(-1), reduction)
 
 
 @dataclass(frozen=True)
@@ -116,14 +91,11 @@ class Huber(Loss):
 
     name: str = "huber"
 
-    def gradient(self, outputs: Tensor, targets: Tensor, dim: int) -> Tensor:
-        """The error cut to [-1, 1], over the number of outputs."""
-        return (outputs - _along(targets, outputs, dim)).clamp(-_HUBER, _HUBER) / outputs.shape[dim]
-
-    def _each(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def __call__(self, outputs: Tensor, targets: Tensor, /, *, reduction: Reduction) -> Tensor:
+        """Return the loss of each example, or their mean or sum."""
         outputs = _precise(outputs)
-        truth = _along(targets, outputs, outputs.ndim - 1)
-        return functional.huber_loss(outputs, truth, reduction="none", delta=_HUBER).mean(-1)
+        truth = along(targets, outputs, outputs.ndim - 1)
+        return _reduced(functional.huber_loss(outputs, truth, reduction="none", delta=HUBER).mean(-1), reduction)
 
 
 @dataclass(frozen=True)
@@ -144,16 +116,16 @@ class UserLoss(Loss):
         self.to(torch.device("cpu"))
 
     def to(self, device: torch.device) -> UserLoss:
-        """The loss with its constants on a device: beforehand, as none can be moved where gradients are taken."""
+        """Return the loss with its constants on a device. Call it before training: gradients cannot move constants."""
         for dtype in _PRECISE:
             if (device.type, dtype) not in self._cast:
                 self._cast[device.type, dtype] = copy.deepcopy(self.module).to(device, dtype)
         return self
 
     def gradient(self, outputs: Tensor, targets: Tensor, dim: int) -> Tensor:
-        """The derivative of the graph, example by example."""
+        """Return the derivative of the graph, example by example; outputs lie along axis `dim`."""
         last = _precise(outputs).movedim(dim, -1)
-        truth = _along(targets, last, last.ndim - 1)
+        truth = along(targets, last, last.ndim - 1)
         module = self._module(outputs)
 
         def one(output: Tensor, target: Tensor) -> Tensor:
@@ -167,23 +139,28 @@ class UserLoss(Loss):
         found: Tensor = each.detach().view_as(last)
         return found.movedim(-1, dim)
 
-    def _each(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def __call__(self, outputs: Tensor, targets: Tensor, /, *, reduction: Reduction) -> Tensor:
+        """Return the loss of each example, or their mean or sum."""
         outputs = _precise(outputs)
-        truth = _along(targets, outputs, outputs.ndim - 1)
+        truth = along(targets, outputs, outputs.ndim - 1)
         found: Tensor = self._module(outputs)(torch.cat([outputs, truth], 1))
-        return found[:, 0]
+        return _reduced(found[:, 0], reduction)
 
     def _module(self, like: Tensor) -> nn.Module:
-        """The graph with its constants on the device and of the type of a tensor."""
+        """Return the graph with its constants on the device and of the type of a tensor."""
         return self._cast[like.device.type, like.dtype]
 
 
-def _along(targets: Tensor, outputs: Tensor, dim: int) -> Tensor:
-    """Targets as numbers of the outputs' type, the axis of outputs where the outputs have it."""
+def _reduced(each: Tensor, reduction: Reduction) -> Tensor:
+    return each if reduction == "none" else each.mean() if reduction == "mean" else each.sum()
+
+
+def along(targets: Tensor, outputs: Tensor, dim: int) -> Tensor:
+    """Return targets as numbers of the outputs' type, the axis of outputs where the outputs have it."""
     targets = targets.unsqueeze(dim) if targets.ndim < outputs.ndim else targets.movedim(-1, dim)
     return targets.to(outputs.dtype)
 
 
 def _precise(outputs: Tensor) -> Tensor:
-    """Outputs in float32 at least: lower precision is for the products of layers alone."""
+    """Return outputs in float32 at least: lower precision is for the products of layers alone."""
     return outputs.to(torch.promote_types(outputs.dtype, torch.float32))

@@ -59,7 +59,7 @@ class Answers:
         return self.probability[:, 1] if self.two_classes else self.probability
 
     def columns(self) -> Iterator[tuple[Array, Array, Array]]:
-        """Each class against the rest, or each label: whether it is true, whether predicted, and its probability."""
+        """Yield each class against the rest, or each label: whether true, whether predicted, and its probability."""
         assert self.probability is not None
         if self.truth.ndim == 2:
             yield from zip(self.truth.T, self.predicted.T, self.probability.T, strict=True)
@@ -68,7 +68,7 @@ class Answers:
             yield self.truth == number, self.predicted == number, self.probability[:, number]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Metric:
     """A number by which models are judged.
 
@@ -90,7 +90,7 @@ class Metric:
 
 
 def value_of(metric: Metric, answers: Answers) -> tuple[float, str]:
-    """The metric, or NaN and why."""
+    """Return the metric, or NaN and why."""
     if not len(answers.truth):
         return math.nan, "no test rows"
     held = answers.predicted if answers.probability is None else answers.probability
@@ -106,21 +106,21 @@ def value_of(metric: Metric, answers: Answers) -> tuple[float, str]:
 
 
 def metric_named(name: str) -> Metric:
-    """The metric of that name."""
+    """Return the metric of that name."""
     if name not in METRICS:
         raise unknown("objective.metrics", "metric", name, METRICS, ", or module:function for your own")
     return METRICS[name]
 
 
 def shown(metric: Metric, value: float | None) -> str:
-    """A value as it is printed."""
+    """Return a value as it is printed."""
     if value is None or not math.isfinite(value):
         return "–"
     return f"{100 * value:.1f}%" if metric.percent else f"{value:.4g}"
 
 
 def user_metric(function: Callable[..., Any], name: str) -> Metric:
-    """A user's function of true values and of predictions, or of probabilities, as a metric."""
+    """Return a user's function of true values and of predictions, or of probabilities, as a metric."""
     try:
         second = list(inspect.signature(function).parameters)[1]
     except (IndexError, TypeError, ValueError):
@@ -131,11 +131,11 @@ def user_metric(function: Callable[..., Any], name: str) -> Metric:
         given = answers.likelihood if likely and answers.probability is not None else answers.predicted
         return float(function(answers.truth, given))
 
-    return Metric(name, name, compute, (*_CLASSES, *_REAL), None)
+    return Metric(name=name, label=name, compute=compute, tasks=(*_CLASSES, *_REAL), higher_is_better=None)
 
 
 def baseline(answers: Answers) -> float:
-    """The primary score of the best constant prediction: the most frequent class or label, or the mean."""
+    """Return the primary score of the best constant prediction: the most frequent class or label, or the mean."""
     truth = answers.truth
     if not len(truth):
         return math.nan
@@ -159,7 +159,7 @@ def _balanced_accuracy(answers: Answers) -> float:
 
 
 def _recalls(truth: Array, predicted: Array) -> float:
-    """The mean of the recalls of all classes that occur; of one class alone it says nothing."""
+    """Return the mean of the recalls of all classes that occur; of one class alone it says nothing."""
     truth = truth.astype(np.int64)
     rows = np.bincount(truth)
     right = np.bincount(truth, weights=truth == predicted)
@@ -176,7 +176,7 @@ def _f1(answers: Answers) -> float:
 
 
 def _roc_auc(answers: Answers) -> float:
-    """From the ranks of probabilities, equal ones sharing theirs: the share of pairs that are in the right order."""
+    """Compute the share of pairs in the right order, from the ranks of probabilities; ties share a rank."""
     found = []
     for truth, _, likely in answers.columns():
         right = truth.astype(bool)
@@ -189,7 +189,7 @@ def _roc_auc(answers: Answers) -> float:
 
 
 def _average_precision(answers: Answers) -> float:
-    """The mean of the precisions at all thresholds, weighted by the gain in recall."""
+    """Return the mean of the precisions at all thresholds, weighted by the gain in recall."""
     found = []
     for truth, _, likely in answers.columns():
         order = np.argsort(-likely, kind="stable")
@@ -209,7 +209,7 @@ def _log_loss(answers: Answers) -> float:
 
 
 def _calibration_error(answers: Answers) -> float:
-    """Expected calibration error: by how much confidence and accuracy differ, in bins of equal width."""
+    """Compute the expected calibration error: the difference of confidence and accuracy, in bins of equal width."""
     assert answers.probability is not None
     if answers.truth.ndim == 1:
         confidence = answers.probability.max(axis=1)
@@ -232,7 +232,7 @@ def _mae(answers: Answers) -> float:
 
 
 def _r2(answers: Answers) -> float:
-    """The share of the variance that is explained; targets that are all alike have none."""
+    """Return the share of the variance that is explained; targets that are all alike have none."""
     truth = answers.truth.reshape(len(answers.truth), -1)
     error = np.square(truth - answers.predicted.reshape(truth.shape)).sum(axis=0)
     whole = np.square(truth - truth.mean(axis=0)).sum(axis=0)
@@ -241,7 +241,7 @@ def _r2(answers: Answers) -> float:
 
 
 def _mean(values: list[float]) -> float:
-    """The mean of those that are defined."""
+    """Return the mean of those that are defined."""
     known = [value for value in values if math.isfinite(value)]
     return math.fsum(known) / len(known) if known else math.nan
 
@@ -249,16 +249,16 @@ def _mean(values: list[float]) -> float:
 METRICS: Mapping[str, Metric] = {
     each.name: each
     for each in (
-        Metric("accuracy", "accuracy", _accuracy, percent=True),
-        Metric("balanced_accuracy", "balanced accuracy", _balanced_accuracy, percent=True),
-        Metric("f1", "F1", _f1),
-        Metric("roc_auc", "ROC AUC", _roc_auc),
-        Metric("average_precision", "average precision", _average_precision),
-        Metric("log_loss", "log loss", _log_loss, higher_is_better=False),
-        Metric("calibration_error", "calibration error", _calibration_error, higher_is_better=False),
-        Metric("rmse", "RMSE", _rmse, _REAL, higher_is_better=False),
-        Metric("mae", "MAE", _mae, _REAL, higher_is_better=False),
-        Metric("r2", "R2", _r2, _REAL),
+        Metric(name="accuracy", label="accuracy", compute=_accuracy, percent=True),
+        Metric(name="balanced_accuracy", label="balanced accuracy", compute=_balanced_accuracy, percent=True),
+        Metric(name="f1", label="F1", compute=_f1),
+        Metric(name="roc_auc", label="ROC AUC", compute=_roc_auc),
+        Metric(name="average_precision", label="average precision", compute=_average_precision),
+        Metric(name="log_loss", label="log loss", compute=_log_loss, higher_is_better=False),
+        Metric(name="calibration_error", label="calibration error", compute=_calibration_error, higher_is_better=False),
+        Metric(name="rmse", label="RMSE", compute=_rmse, tasks=_REAL, higher_is_better=False),
+        Metric(name="mae", label="MAE", compute=_mae, tasks=_REAL, higher_is_better=False),
+        Metric(name="r2", label="R2", compute=_r2, tasks=_REAL),
     )
 }
 PRIMARY: Mapping[str, str] = {**dict.fromkeys(_CLASSES, "accuracy"), "regression": "rmse"}

@@ -75,20 +75,20 @@ class Objective:
         return tuple({each.name: each for each in (*always, *asked)}.values())
 
     def scaled(self, targets: Tensor) -> Tensor:
-        """Targets as training sees them."""
+        """Return targets as training sees them."""
         if self.bounds is None or self.task != "regression":
             return targets
         middle, half = (self._like(each, targets) for each in (self.bounds.middle, self.bounds.half))
         return ((targets.double() - middle) / half).to(targets.dtype)
 
     def truth(self, targets: Tensor) -> Tensor:
-        """Targets as the data have them, from those that training sees; real numbers in float64."""
+        """Return targets as the data have them, from those that training sees; real numbers in float64."""
         if self.task != "regression":
             return targets
         return self._unscaled(targets.double())
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """The class, the labels as zeros and ones, or the real numbers in the units of the data, of each example.
+        """Return the class, the labels (zeros and ones) or the real numbers (in units of the data) of each example.
 
         Real numbers have no axis of outputs where there is only one.
         """
@@ -100,7 +100,7 @@ class Objective:
         return (outputs[:, 0] > 0).to(torch.int64) if outputs.shape[1] == 1 else outputs.argmax(1)
 
     def probabilities(self, outputs: Tensor) -> Tensor | None:
-        """Of each class or label, examples x classes, in float64; none for real numbers."""
+        """Return the probability of each class or label, examples x classes, in float64; None for real numbers."""
         if self.task == "regression":
             return None
         outputs = outputs.double()
@@ -112,7 +112,7 @@ class Objective:
         return torch.softmax(outputs, 1)
 
     def row_scores(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """What each example adds to the mean from which `score_of` makes the primary score."""
+        """Return the contribution of each example to the mean that `score_of` turns into the primary score."""
         if self.task == "regression":
             error = outputs.double() - targets.double().view_as(outputs)
             if self.bounds is not None:
@@ -122,7 +122,7 @@ class Objective:
         return right if right.ndim == 1 else right.mean(1)
 
     def score_of(self, mean: Tensor) -> Tensor:
-        """The primary score from the mean over examples."""
+        """Return the primary score from the mean over examples."""
         return mean.sqrt() if self.task == "regression" else mean
 
     def _unscaled(self, values: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class Objective:
 
     @staticmethod
     def _like(each: Tensor, values: Tensor) -> Tensor:
-        """A number for each output, for values with or without an axis of outputs."""
+        """Return a number for each output, for values with or without an axis of outputs."""
         each = each.to(values.device)
         return each if values.ndim == 2 else each[0]
 

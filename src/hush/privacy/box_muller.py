@@ -44,7 +44,7 @@ _own = _PerThread()
 
 
 def pair_bytes(dtype: np.dtype) -> int:
-    """The bytes that a pair of numbers is made of."""
+    """Return the bytes that a pair of numbers is made of."""
     return 12 if dtype == np.float32 else 16
 
 
@@ -66,7 +66,7 @@ def fill(out: np.ndarray, read: Reader) -> None:
 
 
 def _float32(read: Reader, scratch: _Scratch, pairs: int, out: np.ndarray) -> None:
-    """The logarithm in float64, where the tails are decided; sine and cosine in float32."""
+    """Transform with the logarithm in float64, which decides the tails, and sine and cosine in float32."""
     read(scratch.bits, 12 * pairs)
     radius, angle = scratch.short[:, :pairs]
     np.copyto(radius, _radius(scratch, pairs), casting="same_kind")
@@ -79,7 +79,7 @@ def _float32(read: Reader, scratch: _Scratch, pairs: int, out: np.ndarray) -> No
 
 
 def _float64(read: Reader, scratch: _Scratch, pairs: int, out: np.ndarray) -> None:
-    """All in float64; sine and cosine by PyTorch, which is faster at them."""
+    """Transform in float64; PyTorch is faster at sine and cosine."""
     read(scratch.bits, 16 * pairs)
     radius, angle, other = _radius(scratch, pairs), scratch.angle[:pairs], scratch.other[:pairs]
     np.copyto(angle, scratch.bits[8 * pairs : 16 * pairs].view(np.int64), casting="same_kind")
@@ -91,7 +91,7 @@ def _float64(read: Reader, scratch: _Scratch, pairs: int, out: np.ndarray) -> No
 
 
 def _radius(scratch: _Scratch, pairs: int) -> np.ndarray:
-    """The square root of -2 ln u, u being the magnitude of a signed word as a part of its range."""
+    """Return the square root of -2 ln u, u being the magnitude of a signed word as a part of its range."""
     radius = scratch.radius[:pairs]
     np.copyto(radius, scratch.bits[: 8 * pairs].view(np.int64), casting="same_kind")
     np.abs(radius, out=radius)

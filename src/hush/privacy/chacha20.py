@@ -55,7 +55,7 @@ class ChaCha20Rng:
         self._stream().draw(_kernels().WORDS, target.view(-1).view(torch.int32), ROWS, 16)
 
     def _stream(self) -> _KeyStream:
-        """What draws on the present CUDA stream."""
+        """Return the key stream of the current CUDA stream."""
         current = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
         key = (os.getpid(), 0 if current is None else current.cuda_stream)
         if key not in self._streams:
@@ -88,7 +88,7 @@ class _KeyStream:
 
 
 def device_rng(device: torch.device) -> DeviceRng | None:
-    """A stream on that device, if Triton's kernels can run there."""
+    """Return a stream on that device, if Triton's kernels can run there."""
     able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0) and _kernels() is not None
     return ChaCha20Rng(device) if able else None
 

@@ -21,7 +21,7 @@ from hush.triton_types import at, constexpr, tl, triton
 
 
 def _quarter(a: at, b: at, c: at, d: at) -> tuple[at, at, at, at]:
-    """The quarter round."""
+    """Return the quarter round."""
     a = a + b
     d = d ^ a
     d = (d << 16) | (d >> 16)
@@ -48,7 +48,7 @@ _key_word = triton.jit(_key_word)
 
 
 def _block(key: at, block: at, draws: at, DOMAIN: constexpr) -> tuple[at, ...]:
-    """The 16 words of the blocks of those numbers."""
+    """Return the 16 words of the blocks of those numbers."""
     draw = tl.load(draws)
     none = block ^ block
     s0, s1, s2, s3 = none + 0x61707865, none + 0x3320646E, none + 0x79622D32, none + 0x6B206574
@@ -89,7 +89,7 @@ def _words(out: at, key: at, draws: at, size: at, DOMAIN: constexpr, LANES: cons
 
 
 def _pair(high: at, low: at, turn: at) -> tuple[at, at]:
-    """Two normal numbers, of a radius from the 64 bits of (high, low) and of an angle from the other word."""
+    """Return two normal numbers: the radius from the 64 bits of (high, low), the angle from the other word."""
     u = (high.to(tl.float32) * 4294967296.0 + low.to(tl.float32) + 0.5) * 5.421010862427522e-20
     v = ((~high).to(tl.float32) * 4294967296.0 + (~low).to(tl.float32) + 0.5) * 5.421010862427522e-20
     # Where u is near 1, its logarithm is that of 1 - v: twice the area tangent of s.

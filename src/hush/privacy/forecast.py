@@ -115,7 +115,16 @@ def forecast(
     if not 0.0 < clip < math.inf:
         raise HushError(f"clip: found {clip!r}; accepted: a positive number")
     policy = Policy(epsilon, delta, relation)
-    draft = PrivacyPlan(samples, batch, epochs, rounds, clip, 1.0, relation, accountant)
+    draft = PrivacyPlan(
+        samples=samples,
+        batch=batch,
+        epochs=epochs,
+        rounds=rounds,
+        clip=clip,
+        noise_multiplier=1.0,
+        relation=relation,
+        accountant=accountant,
+    )
     plan = _keeping(policy, draft) if noise_multiplier is None else replace(draft, noise_multiplier=noise_multiplier)
     marks = _marks(rounds)
     return Forecast(

@@ -45,7 +45,7 @@ GRAINS = 4096
 UPDATE = "model update"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PrivacyPlan:
     """How one client's training keeps its policy."""
 
@@ -169,8 +169,27 @@ def calibrated(
     discrete: bool = False,
 ) -> PrivacyPlan:
     """The plan with the least noise that keeps the policy over that many rounds."""
-    draft = PrivacyPlan(samples, batch, epochs, rounds, clip, 1.0, policy.relation, accountant)
+    draft = PrivacyPlan(
+        samples=samples,
+        batch=batch,
+        epochs=epochs,
+        rounds=rounds,
+        clip=clip,
+        noise_multiplier=1.0,
+        relation=policy.relation,
+        accountant=accountant,
+    )
     z = api.noise_multiplier(
         policy.epsilon, policy.delta, draft.rate, max(rounds, 1) * draft.steps, policy.relation, accountant
     )
-    return PrivacyPlan(samples, batch, epochs, rounds, clip, z, policy.relation, accountant, discrete)
+    return PrivacyPlan(
+        samples=samples,
+        batch=batch,
+        epochs=epochs,
+        rounds=rounds,
+        clip=clip,
+        noise_multiplier=z,
+        relation=policy.relation,
+        accountant=accountant,
+        discrete=discrete,
+    )

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 KEY_BYTES = 32
-# A reader writes that many bytes to the beginning of an array, which has room for `SPARE` more.
+# A reader writes a number of bytes to the beginning of an array, which has room for `SPARE` more.
 Reader = Callable[[np.ndarray, int], None]
 SPARE = 16
 _FEW = 3072  # bytes up to which a key costs more than it saves
@@ -30,12 +30,12 @@ _ZEROS.flags.writeable = False
 
 
 def fresh_key() -> bytearray:
-    """A key from the operating system, for one stream of bits; whoever takes it overwrites it after use."""
+    """Return a key from the operating system, for one stream of bits; whoever takes it overwrites it after use."""
     return bytearray(os.urandom(KEY_BYTES))
 
 
 def reader(size: int) -> Reader:
-    """What reads so many fresh bytes, piece by piece."""
+    """Return a function that reads that many fresh bytes, piece by piece."""
     if size <= _FEW or (cipher := _cipher()) is None:
         return _from_system
     encrypt = cipher.Cipher(cipher.algorithms.AES(os.urandom(KEY_BYTES)), cipher.modes.CTR(os.urandom(16))).encryptor()
@@ -49,7 +49,7 @@ def reader(size: int) -> Reader:
 
 
 def words(size: int) -> np.ndarray:
-    """So many independent uniform numbers of 64 bits."""
+    """Return that many independent uniform numbers of 64 bits."""
     drawn = np.empty(8 * size + SPARE, np.uint8)
     reader(8 * size)(drawn, 8 * size)
     return drawn[: 8 * size].view(np.uint64)
@@ -61,7 +61,7 @@ def _from_system(target: np.ndarray, count: int) -> None:
 
 @cache
 def _cipher() -> Any:
-    """The package's module of ciphers, if it is there."""
+    """Return the package's module of ciphers, if it is there."""
     try:
         from cryptography.hazmat.primitives import ciphers
     except ImportError:

@@ -9,9 +9,9 @@ example may cancel; they are summed in float64, and the norm that the example is
 (`hush.training.per_example.gradient_terms.OuterProductTerm`).
 
 Guarantees:
-    - `float_sensitivity(n) <= 1 + SLACK - RESERVE` for every n up to `MOST_ROWS`, by the choice of `PARTIAL_ROWS` and
-      `partial_positions`. Clip factors are computed for the clip over `1 + SLACK`, so one row moves the computed sum
-      by at most one clip, rounding included.
+    - Two such sums are within `1 + SLACK - RESERVE` clips of each other for every n up to `MOST_ROWS`, by the choice of
+      `PARTIAL_ROWS` and `partial_positions`. Clip factors are computed for the clip over `1 + SLACK`, so
+      one row moves the computed sum by at most one clip, rounding included.
     - `RESERVE` is left for a row's own gradient, whose last digits may depend on the shape of the batch that it is
       computed in.
 
@@ -21,19 +21,11 @@ Edge cases:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Clip = TypeVar("Clip", float, "Tensor")
-
 SLACK = 3 * 2.0**-10
 RESERVE = 2.0**-11
 FLOAT64_SLACK = 2.0**-20  # for sums in float64 alone
 MOST_ROWS = 1 << 21
 
-_UNIT, _UNIT64 = 2.0**-24, 2.0**-53
 FLOAT32_ROWS = 1 << 15  # rows of a sum times rows of a partial sum in float32: 2^-9 clips
 _FLOAT64 = 1 << 18  # the same in float64 for products over positions: 2^-12 clips
 _WORTH = 8  # rows of a partial sum from which float32 is the faster one
@@ -54,18 +46,3 @@ PARTIAL_ROWS = tuple(map(_partial_rows, range(FLOAT32_ROWS // (_WORTH + 1) + 2))
 def partial_positions(rows: int) -> int:
     """The same for gradients that are sums over positions, in float64."""
     return max(1, min(rows, _FLOAT64 // max(1, rows) - 1))
-
-
-def float_sensitivity(rows: int) -> float:
-    """By how many clips one row can move a sum of so many rows, if it adds at most one clip itself."""
-    partial = PARTIAL_ROWS[min(rows, len(PARTIAL_ROWS) - 1)]
-    single = _UNIT * rows * (partial + 1) if partial else 0.0
-    # A factor times a length over positions is at most 2^23 clips, because of how the norm counts that length.
-    several = 2**23 * _UNIT64 * rows * (partial_positions(rows) + 1) if partial_positions(rows) > 1 else 0.0
-    double = _UNIT64 * rows * (rows + 2)
-    return 1.0 + single + several + double
-
-
-def applied(clip: Clip) -> Clip:
-    """The clip that factors are computed for, so that one row moves the computed sum by at most `clip`."""
-    return clip / (1.0 + SLACK)

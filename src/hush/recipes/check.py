@@ -17,16 +17,12 @@ _LOOKED_AT = 1000  # rounds
 
 def check(recipe: Recipe, members: Sequence[Member], rounds: int) -> None:
     """Raise a `HushError` for the first thing that does not fit."""
-    for key, text in (*_pairs(recipe), *_side_releases(recipe, rounds), *_numbers(recipe, members, rounds)):
+    for key, text in (*incompatible(recipe), *_side_releases(recipe, rounds), *_numbers(recipe, members, rounds)):
         raise HushError(f"recipe.{key}: {text}", f"recipe.{key}")
 
 
-def clash(recipe: Recipe) -> str | None:
-    """Why the choices of a recipe do not go together, whoever the clients are, or None."""
-    return next((text for _, text in _pairs(recipe)), None)
-
-
-def _pairs(recipe: Recipe) -> Iterator[tuple[str, str]]:
+def incompatible(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Yield slot and reason for each choice that does not go with another one, whoever the clients are."""
     open_protect = not recipe.protect.private
     if isinstance(recipe.project, DelayedPublicSubspace) and recipe.assign.models > 1:
         yield (

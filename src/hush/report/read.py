@@ -77,7 +77,7 @@ class RunView:
         return next((r.scores for r in reversed(self.records) if r.scores), ())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SeedView:
     """One run of a comparison, with its primary score; `report` is the relative URL of its page, if it exists."""
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hush.callbacks import RoundFunction
 from hush.config import Config
 from hush.recipes.slots.weight import Balanced, EstimatedNoise
 from hush.server.loop import enrolled
@@ -215,7 +214,7 @@ def _trained_round(federation: Federation) -> tuple[list[float], list[float]]:
     from hush.engines import simulator
 
     kept: list[RoundRecord] = []
-    one = simulator.execution(federation, callbacks=[RoundFunction(kept.append)])
+    one = simulator.execution(federation, callbacks=[kept.append])
     asked = next(one)
     try:
         one.send(simulator.train_together([asked])[0])

@@ -61,7 +61,7 @@ class RunTerms:
     ceiling: Ceiling = NONE
 
     def spec(self, number: int) -> RoundSpec:
-        """What the round asks of its clients."""
+        """Return what the round requests from its clients."""
         return self.stage_table.specs[self.stage_table.of[number]]
 
 
@@ -163,21 +163,21 @@ def serve(terms: RunTerms, state: ServerState, keep: Keep) -> Generator[list[Tas
 
 
 def bytes_of_update(update: Update) -> int:
-    """The payload of an update in bytes: float32 for the vector, float64 for each additional number."""
+    """Return the payload of an update in bytes: float32 for the vector, float64 for each additional number."""
     side = update.side
     numbers = int(side.choice is not None) + sum(answer.numel() for answer in side.releases.values())
     return 4 * update.vector.numel() + 8 * numbers
 
 
 def bytes_of_task(task: Task) -> int:
-    """The payload of a task in bytes: four per number."""
+    """Return the payload of a task in bytes: four per number."""
     extras = task.extras
     tensors = (task.models, extras.input_mean, extras.drift, *extras.slots.values())
     return 4 * (int(extras.clip is not None) + sum(tensor.numel() for tensor in tensors if tensor is not None))
 
 
 def _limits(terms: RunTerms, number: int, updates: Sequence[Update]) -> InfluenceLimits:
-    """The limits on one client's influence in a round; if all clients are trusted, only the weight ceiling."""
+    """Return the limits on one client's influence in a round; if all clients are trusted, only the weight ceiling."""
     bounds = terms.noise_bounds
     if bounds is not None:
         bounds = bounds[terms.stage_table.of[number], [update.client for update in updates]]
@@ -194,12 +194,12 @@ def gate(terms: RunTerms, tasks: Sequence[Task], updates: Sequence[Update]) -> t
 
 
 def enrolled(terms: RunTerms) -> RoundView:
-    """The public facts of every client, known before the first update."""
+    """Return the public facts of every client, known before the first update."""
     return _facts(terms, 1, [member.client for member in terms.members])
 
 
 def _bounds(terms: RunTerms, number: int, tasks: Sequence[Task]) -> dict[int, float]:
-    """The maximum norm of each client's update, given the clipping norm and the drift in its task."""
+    """Return the maximum norm of each client's update, given the clipping norm and the drift in its task."""
     if terms.bounds is None:
         return {}
     stage, found = terms.stage_table.of[number], {}

@@ -52,7 +52,7 @@ def stages_of(stage_table: StageTable, plan: Participants, clients: int) -> list
 
 
 def trained(records: Sequence[RoundRecord]) -> bool:
-    """Whether any client released an update."""
+    """Return whether any client released an update."""
     return any(record.charged for record in records)
 
 

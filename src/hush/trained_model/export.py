@@ -55,14 +55,14 @@ def export(module: nn.Module, reading: InputFormat, kind: str, path: Path) -> Pa
 
 
 def _program(module: nn.Module, reading: InputFormat) -> ExportedProgram:
-    """The graph of the module on its own inputs, for any number of rows."""
+    """Return the graph of the module on its own inputs, for any number of rows."""
     arguments, named = _examples(module, reading)
     free: Any = torch.utils._pytree.tree_map(lambda value: {0: Dim.DYNAMIC}, named or arguments)
     return torch.export.export(module, arguments, named, dynamic_shapes=free)
 
 
 def _examples(module: nn.Module, reading: InputFormat) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
-    """Arguments of a module for made rows: positional, and by name."""
+    """Return example arguments of a module: positional, and by name."""
     spec = reading.inputs
     if spec is None:
         return (torch.zeros(_ROWS, *reading.shape),), {}

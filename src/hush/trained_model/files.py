@@ -56,7 +56,7 @@ def save(model: TrainedModel, directory: Path) -> Path:
 
 
 def contents(model: TrainedModel) -> dict[str, bytes]:
-    """The files of a model by name, the description last: where it is, all the rest is."""
+    """Return the files of a model by name, the description last: where it is, all the rest is."""
     files = {MODEL: bytes_of(_trained(model))}
     if fixed := fixed_of(model.networks[0], model.parameters):
         files[FIXED] = bytes_of(fixed)
@@ -64,7 +64,7 @@ def contents(model: TrainedModel) -> dict[str, bytes]:
 
 
 def load(directory: str | Path, model: Architecture | None = None) -> TrainedModel:
-    """The trained model in a directory that `TrainedModel.save` or a finished run wrote.
+    """Return the trained model in a directory that `TrainedModel.save` or a finished run wrote.
 
     Args:
         directory: The model's or the run's. Its files are data, and no code in them is run.
@@ -84,7 +84,7 @@ def load(directory: str | Path, model: Architecture | None = None) -> TrainedMod
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The description of the model, unchanged since it was written."""
+    """Return the description of the model, unchanged since it was written."""
     if not (path / DESCRIPTION).exists():
         if (path / MANIFEST).exists() and not (path / RESULT).exists():
             raise HushError(f"{path}: a run that has not finished; resume it first")
@@ -143,7 +143,7 @@ def _model(path: Path, raw: Mapping[str, Any], given: Architecture | None) -> Tr
 
 
 def _architecture(path: Path, raw: Mapping[str, Any], reading: InputFormat, given: Architecture | None) -> Model:
-    """The model before training: built by name, or from the module that the user gives."""
+    """Return the model before training: built by name, or from the module that the user gives."""
     objective = _objective(raw["objective"])
     name, shape, outputs = raw["name"], reading.shape, objective.outputs
     if not raw["own"]:
@@ -227,7 +227,7 @@ def _digest(raw: Mapping[str, Any]) -> str:
 
 
 def _alike(found: Sequence[Sequence[float]], wanted: Sequence[Sequence[float | None]]) -> bool:
-    """Whether a network returns what it returned, but for rounding. Numbers that JSON cannot hold count as equal."""
+    """Return whether a network returns the stored outputs up to rounding. Numbers outside JSON count as equal."""
     have, want = np.array(found, float), np.array(wanted, float)
     if have.shape != want.shape:
         return False

@@ -25,18 +25,18 @@ class WithFeatures(nn.Module):
         self.module = module
 
     def forward(self, x: Tensor) -> Tensor:
-        """The module's output for the features of a batch."""
+        """Return the module's output for the features of a batch."""
         out: Tensor = self.module(self.features(x))
         return out
 
 
 def network_of(model: Model, vector: Tensor) -> nn.Module:
-    """A model's own module with these weights, for rows as they are stored, in evaluation mode."""
+    """Return a model's own module with these weights, for rows as they are stored, in evaluation mode."""
     return filled(model, unflatten(vector.detach().cpu().to(torch.float32), model.layout))
 
 
 def filled(model: Model, trained: Mapping[str, Tensor], fixed: Mapping[str, Tensor] | None = None) -> nn.Module:
-    """The same from named tensors; `fixed` are those that were not trained (`fixed_of`), by default the module's own.
+    """Return a network with these parameters; `fixed` are tensors that were not trained, by default the module's own.
 
     Raises:
         HushError: The module has other parameters than these.
@@ -51,12 +51,12 @@ def filled(model: Model, trained: Mapping[str, Tensor], fixed: Mapping[str, Tens
 
 
 def own_module(network: nn.Module) -> nn.Module:
-    """The module as its user wrote it, with inputs of their own shapes and types; it shares the weights."""
+    """Return the module as its user wrote it, with inputs of their own shapes and types; it shares the weights."""
     return network.own if isinstance(network, UnpackedInputs) else network
 
 
 def fixed_of(network: nn.Module, trained: Mapping[str, object]) -> dict[str, Tensor]:
-    """The parameters and buffers of a network that were not trained, and are stored with it."""
+    """Return the parameters and buffers of a network that were not trained, and are stored with it."""
     inner = network.module if isinstance(network, WithFeatures) else network
     parameters = dict(inner.named_parameters())
     # Tied weights have several names in a state.
@@ -71,7 +71,7 @@ def fixed_of(network: nn.Module, trained: Mapping[str, object]) -> dict[str, Ten
 
 @torch.no_grad()
 def probe_outputs(network: nn.Module, shape: tuple[int, ...], inputs: InputSpec | None) -> list[list[float]]:
-    """What a network returns for fixed rows that come from no data; nothing where it fails on all of them."""
+    """Return the outputs of a network for fixed synthetic rows; an empty list if it fails on all of them."""
     if inputs is not None:
         tried = [example_rows(inputs, _PROBES)]
     else:

@@ -91,11 +91,11 @@ class TrainedModel:
         return self.input_format.schema
 
     def module_of(self, client: str | int) -> nn.Module:
-        """The module that a client uses, by its name or number."""
+        """Return the module that a client uses, by its name or number."""
         return self.modules[self._placed(client)]
 
     def predict(self, x: object, *, client: str | int | None = None) -> Array:
-        """The prediction for each row.
+        """Return the prediction for each row.
 
         A class is as the labels of the training data were (text, integer, ...); several labels per row are zeros and
         ones, and real numbers in the units of the targets.
@@ -109,7 +109,7 @@ class TrainedModel:
         return self.labels(self.raw_outputs(x, client=client))
 
     def predict_proba(self, x: object, *, client: str | int | None = None) -> Array:
-        """The probability of each class or label (n, classes), in the order of `output_names`.
+        """Return the probability of each class or label (n, classes), in the order of `output_names`.
 
         Arguments as for `predict`.
 
@@ -119,7 +119,7 @@ class TrainedModel:
         return self.probabilities(self.raw_outputs(x, client=client))
 
     def raw_outputs(self, x: object, *, client: str | int | None = None) -> Array:
-        """What the module returns for each row (n, outputs), such as logits; arguments as for `predict`."""
+        """Return the outputs of the module for each row (n, outputs), such as logits; arguments as for `predict`."""
         rows, named = self.input_format.stored(x)
         if client is not None:
             numbers = np.full(len(rows), self._placed(client))
@@ -134,7 +134,7 @@ class TrainedModel:
         return self._raw(rows, numbers)
 
     def labels(self, raw: Array) -> Array:
-        """The predictions that raw outputs stand for."""
+        """Return the predictions for raw outputs."""
         found: Array = self.objective.predictions(self._outputs(raw)).numpy()
         if not self.class_values:
             return found
@@ -144,7 +144,7 @@ class TrainedModel:
         return labels
 
     def probabilities(self, raw: Array) -> Array:
-        """The probabilities of the classes or labels that raw outputs stand for."""
+        """Return the probabilities of the classes or labels for raw outputs."""
         found = self.objective.probabilities(self._outputs(raw))
         if found is None:
             raise HushError("predict_proba: real numbers have no probabilities; accepted: predict")
@@ -160,7 +160,7 @@ class TrainedModel:
         return named if len(named) == number else tuple(map(str, range(number)))
 
     def prediction_table(self, raw: Array, probabilities: bool = False) -> dict[str, list[Any]]:
-        """Predictions as columns by name: `prediction`, or one for each label or target, and probabilities if asked."""
+        """Return predictions, and optionally probabilities, as columns by name: one for each label or target."""
         found, names = self.labels(raw), self.output_names
         if found.ndim == 1:
             table = {"prediction": found.tolist()}
@@ -212,7 +212,7 @@ class TrainedModel:
         )
 
     def _placed(self, client: object) -> int:
-        """The number of the model that a client uses."""
+        """Return the number of the model that a client uses."""
         if isinstance(client, int | np.integer) and not isinstance(client, bool) and 0 <= client < len(self.clients):
             return self.placed[int(client)]
         if isinstance(client, str) and client in self.clients:
@@ -230,7 +230,7 @@ class TrainedModel:
         return out
 
     def _outputs(self, raw: Array) -> Tensor:
-        """Raw outputs without those of classes that there are not: a module may have some to spare."""
+        """Return raw outputs without surplus ones: a module may have more outputs than there are classes."""
         used = len(self.class_values) or raw.shape[1]
         return torch.from_numpy(np.ascontiguousarray(raw[:, :used]))
 

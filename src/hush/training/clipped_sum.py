@@ -62,8 +62,8 @@ class ClippedSum(ABC):
 
     @abstractmethod
     def groups(self, jobs: Sequence[Job]) -> list[list[int]]:
-        """Which jobs step together, by number; those with more steps come first in a group."""
+        """Return which jobs step together, by number; those with more steps come first in a group."""
 
     @abstractmethod
     def start(self, jobs: Sequence[Job], number: int, resources: ExitStack) -> ClientGroup:
-        """The group of that number, ready to take its steps; `resources` is closed when all groups are done."""
+        """Return the group of that number, ready to take its steps; `resources` is closed when all groups are done."""

@@ -32,7 +32,7 @@ _AT_ONCE = 256  # examples that are converted to float64 at a time
 
 
 def squared_norms(rows: Tensor, exact: bool) -> Tensor:
-    """Squared norms along the last axis (examples x width), in float64 if `exact`.
+    """Return squared norms along the last axis (examples x width), in float64 if `exact`.
 
     Otherwise in the dtype of the rows, and `upper_norms` must make up for the rounding. A CPU converts slowly, so rows
     are read once, in float32; only sums over stretches of them are float64.
@@ -52,7 +52,7 @@ def squared_norms(rows: Tensor, exact: bool) -> Tensor:
 
 
 def upper_norms(total: Callable[[bool], Tensor], like: Tensor) -> Tensor:
-    """Norms in float64, never too small, from sums of squares, or of products of two of them.
+    """Return norms in float64, never too small, from sums of squares, or of products of two of them.
 
     Args:
         total: The sums, exact or not.
@@ -70,7 +70,7 @@ def upper_norms(total: Callable[[bool], Tensor], like: Tensor) -> Tensor:
 def clip_factors(
     norms: Tensor, clips: Tensor, mask: Tensor | None, dtype: torch.dtype, finite: Tensor | None = None
 ) -> Tensor:
-    """min(1, clip / norm) in that dtype, zero for what must add nothing. Norms are float64; `finite` says which are."""
+    """Return min(1, clip / norm) in that dtype, zero for rows to leave out; `finite` marks finite norms (float64)."""
     keep = norms.isfinite() if finite is None else finite
     if mask is not None:
         keep = keep & mask
@@ -83,17 +83,17 @@ def clip_factors(
 
 
 def clip_margin(dtype: torch.dtype) -> float:
-    """The norm to which gradients are scaled, as a fraction of the clip."""
+    """Return the norm to which gradients are scaled, as a fraction of the clip."""
     return (1.0 - 4.0 * torch.finfo(dtype).eps) / (1.0 + SLACK)
 
 
 def partial_rows(rows: int) -> int:
-    """How many rows of a sum may be added in float32 at a time: that entry of `PARTIAL_ROWS`, or its last."""
+    """Return how many rows of a sum may be added in float32 at a time: that entry of `PARTIAL_ROWS`, or its last."""
     return PARTIAL_ROWS[min(rows, len(PARTIAL_ROWS) - 1)]
 
 
 def summed_products(left: Tensor, right: Tensor, rows: int) -> Tensor:
-    """Products over examples, groups x outputs x inputs, in float64.
+    """Return products over examples, groups x outputs x inputs, in float64.
 
     Args:
         left: Factors of each example, groups x outputs x examples.
@@ -112,7 +112,7 @@ def summed_products(left: Tensor, right: Tensor, rows: int) -> Tensor:
 
 
 def summed_blocks(blocks: Tensor, right: Tensor) -> Tensor:
-    """The same from factors that lie in blocks of examples, groups x blocks x outputs x examples."""
+    """Return the same from factors that lie in blocks of examples, groups x blocks x outputs x examples."""
     products = torch.bmm(blocks.flatten(0, 1), right.reshape(-1, blocks.shape[3], right.shape[2]))
     total: Tensor = products.unflatten(0, blocks.shape[:2]).sum(1, dtype=torch.float64)
     return total

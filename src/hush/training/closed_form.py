@@ -1,4 +1,4 @@
-"""The closed form of linear models: clipped sums of a model that is one linear layer, such as softmax regression.
+"""Closed form: the gradients of losses for a model's outputs, and clipped sums of a model that is one linear layer.
 
 An example's gradient is the outer product of the loss's gradient for the outputs (softmax - label, or twice the error)
 and its input, so its norm is a product of two norms, of which that of the input never changes. Nothing is recorded and
@@ -16,7 +16,7 @@ Edge cases:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from weakref import WeakKeyDictionary
@@ -28,7 +28,16 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hush.models import Model
 from hush.models.validation import has_hooks
-from hush.objective import CLASSIFICATION, Loss
+from hush.objective import (
+    CLASSIFICATION,
+    BinaryCrossEntropy,
+    CrossEntropy,
+    Huber,
+    Loss,
+    MeanSquaredError,
+    UserLoss,
+)
+from hush.objective.losses import HUBER, along
 from hush.training.clipping import (
     RANGE,
     clip_factors,
@@ -53,6 +62,49 @@ _LOSS = CLASSIFICATION.loss  # of a layer whose model is not known
 
 _LAYERS: MutableMapping[nn.Module, LinearLayer | None] = WeakKeyDictionary()
 _NORM_CACHE: MutableMapping[Tensor, dict[tuple[int, bool], tuple[Tensor | None, Tensor]]] = WeakTensorKeyDictionary()
+
+
+def output_gradients(loss: Loss, outputs: Tensor, targets: Tensor, dim: int) -> Tensor:
+    """Return the gradient of each example's loss with respect to the outputs.
+
+    Args:
+        loss: The loss of one example.
+        outputs: The model's outputs, which lie along axis `dim`; the other axes are examples.
+        targets: The target of each example.
+        dim: The axis of outputs.
+
+    Returns:
+        The derivative, of the shape of `outputs`. It may be of any size, or not a number: clipping comes after it.
+    """
+    if isinstance(loss, UserLoss):
+        return loss.gradient(outputs, targets, dim)
+    return _OUTPUT_GRADIENTS[type(loss)](outputs, targets, dim)
+
+
+def _softmax_gradient(outputs: Tensor, targets: Tensor, dim: int) -> Tensor:
+    d = torch.softmax(outputs, dim)
+    labels = targets.unsqueeze(dim)
+    return d.scatter_add_(dim, labels, d.new_full((), -1.0).expand_as(labels))
+
+
+def _sigmoid_gradient(outputs: Tensor, targets: Tensor, dim: int) -> Tensor:
+    return (torch.sigmoid(outputs) - along(targets, outputs, dim)) / outputs.shape[dim]
+
+
+def _squared_error_gradient(outputs: Tensor, targets: Tensor, dim: int) -> Tensor:
+    return (outputs - along(targets, outputs, dim)) * (2.0 / outputs.shape[dim])
+
+
+def _huber_gradient(outputs: Tensor, targets: Tensor, dim: int) -> Tensor:
+    return (outputs - along(targets, outputs, dim)).clamp(-HUBER, HUBER) / outputs.shape[dim]
+
+
+_OUTPUT_GRADIENTS: Mapping[type[Loss], Callable[[Tensor, Tensor, int], Tensor]] = {
+    CrossEntropy: _softmax_gradient,
+    BinaryCrossEntropy: _sigmoid_gradient,
+    MeanSquaredError: _squared_error_gradient,
+    Huber: _huber_gradient,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,7 +382,7 @@ def _sums(
     # Outputs before examples, which is several times faster where there are few of them.
     columns = x.transpose(1, 2)
     out = torch.bmm(weight, columns) if shift is None else torch.baddbmm(shift[..., None], weight, columns)
-    d = layer.loss.gradient(out, y, 1)
+    d = output_gradients(layer.loss, out, y, 1)
     found = _quick_factors(d, input_norms, clips) if quick else None
     if found is not None and bool(found[1].all()):
         scale = found[0]

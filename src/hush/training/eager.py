@@ -43,16 +43,16 @@ class EagerSum(ClippedSum):
         self.physical_batch, self.precision = physical_batch, precision
 
     def groups(self, jobs: Sequence[Job]) -> list[list[int]]:
-        """Jobs of similar batch size."""
+        """Return jobs of similar batch size."""
         return similar_batches(jobs)
 
     def start(self, jobs: Sequence[Job], number: int, resources: ExitStack) -> ClientGroup:
-        """A group that computes its sums with `sums_of`."""
+        """Return a group that computes its sums with `sums_of`."""
         return EagerGroup(jobs, self.sums_of(jobs), self.model.keyed)
 
     @abstractmethod
     def sums_of(self, jobs: Sequence[Job]) -> GroupSums:
-        """The function that computes the sums of a group."""
+        """Return the function that computes the sums of a group."""
 
 
 class EagerGroup(ClientGroup):
@@ -83,7 +83,7 @@ class EagerGroup(ClientGroup):
 
 
 def padded_rows(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Row numbers padded to the longest batch, clients x examples, and the mask of the real ones."""
+    """Return row numbers padded to the longest batch, clients x examples, and the mask of the real ones."""
     lengths = torch.tensor([len(own) for own in rows])
     table = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
     mask = torch.arange(table.shape[1])[None] < lengths[:, None]

@@ -13,7 +13,7 @@ STREAMS = 2  # groups that run beside each other then: more were no faster
 
 
 def similar_batches(jobs: Sequence[Job]) -> list[list[int]]:
-    """Groups of similar batch size, longest first within a group, so that little is padded."""
+    """Return groups of similar batch size, longest first within a group, so that little is padded."""
 
     def kind(i: int) -> tuple[bool, bool, int]:
         return jobs[i].plan.discrete, jobs[i].at_start, round(2 * math.log2(jobs[i].plan.batch))
@@ -23,7 +23,7 @@ def similar_batches(jobs: Sequence[Job]) -> list[list[int]]:
 
 
 def equal_work(jobs: Sequence[Job], number: int) -> list[list[int]]:
-    """At most that many groups of nearly equal work, longest first within a group."""
+    """Return at most that many groups of nearly equal work, longest first within a group."""
     work = [expected_examples(job) for job in jobs]
     shares: list[list[int]] = [[] for _ in range(min(number, len(jobs)))]
     loads = [0] * len(shares)
@@ -35,12 +35,12 @@ def equal_work(jobs: Sequence[Job], number: int) -> list[list[int]]:
 
 
 def expected_examples(job: Job) -> int:
-    """Examples whose gradients are expected to be computed in all steps."""
+    """Return the expected number of example gradients in all steps."""
     return job.plan.steps * job.plan.batch
 
 
 def similar_steps(jobs: Sequence[Job]) -> list[list[int]]:
-    """Groups by where gradients are taken and, where steps are small, by the number of steps.
+    """Return groups by where gradients are taken and, where steps are small, by the number of steps.
 
     So clients with many steps do not wait for those with few.
     """

@@ -21,7 +21,7 @@ from hush.privacy.plan import PrivacyPlan
 from hush.privacy.source import Source
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """One client's training in one round.
 

@@ -24,7 +24,7 @@ _STATE = 32  # bytes for each parameter of a client: vectors, sums, noise and wh
 
 
 def physical_batch(model: Model, device: torch.device, clients: int) -> int:
-    """Examples to work on at a time, of all clients together: a power of two that the free memory has room for."""
+    """Return how many examples of all clients to process at a time: a power of two that fits into free memory."""
     size = model.layout.size
     if device.type != "cuda":
         lean = not any(value.ndim > 2 for value in model.module.parameters()) and len(model.layout.names) <= 2
@@ -33,7 +33,7 @@ def physical_batch(model: Model, device: torch.device, clients: int) -> int:
 
 
 def examples(free: int, size: int, clients: int) -> int:
-    """How many examples of a model of that size fit, besides the clients' own vectors."""
+    """Return how many examples of a model of that size fit, besides the clients' own vectors."""
     room = free // 2 - _STATE * size * clients
     fitting = max(1, room // max(_LEAST, _NUMBER * size))
     return int(min(MOST, 1 << (fitting.bit_length() - 1)))

@@ -25,20 +25,20 @@ Precision = Literal["float32", "tf32", "bf16"]
 
 
 def low_dtype(precision: Precision) -> torch.dtype | None:
-    """The dtype to which operands are rounded beforehand, if any. Fails for an unknown precision."""
+    """Return the dtype to which operands are rounded beforehand, if any. Fails for an unknown precision."""
     if precision not in get_args(Precision):
         raise unknown("precision", "precision", precision, get_args(Precision))
     return torch.bfloat16 if precision == "bf16" else None
 
 
 def triton_precision(precision: Precision) -> str:
-    """The precision argument of Triton kernels; three tf32 products are as exact as one in float32, and faster."""
+    """Return the precision argument of Triton kernels: three tf32 products are as exact as one in float32."""
     low_dtype(precision)
     return "tf32x3" if precision == "float32" else precision
 
 
 def triton_kernels(device: torch.device) -> Any:
-    """The package `hush.training.gpu.kernels` if its kernels can run on that device, else none."""
+    """Return the package `hush.training.gpu.kernels` if its kernels can run on that device, else none."""
     return _kernels() if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0) else None
 
 

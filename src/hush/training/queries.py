@@ -27,7 +27,7 @@ _NUMBERS = 2**24  # of gradients in memory at a time
 
 
 def bounded_losses(model: Model, vectors: Tensor, x: Tensor, y: Tensor, bound: float) -> Tensor:
-    """The sum of bounded losses over all rows, for each model."""
+    """Return the sum of bounded losses over all rows, for each model."""
     check_global_hooks(model.name)
     return torch.stack([_bounded_loss(model, vector, x, y, bound) for vector in vectors])
 
@@ -35,13 +35,13 @@ def bounded_losses(model: Model, vectors: Tensor, x: Tensor, y: Tensor, bound: f
 def _bounded_loss(model: Model, vector: Tensor, x: Tensor, y: Tensor, bound: float) -> Tensor:
     total = torch.zeros((), dtype=torch.float64)
     for inputs, truth in zip(x.split(_ROWS), y.split(_ROWS), strict=True):
-        losses = model.objective.loss(model.logits(vector, inputs).double(), truth)
+        losses = model.objective.loss(model.logits(vector, inputs).double(), truth, reduction="none")
         total += (losses.nan_to_num(nan=bound).clamp(0.0, bound) - 0.5 * bound).sum().cpu()
     return total
 
 
 def gradient_norms(model: Model, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The norm of each row's gradient, in float64."""
+    """Return the norm of each row's gradient, in float64."""
     width = max(1, _NUMBERS // vector.numel())
     parts = [(a, b) for a, b in zip(x.split(width), y.split(width), strict=True) if len(a)]
     each = (gradients(model, vector[None], a[None], b[None])[0] for a, b in parts)

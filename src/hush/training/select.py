@@ -159,7 +159,7 @@ def select(
     precision: Precision = "float32",
     strict: bool = False,
 ) -> ClippedSum:
-    """How the clipped sums of these jobs are computed; arguments as for `hush.training.train.train`.
+    """Return how the clipped sums of these jobs are computed; arguments as for `hush.training.train.train`.
 
     Fails if a layer has no rule and `strict`, if vmap's gradients are wrong for the model, or if hooks could mix rows.
     """
@@ -182,7 +182,7 @@ def clipped_sums(
     precision: Precision = "float32",
     strict: bool = False,
 ) -> Tensor:
-    """The clipped gradient sum of each client over one batch, by pooled CNN kernels, recorded layers, or vmap.
+    """Return the clipped gradient sum of each client over one batch, by pooled CNN kernels, recorded layers, or vmap.
 
     Args:
         model: Gives the logits.

@@ -52,7 +52,7 @@ def train(
     precision: Precision = "float32",
     strict: bool = False,
 ) -> list[Tensor]:
-    """The update (end minus start) of each job. A job's rows are `x[first_row : first_row + plan.samples]`.
+    """Return the update (end minus start) of each job. A job's rows are `x[first_row : first_row + plan.samples]`.
 
     Args:
         model: What is trained.
@@ -84,7 +84,7 @@ def train(
 
 
 def _train(path: ClippedSum, jobs: Sequence[Job]) -> list[Tensor]:
-    """The update of each job, whichever group it is in."""
+    """Return the update of each job, whichever group it is in."""
     numbers = path.groups(jobs)
     with ExitStack() as resources:
         groups = [path.start([jobs[i] for i in own], number, resources) for number, own in enumerate(numbers)]

@@ -39,7 +39,7 @@ class UpdateRule:
 
     @classmethod
     def of(cls, jobs: Sequence[Job]) -> UpdateRule:
-        """The rule of these jobs."""
+        """Return the rule of these jobs."""
         start = torch.stack([job.vector for job in jobs])
         drift = pull = None
         if any(job.drift is not None for job in jobs):
@@ -51,7 +51,7 @@ class UpdateRule:
         return cls(start, lr, drift, pull, mixed if any(job.at_start for job in jobs) else False)
 
     def gradient_point(self, vectors: Tensor) -> Tensor:
-        """Where the gradients of the next step are taken, given where the first clients are now."""
+        """Return where the gradients of the next step are taken, given where the first clients are now."""
         if isinstance(self.at_start, bool):
             return self.start if self.at_start else vectors
         active = len(vectors)
@@ -69,10 +69,10 @@ class UpdateRule:
 
 
 def pull_of(job: Job) -> float:
-    """How strongly a job's steps pull toward the start: not at all if all gradients are taken there."""
+    """Return how strongly a job's steps pull toward the start: not at all if all gradients are taken there."""
     return 0.0 if job.at_start else job.proximal
 
 
 def drifts(jobs: Sequence[Job]) -> Tensor:
-    """The drift of each job, zero where there is none, jobs x p."""
+    """Return the drift of each job, zero where there is none, jobs x p."""
     return torch.stack([torch.zeros_like(job.vector) if job.drift is None else job.drift for job in jobs])

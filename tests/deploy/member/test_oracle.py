@@ -192,7 +192,7 @@ class Unread:
 def test_no_row_is_looked_at_before_a_charge(tmp_path: Path) -> None:
     """So that how long an answer takes cannot depend on one either."""
     x, y = Unread(), Unread()
-    fake: Any = Dataset("rows", x, y, 2)  # type: ignore[arg-type]
+    fake: Any = Dataset(name="rows", x=x, y=y, classes=2)  # type: ignore[arg-type]
     with pair(tmp_path / "pair", "a changed row") as held:
         schema = held.nodes[0].schema
 

@@ -90,8 +90,10 @@ def test_a_network_that_amplifies_rounding_runs() -> None:
 
     torch.manual_seed(0)
     model = from_module(Long(), (40, 8))
-    plan = PrivacyPlan(8, 8, 1, 1, 1.0, 1.0, "add-remove", "pld")
-    job = Job(30 * model.start, 0, plan, 0.1, noise.Seeded(0, 0, 1))
+    plan = PrivacyPlan(
+        samples=8, batch=8, epochs=1, rounds=1, clip=1.0, noise_multiplier=1.0, relation="add-remove", accountant="pld"
+    )
+    job = Job(vector=30 * model.start, first_row=0, plan=plan, lr=0.1, source=noise.Seeded(0, 0, 1))
     (update,) = train(model, examples((40, 8), 8).float(), torch.zeros(8, dtype=torch.long), [job])
     assert bool(update.isfinite().all())
 
@@ -219,8 +221,10 @@ def test_training_checks_again_whatever_was_proved() -> None:
     """A model that claims to be isolated and is not: no update comes out."""
     wrong = wrap("wrong", Between(lambda h: h - h.mean(0)), None, isolated=True)
     model = replace(wrong, probes=examples(ROW, 8))
-    plan = PrivacyPlan(8, 8, 1, 1, 1.0, 1.0, "add-remove", "pld")
-    job = Job(model.start, 0, plan, 0.1, noise.Seeded(0, 0, 1))
+    plan = PrivacyPlan(
+        samples=8, batch=8, epochs=1, rounds=1, clip=1.0, noise_multiplier=1.0, relation="add-remove", accountant="pld"
+    )
+    job = Job(vector=model.start, first_row=0, plan=plan, lr=0.1, source=noise.Seeded(0, 0, 1))
     with pytest.raises(HushError, match="depends on the other examples of its batch"):
         train(model, examples(ROW, 8).float(), torch.zeros(8, dtype=torch.long), [job])
 
@@ -240,11 +244,19 @@ def test_hooks_for_all_modules_are_refused_before_and_after_a_model_is_made(
     """Built-in models and plain layers of a user's, whose code PyTorch itself runs with such hooks."""
     layers = nn.Sequential(nn.Linear(ROW[0], 4), nn.ReLU(), nn.Linear(4, 3))
     model = from_module(layers, ROW)
-    plan = PrivacyPlan(8, 8, 1, 1, 1.0, 1.0, "add-remove", "pld")
+    plan = PrivacyPlan(
+        samples=8, batch=8, epochs=1, rounds=1, clip=1.0, noise_multiplier=1.0, relation="add-remove", accountant="pld"
+    )
     x, y = examples(ROW, 8).float(), torch.zeros(8, dtype=torch.long)
 
     def update(trained: Model, discrete: bool = False) -> Tensor:
-        job = Job(trained.start, 0, replace(plan, discrete=discrete), 0.1, noise.Seeded(0, 0, 1))
+        job = Job(
+            vector=trained.start,
+            first_row=0,
+            plan=replace(plan, discrete=discrete),
+            lr=0.1,
+            source=noise.Seeded(0, 0, 1),
+        )
         return train(trained, x, y, [job])[0]
 
     linear = build_model(ModelConfig(name="logreg"), ROW, 3, 0)
@@ -307,8 +319,13 @@ class Assigned(nn.Module):
 @pytest.mark.filterwarnings("ignore:model custom.*slow path")
 def test_gradients_that_cannot_be_computed_example_by_example_are_refused_in_one_line() -> None:
     model = from_module(Assigned(), ROW)
-    plan = PrivacyPlan(8, 8, 1, 1, 1.0, 1.0, "add-remove", "pld")
-    jobs = [Job(model.start, 0, plan, 0.1, noise.Seeded(0, client, 1)) for client in range(2)]
+    plan = PrivacyPlan(
+        samples=8, batch=8, epochs=1, rounds=1, clip=1.0, noise_multiplier=1.0, relation="add-remove", accountant="pld"
+    )
+    jobs = [
+        Job(vector=model.start, first_row=0, plan=plan, lr=0.1, source=noise.Seeded(0, client, 1))
+        for client in range(2)
+    ]
     x, y = examples(ROW, 8).float(), torch.zeros(8, dtype=torch.long)
     try:
         updates = train(model, x, y, jobs)

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hush.privacy.accounting.cost import Cost, composed, from_json, to_json
+from hush.privacy.accounting.cost import Cost, from_json, to_json
 from hush.types import HushError
+from tests.support.reference_accountant import composed
 
 COSTS = st.builds(
     Cost,

@@ -8,10 +8,11 @@ import dp_accounting as dp
 import pytest
 from dp_accounting.rdp import RdpAccountant
 
-from hush.privacy.accounting import api, events, pld
-from hush.privacy.accounting.cost import Cost, composed
+from hush.privacy.accounting import api, pld
+from hush.privacy.accounting.cost import Cost
 from hush.privacy.accounting.pld import Part
 from hush.types import Accountant, HushError, Relation
+from tests.support.reference_accountant import composed, reference_epsilon
 
 DELTA = 1e-5
 
@@ -90,7 +91,7 @@ def test_elsewhere_it_is_refused(relation: Relation, accountant: Accountant) -> 
         with pytest.raises(HushError, match=words):
             api.epsilon(event, DELTA, relation, accountant)
     with pytest.raises(HushError, match=words):
-        events.reference_epsilon(event, DELTA, relation)
+        reference_epsilon(event, DELTA, relation)
 
 
 @pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
@@ -119,7 +120,7 @@ def test_plain_and_poisson_releases_of_all_kinds_compose(relation: Relation) -> 
         Cost(what="sample count", kind="gaussian", noise=30.0, steps=2),
     ]
     event = composed(costs)
-    ours, theirs = api.epsilon(event, DELTA, relation), events.reference_epsilon(event, DELTA, relation)
+    ours, theirs = api.epsilon(event, DELTA, relation), reference_epsilon(event, DELTA, relation)
     assert theirs <= ours <= theirs * (1.0 + 2e-5)
     for left_out in range(len(costs)):
         rest = composed(costs[:left_out] + costs[left_out + 1 :])

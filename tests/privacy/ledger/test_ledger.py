@@ -19,6 +19,7 @@ from hush.privacy.ledger.book import BURNED, READY, SENT, Book
 from hush.privacy.ledger.errors import BrokenLedgerError
 from hush.privacy.plan import PrivacyPlan, calibrated
 from hush.types import HushError, Policy
+from tests.support.ledger_jobs import pending
 
 POLICY = Policy(1.0, 1e-4)
 SMALL = (Cost(what="model update", kind="gaussian", noise=50.0, steps=1),)
@@ -114,7 +115,16 @@ def test_different_plans_compose(ledger: Ledger) -> None:
 def test_no_privacy_costs_infinity() -> None:
     everything = Policy(math.inf, 1e-4)
     ledger = Ledger.in_memory(0, everything, "pld")
-    bare = PrivacyPlan(100, 20, 1, 5, math.inf, 0.0, "add-remove", "pld")
+    bare = PrivacyPlan(
+        samples=100,
+        batch=20,
+        epochs=1,
+        rounds=5,
+        clip=math.inf,
+        noise_multiplier=0.0,
+        relation="add-remove",
+        accountant="pld",
+    )
     ledger.approve([bare.cost(bare.rounds)])
     ledger.reserve([bare.cost()], "", 1)
     assert ledger.spent() == math.inf
@@ -151,7 +161,7 @@ def test_a_forfeited_round_may_be_tried_again_and_costs_again(ledger: Ledger) ->
     again = ledger.reserve(SMALL, "", 1, 2)
     assert ledger.spent() > once
     ledger.seal(again, b"in time")
-    assert ledger.pending() == [(again, b"in time")]
+    assert pending(ledger) == [(again, b"in time")]
 
 
 def test_only_what_was_sealed_is_sent(ledger: Ledger) -> None:
@@ -160,7 +170,7 @@ def test_only_what_was_sealed_is_sent(ledger: Ledger) -> None:
         ledger.sent(first)
     ledger.seal(second, b"two")
     ledger.seal(first, b"one")
-    assert ledger.pending() == [(first, b"one"), (second, b"two")]
+    assert pending(ledger) == [(first, b"one"), (second, b"two")]
     ledger.seal(first, b"one")
     with pytest.raises(HushError, match="cannot become computed"):
         ledger.seal(first, b"another")
@@ -168,7 +178,7 @@ def test_only_what_was_sealed_is_sent(ledger: Ledger) -> None:
         ledger.forfeit(first)
     ledger.sent(first)
     ledger.sent(first)
-    assert ledger.pending() == [(second, b"two")]
+    assert pending(ledger) == [(second, b"two")]
 
 
 def test_the_bytes_that_were_sent_last_are_kept(ledger: Ledger) -> None:
@@ -283,7 +293,7 @@ def test_a_run_is_taken_up_again(tmp_path: Path) -> None:
             receipt = ledger.reserve([whole.cost()], "r", number)
         ledger.seal(receipt, b"two")
     with Ledger.open(tmp_path / "l") as ledger:
-        assert [(receipt.run, receipt.round, payload) for receipt, payload in ledger.pending()] == [("r", 2, b"two")]
+        assert [(receipt.run, receipt.round, payload) for receipt, payload in pending(ledger)] == [("r", 2, b"two")]
         assert ledger.next_attempt("r", 1) == 2
         ledger.approve([whole.cost(3)])
         for number in (3, 4, 5):

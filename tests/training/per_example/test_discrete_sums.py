@@ -87,7 +87,17 @@ def test_examples_that_are_not_finite_add_nothing() -> None:
 
 
 def test_noise_of_a_discrete_plan_has_the_planned_scale() -> None:
-    plan = PrivacyPlan(50, 10, 1, 1, 2.0, 1.5, "add-remove", "pld", discrete=True)
+    plan = PrivacyPlan(
+        samples=50,
+        batch=10,
+        epochs=1,
+        rounds=1,
+        clip=2.0,
+        noise_multiplier=1.5,
+        relation="add-remove",
+        accountant="pld",
+        discrete=True,
+    )
     noised = plan.privatise(torch.zeros(50_000, dtype=torch.int64), noise.Secure())
     assert noised.std().item() == pytest.approx(1.5 * 2.0 / 10, rel=0.02)
     steps = noised.double() / (plan.grid / plan.batch)

@@ -16,13 +16,12 @@ from torch.nn import functional
 from hush.models import Model, from_module
 from hush.models.model import wrap
 from hush.models.resnet import _Block
-from hush.privacy.sensitivity import applied
 from hush.training import select
 from hush.training.per_example.recorder import Recorder
 from hush.training.per_example.sums import padded_sums
 from hush.training.select import clipped_sums
 from hush.types import HushError
-from tests.support.nets import batch, double, random, reference
+from tests.support.nets import applied, batch, double, random, reference
 
 CLASSES = 4
 Shape = tuple[int, ...]

@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from hush.config import ModelConfig
 from hush.models import Model, build_model, from_module
-from hush.privacy.sensitivity import applied
 from hush.training.clipping import RANGE, clip_factors, squared_norms, upper_norms
 from hush.training.per_example.recorder import Recorder
 from hush.training.per_example.sums import micro_batches, padded_sums
@@ -24,7 +23,7 @@ from hush.training.per_example.vmap import gradients
 from hush.training.precision import Precision
 from hush.training.select import clipped_sums
 from hush.types import HushError
-from tests.support.nets import batch, double, random, reference
+from tests.support.nets import applied, batch, double, random, reference
 
 CLASSES = 5
 

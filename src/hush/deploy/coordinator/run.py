@@ -32,7 +32,7 @@ from hush.deploy.shared.roster import MEAN, RosterEntry
 from hush.deploy.shared.run_spec import assemble, check_objective, plausible, settled, tells_centre, width_of
 from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Message
-from hush.engines.driver import answered, drive, evaluate, measure
+from hush.engines.driver import drive, evaluate, measure, run_rounds
 from hush.engines.enrolment import EnrolmentAnswer
 from hush.engines.results import manifest
 from hush.engines.setup import Federation, fitted, shaped
@@ -42,7 +42,7 @@ from hush.recipes.context import State
 from hush.server.loop import Answer, ServerState, gate, short_of_quorum
 from hush.server.run_directory import MANIFEST, ROUNDS, RunDir
 from hush.text import printable
-from hush.types import Decline, HushError, RoundRecord, RunResult, Task
+from hush.types import Decline, HushError, RoundRecord, RunResult, Task, Update
 
 _WORDS_CAP = 1 << 20
 _AGAIN = 3  # so that a member that is online but never answers is not asked again forever
@@ -93,7 +93,7 @@ class Coordinator:
         directory = self._directory(federation, agreement, out, resume, held, command)
         self._under_way = True
         members = _Members(self, federation, agreement, progress)
-        result = answered(drive(members, directory, resume=held, began=began), members.answer).result
+        result = run_rounds(drive(members, directory, resume=held, began=began), members.answer).result
         self.log.note("ended", run=agreement.run, rounds=result.rounds, why=result.ended)
         return result
 
@@ -329,6 +329,7 @@ class _Members:
         self._progress = progress
         self._left: dict[int, str] = {}
         self.names = agreement.names
+        self.on_round_end = (self._report,)
         self.ledgers = federation.ledgers()
         for ledger, fact in zip(self.ledgers, agreement.facts, strict=True):
             if fact.noised:
@@ -343,7 +344,7 @@ class _Members:
     def resume(self, state: ServerState, records: Sequence[RoundRecord]) -> Federation:
         """Count what the saved rounds released, and have the members agree again, unless the run is finished."""
         for record in records:
-            self.closed(record)
+            self._count(record.charged, record.round)
         terms = self._federation.terms
         if state.round < len(terms.participants) and short_of_quorum(terms, state) is None:
             self._left = self._coordinator.begin_all(self._agreement, resumed=True)
@@ -351,7 +352,11 @@ class _Members:
 
     def answer(self, tasks: list[Task]) -> list[Answer]:
         """Send the tasks of a round, and return the replies that arrived before it ended."""
-        return self._coordinator.exchange(self._federation, self._agreement, tasks, self._left)
+        answers = self._coordinator.exchange(self._federation, self._agreement, tasks, self._left)
+        updates = [answer for answer in answers if isinstance(answer, Update)]
+        for update in updates:
+            self._count([update.client], update.round)
+        return answers
 
     def evaluate(self, models: Tensor, placed: Sequence[int], round_number: int) -> tuple[tuple[float, ...], float]:
         """The primary score of each member's model on the public test set, and the mean loss."""
@@ -375,14 +380,16 @@ class _Members:
         x, y = torch.from_numpy(test.x), torch.from_numpy(test.y)
         return x if features is None else features(x), y
 
-    def closed(self, record: RoundRecord) -> None:
-        """Count what members have released, as seen by the coordinator."""
-        for client in record.charged:
-            with contextlib.suppress(BudgetSpentError):
-                costs = self._federation.stage(client, record.round).round_costs
-                self.ledgers[client].reserve(costs, "", record.round)
+    def enrolment_saved(self) -> None:
+        """Nothing to note: the agreement was saved when the members enrolled."""
 
-    def saved(self, record: RoundRecord) -> None:
+    def _count(self, clients: Sequence[int], number: int) -> None:
+        """Charge these clients' ledgers, as seen by the coordinator, with what they released in a round."""
+        for client in clients:
+            with contextlib.suppress(BudgetSpentError):
+                self.ledgers[client].reserve(self._federation.stage(client, number).round_costs, "", number)
+
+    def _report(self, record: RoundRecord) -> None:
         """Log a saved round, and report it with the remaining budgets."""
         self._coordinator.log_round(self._agreement, record)
         if self._progress is not None:

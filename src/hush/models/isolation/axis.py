@@ -34,7 +34,7 @@ class BatchAxis:
     numbers: bool = False
 
     def at(self, dim: int) -> BatchAxis:
-        """The same axis at another place."""
+        """Return the same axis at another place."""
         return replace(self, dim=dim)
 
     @property
@@ -55,7 +55,7 @@ class BatchSize:
     symbol: sympy.Symbol
 
     def factor(self, size: int | torch.SymInt) -> tuple[int, bool]:
-        """(c, False) for a fixed size c, (c, True) for c * B; any other size is refused."""
+        """Return (c, False) for a fixed size c and (c, True) for c * B; any other size is refused."""
         if isinstance(size, int):
             return size, False
         expression = size.node.expr
@@ -67,16 +67,16 @@ class BatchSize:
         raise MixesExamplesError(f"the size {expression} is neither fixed nor a multiple of the batch size")
 
     def shape(self, tensor: torch.Tensor) -> list[tuple[int, bool]]:
-        """`factor` of each axis."""
+        """Return `factor` of each axis."""
         return [self.factor(size) for size in tensor.shape]
 
 
 def is_fixed(value: Any) -> bool:
-    """Whether a Python value does not depend on the batch size."""
+    """Return whether a Python value does not depend on the batch size."""
     symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
     return not isinstance(value, symbolic) or not value.node.expr.free_symbols
 
 
 def positive(dim: int, ndim: int) -> int:
-    """The axis counted from the front."""
+    """Return the axis counted from the front."""
     return dim + ndim if dim < 0 else dim

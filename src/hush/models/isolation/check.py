@@ -22,7 +22,7 @@ _BATCHES = (2, 5, 8)
 
 
 def rows_differ(forward: Forward, start: Tensor, x: Tensor) -> str | None:
-    """How rows were seen to depend on each other, or none.
+    """Return how rows were seen to depend on each other, or none.
 
     Args:
         forward: The output for a flat parameter vector and a batch.
@@ -41,7 +41,7 @@ def rows_differ(forward: Forward, start: Tensor, x: Tensor) -> str | None:
 
 @torch.no_grad()
 def depends_on_batch(forward: Forward, vector: Tensor, rows: Tensor) -> str | None:
-    """How a row's output among the others differs from its output alone, or none.
+    """Return how a row's output among the others differs from its output alone, or none.
 
     Batches of different sizes are rounded differently, and a recurrent network with large weights amplifies that: what
     a change of the parameters in their last digits does to an output is no sign of the other examples.
@@ -78,7 +78,7 @@ def _signs(vector: Tensor) -> Tensor:
 
 
 def _draws(start: Tensor, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Parameters and batches: as they are, moved, scaled; of several sizes."""
+    """Yield parameters (as they are, moved, scaled) and batches of several sizes."""
     for number, scale in enumerate(_SCALES):
         generator = rng(0, "isolation", number)
         moved = start + scale * torch.from_numpy(generator.normal(size=start.shape)).to(start)

@@ -19,28 +19,28 @@ class Dataflow:
     tags: dict[fx.Node, Any] = field(default_factory=dict)
 
     def value(self, argument: Any) -> Any:
-        """The fake tensor or size that a node stands for; other arguments as they are."""
+        """Return the fake tensor or size that a node stands for; other arguments as they are."""
         return argument.meta.get("val") if isinstance(argument, fx.Node) else argument
 
     def is_tensor(self, argument: Any) -> bool:
-        """Whether the argument is a tensor of the graph."""
+        """Return whether the argument is a tensor of the graph."""
         return isinstance(argument, fx.Node) and isinstance(argument.meta.get("val"), Tensor)
 
     def ndim(self, argument: Any) -> int:
-        """The number of axes of a tensor."""
+        """Return the number of axes of a tensor."""
         return int(self.value(argument).ndim)
 
     def size(self, argument: Any, dim: int) -> tuple[int, bool]:
-        """`BatchSize.factor` of one axis."""
+        """Return `BatchSize.factor` of one axis."""
         return self.batch.factor(self.value(argument).shape[dim])
 
     def tag(self, argument: Any) -> Tag:
-        """The batch axis of a tensor, or none if it depends on no example."""
+        """Return the batch axis of a tensor, or none if it depends on no example."""
         found: Tag = self.tags.get(argument) if isinstance(argument, fx.Node) else None
         return found
 
     def axis(self, argument: Any) -> BatchAxis:
-        """The batch axis of a tensor that must have one, and whose values may be used."""
+        """Return the batch axis of a tensor that must have one, and whose values may be used."""
         found = self.tag(argument)
         if found is None:
             raise MixesExamplesError("a tensor without a batch axis is combined with one that has it")
@@ -61,7 +61,7 @@ class Dataflow:
                 raise MixesExamplesError("a value is computed from the batch size")
 
     def broadcast(self, tensors: Sequence[Any], ndim: int) -> BatchAxis:
-        """The batch axis of tensors that are broadcast against each other: one and the same for all that have one."""
+        """Return the batch axis of tensors that are broadcast against each other: the same for all that have one."""
         found = {self.axis(t).at(self.axis(t).dim + ndim - self.ndim(t)) for t in tensors if self.tag(t) is not None}
         if len(found) != 1:
             raise MixesExamplesError("the batch axes of its inputs differ")
@@ -78,7 +78,7 @@ class Dataflow:
                 raise MixesExamplesError("an axis of fixed size is combined with the batch axis")
 
     def made(self, out: Tensor) -> Tag:
-        """The tag of a tensor that is the same for every example: expanded or newly created."""
+        """Return the tag of a tensor that is the same for every example: expanded or newly created."""
         grown = [(dim, factor) for dim, (factor, grows) in enumerate(self.batch.shape(out)) if grows]
         if not grown:
             return None
@@ -88,7 +88,7 @@ class Dataflow:
 
 
 def flat(value: Any) -> Iterator[Any]:
-    """All arguments in nested lists, tuples, mappings and slices."""
+    """Return all arguments in nested lists, tuples, mappings and slices."""
     if isinstance(value, list | tuple):
         for each in value:
             yield from flat(each)

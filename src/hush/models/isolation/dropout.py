@@ -37,7 +37,7 @@ _aten = torch.ops.aten
 
 
 def with_keys(x: Tensor, keys: Tensor) -> Tensor:
-    """Rows as a keyed graph takes them: the numbers of each, then its 64-bit key as three columns.
+    """Return rows as a keyed graph takes them: the numbers of each, then its 64-bit key as three columns.
 
     Args:
         x: Rows, axes of `keys` x shape of one.
@@ -48,19 +48,19 @@ def with_keys(x: Tensor, keys: Tensor) -> Tensor:
 
 
 def rows_of(packed: Tensor, shape: Sequence[int]) -> Tensor:
-    """The rows without their keys."""
+    """Return the rows without their keys."""
     rows: Tensor = packed[:, :-KEY_COLUMNS].reshape(len(packed), *shape)
     return rows
 
 
 def keys_of(packed: Tensor) -> Tensor:
-    """The keys as two 32-bit words each, examples x 2."""
+    """Return the keys as two 32-bit words each, examples x 2."""
     a, b, c = packed[:, -KEY_COLUMNS:].clamp(0, _COLUMN).to(torch.int64).unbind(1)
     return torch.stack([a | ((b & 0xFF) << 24), (b >> 8) | ((c & 0xFFFF) << 16)], 1)
 
 
 def uniform(keys: Tensor, site: int, axis: Axis, like: Tensor) -> Tensor:
-    """Numbers in [0, 1) in the shape and dtype of a tensor."""
+    """Return numbers in [0, 1) in the shape and dtype of a tensor."""
     shape = tuple(like.shape)
     dim, outer, inner = (0, 1, 1) if axis is None else axis
     # The shape of one example; the graph of one row is that of one example in all of its axes.
@@ -75,7 +75,7 @@ def uniform(keys: Tensor, site: int, axis: Axis, like: Tensor) -> Tensor:
 
 
 def _mixed(word: Any, other: Any) -> Any:
-    """A 32-bit hash of a whole number, keyed by another in the middle; both are numbers, or tensors of int64."""
+    """Return a 32-bit hash of a whole number, keyed by another in the middle; both are numbers, or tensors of int64."""
     word = word & _WORD
     word = ((word ^ (word >> 16)) * _FIRST) & _WORD
     word = word ^ other
@@ -83,13 +83,13 @@ def _mixed(word: Any, other: Any) -> Any:
     return word ^ (word >> 16)
 
 
-def kept(keys: Tensor | None, site: int, axis: Axis, like: Tensor, share: float) -> Tensor:
-    """Ones with that probability and zeros; the probability itself without keys."""
+def bernoulli(keys: Tensor | None, site: int, axis: Axis, like: Tensor, share: float) -> Tensor:
+    """Return ones with that probability and zeros otherwise; the probability itself without keys."""
     return torch.full_like(like, share) if keys is None else (uniform(keys, site, axis, like) < share).to(like.dtype)
 
 
-def dropped(keys: Tensor | None, site: int, axis: Axis, x: Tensor, p: float) -> Tensor:
-    """Dropout: zero with probability p, else scaled by 1 / (1 - p)."""
+def keyed_dropout(keys: Tensor | None, site: int, axis: Axis, x: Tensor, p: float) -> Tensor:
+    """Apply dropout: zero with probability p, else scaled by 1 / (1 - p)."""
     if p == 1.0:
         return torch.zeros_like(x)
     if keys is None or p == 0.0:
@@ -101,15 +101,15 @@ def _native_dropout(
     keys: Tensor | None, site: int, axis: Axis, x: Tensor, p: float, train: bool | None = True
 ) -> tuple[Tensor, Tensor]:
     # What was dropped is for a backward pass of PyTorch's own; autograd goes through the operations here.
-    return dropped(keys, site, axis, x, p), torch.ones_like(x, dtype=torch.bool)
+    return keyed_dropout(keys, site, axis, x, p), torch.ones_like(x, dtype=torch.bool)
 
 
 def _dropout(keys: Tensor | None, site: int, axis: Axis, x: Tensor, p: float, train: bool) -> Tensor:
-    return dropped(keys, site, axis, x, p)
+    return keyed_dropout(keys, site, axis, x, p)
 
 
 def _bernoulli_share(keys: Tensor | None, site: int, axis: Axis, x: Tensor, p: float = 0.5, **_: Any) -> Tensor:
-    return kept(keys, site, axis, x, p)
+    return bernoulli(keys, site, axis, x, p)
 
 
 def _bernoulli(keys: Tensor | None, site: int, axis: Axis, x: Tensor, **_: Any) -> Tensor:
@@ -143,7 +143,7 @@ def _attention(
     attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False, *,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Attention by its formula, with dropout of its weights. A query that may attend to nothing gets zeros."""
+    """Compute attention by its formula, with dropout of its weights. A query that may attend to nothing gets zeros."""
     if enable_gqa:
         key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -157,7 +157,7 @@ def _attention(
         weights = torch.where(nothing, 0.0, torch.softmax(torch.where(nothing, 0.0, scores), -1))
     else:
         weights = torch.softmax(scores, -1)
-    return dropped(keys, site, axis, weights, dropout_p) @ value
+    return keyed_dropout(keys, site, axis, weights, dropout_p) @ value
 
 
 def _recurrent(
@@ -165,7 +165,7 @@ def _recurrent(
     params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """A recurrent network one layer at a time, with dropout between the layers."""
+    """Return a recurrent network one layer at a time, with dropout between the layers."""
     states, runs = (hx,) if isinstance(hx, Tensor) else tuple(hx), 1 + bidirectional
     width = runs * parameters_per_direction(has_biases)
     ends: list[tuple[Tensor, ...]] = []
@@ -179,7 +179,7 @@ def _recurrent(
         ends.append(tuple(end))
         if layer + 1 < num_layers:
             # A site for each layer, far from those of other nodes.
-            x = dropped(keys, site + (layer << 16), axis, x, dropout)
+            x = keyed_dropout(keys, site + (layer << 16), axis, x, dropout)
     return x, *(torch.cat(parts) for parts in zip(*ends, strict=True))
 
 

@@ -72,7 +72,7 @@ _WAYS: tuple[_Trace, ...] = (trace.batched, trace.row_by_row)
 
 
 def isolate(module: nn.Module, x: Tensor) -> Isolated:
-    """Modules with the same parameters that compute the same, each row of an output from its own example alone.
+    """Return equivalent modules in which each row of an output is computed from its own example alone.
 
     Args:
         module: The module; its parameters are taken over, and it is not to be used any more.
@@ -104,7 +104,7 @@ def isolate(module: nn.Module, x: Tensor) -> Isolated:
 
 
 def isolate_rows(module: nn.Module, x: Tensor) -> nn.Module:
-    """The same of a module that is defined for one example at a time, in evaluation mode: no proof is tried.
+    """Return the same of a module that is defined for one example at a time, in evaluation mode: no proof is tried.
 
     Raises:
         NotIsolatedError: As `isolate`.
@@ -118,7 +118,7 @@ def isolate_rows(module: nn.Module, x: Tensor) -> nn.Module:
 
 
 def _isolated(module: nn.Module, rows: Tensor, expected: Tensor) -> nn.Module:
-    """The graph of a module, or the module itself if it is made of PyTorch's own layers."""
+    """Return the graph of a module, or the module itself if it is made of PyTorch's own layers."""
     traced = _graph(module, rows, expected, False)
     return module if traced.order == "first" and _is_plain(module) else traced
 
@@ -126,7 +126,7 @@ def _isolated(module: nn.Module, rows: Tensor, expected: Tensor) -> nn.Module:
 def _graph(
     module: nn.Module, rows: Tensor, expected: Tensor, draws: bool, ways: Sequence[_Trace] = _WAYS
 ) -> TracedModule:
-    """The graph of a module, once it is known to compute the same; with means if the module draws."""
+    """Return the graph of a module, once it is known to compute the same; with means if the module draws."""
     reasons = []
     for make in ways:
         try:
@@ -149,7 +149,7 @@ def _graph(
 
 
 def _operations(module: nn.Module, rows: Tensor) -> set[Any]:
-    """The operations that a call of the module runs."""
+    """Return the operations that a call of the module runs."""
     seen: set[Any] = set()
 
     class Listening(TorchDispatchMode):
@@ -171,7 +171,7 @@ def _operations(module: nn.Module, rows: Tensor) -> set[Any]:
 
 
 def _called(module: nn.Module, rows: Tensor) -> tuple[Tensor, bool]:
-    """The module's output, if a call leaves nothing behind and equal inputs give equal outputs.
+    """Return the module's output, if a call leaves nothing behind and equal inputs give equal outputs.
 
     The second value says whether the module drew from PyTorch's generator.
     """
@@ -193,7 +193,7 @@ def _called(module: nn.Module, rows: Tensor) -> tuple[Tensor, bool]:
 
 
 def _with_means(module: nn.Module, rows: Tensor) -> Tensor:
-    """The module's output with every random number at its mean."""
+    """Return the module's output with every random number at its mean."""
     generators = random_state()
     try:
         with MeanNumbers():
@@ -214,7 +214,7 @@ def _without_fast_path() -> Iterator[None]:
 
 
 def _checked_output(module: nn.Module, rows: Tensor) -> Tensor:
-    """The output; a module that takes other batches and fails on these depends on the batch."""
+    """Return the output; a module that takes other batches and fails on these depends on the batch."""
     try:
         return _output(module, rows)
     except Exception as error:
@@ -229,7 +229,7 @@ def _output(module: nn.Module, rows: Tensor) -> Tensor:
 
 
 def _same_gradients(module: nn.Module, traced: nn.Module, rows: Tensor, draws: bool) -> bool:
-    """Whether module and graph have the same gradients for a loss that treats every output differently."""
+    """Return whether module and graph have the same gradients for a loss that treats every output differently."""
     named = {
         name: value.detach().clone().requires_grad_(value.is_floating_point())
         for name, value in module.named_parameters()
@@ -255,7 +255,7 @@ def _same_gradients(module: nn.Module, traced: nn.Module, rows: Tensor, draws: b
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    """Whether two results agree, as measured by their largest entries: small ones may be differences of large ones."""
+    """Return whether two results agree relative to their largest entries: small ones may come from cancellation."""
     if a.shape != b.shape:
         return False
     largest = float(b.nan_to_num(0.0, posinf=0.0, neginf=0.0).abs().max()) if b.numel() else 0.0
@@ -263,7 +263,7 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Whether the module consists of PyTorch's own layers, unchanged, so that no code of the user's runs."""
+    """Return whether the module consists of PyTorch's own layers, unchanged, so that no code of the user's runs."""
     return all(
         type(part) in _PLAIN
         and type(part._modules) in (dict, OrderedDict)

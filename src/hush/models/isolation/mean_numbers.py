@@ -24,7 +24,7 @@ class MeanNumbers(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """The means of what is drawn; every other operation as it is."""
+        """Return the means of what is drawn; every other operation as it is."""
         given = dict(kwargs or {})
         if func is _aten.bernoulli_.float:
             return args[0].fill_(args[1] if len(args) > 1 else given.get("p", 0.5))

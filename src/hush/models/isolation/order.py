@@ -58,7 +58,7 @@ def bring_batch_to_front(
 
 
 def batch_first(operation: Any, position: int, dim: int, outer: int, inner: int, *args: Any, **kwargs: Any) -> Tensor:
-    """A layer called with the examples of its input moved to the first axis, and back in its output."""
+    """Return a layer called with the examples of its input moved to the first axis, and back in its output."""
     x = args[position].unflatten(dim, (outer, -1, inner)).movedim(dim + 1, 0)
     out: Tensor = operation(*args[:position], x, *args[position + 1 :], **kwargs)
     return out.movedim(0, dim + 1).flatten(dim, dim + 2)

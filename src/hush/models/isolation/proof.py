@@ -30,7 +30,7 @@ _VALUE_DEPENDENT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_sh
 
 
 def prove(graph_module: fx.GraphModule, inputs: Mapping[str, Tag], batch: BatchSize) -> Mapping[fx.Node, Any]:
-    """The batch axis of every value, none for those that depend on no example.
+    """Return the batch axis of every value, none for those that depend on no example.
 
     Args:
         graph_module: A functional graph of aten operations.
@@ -93,7 +93,7 @@ def _step(known: Dataflow, node: fx.Node) -> Any:
 
 
 def _bound(target: Any, node: fx.Node) -> dict[str, Any]:
-    """The arguments of a call by the names of the operation's schema."""
+    """Return the arguments of a call by the names of the operation's schema."""
     found: dict[str, Any] = {}
     for position, argument in enumerate(target._schema.arguments):
         if position < len(node.args):
@@ -108,7 +108,7 @@ def _bound(target: Any, node: fx.Node) -> dict[str, Any]:
 
 
 def _drawn(known: Dataflow, node: fx.Node, packet: str, arguments: Mapping[str, Any]) -> Any:
-    """The tag of random numbers: each example has its own, since its key says what they are."""
+    """Return the tag of random numbers: each example has its own, since its key says what they are."""
     if packet not in DRAWN:
         raise MixesExamplesError("uses random numbers")
     found = DRAWN[packet](known, node, arguments)
@@ -118,7 +118,7 @@ def _drawn(known: Dataflow, node: fx.Node, packet: str, arguments: Mapping[str, 
 
 
 def draws(node: fx.Node) -> bool:
-    """Whether an operation draws random numbers with the arguments that it is given."""
+    """Return whether an operation draws random numbers with the arguments that it is given."""
     target: Any = node.target
     if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
         return False
@@ -156,6 +156,6 @@ def _first(node: fx.Node) -> Tensor:
 
 
 def _line(node: fx.Node) -> str:
-    """The line of the user's code that made the node, where it is known."""
+    """Return the line of the user's code that made the node, where it is known."""
     lines = (node.meta.get("stack_trace") or "").strip().splitlines()
     return f" (in: {lines[-1].strip()})" if lines else ""

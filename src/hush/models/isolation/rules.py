@@ -34,7 +34,7 @@ def _many(node: fx.Node, tag: Tag) -> Any:
 
 
 def _dims(value: Any, ndim: int) -> list[int]:
-    """The axes that an argument names; none or an empty list means all."""
+    """Return the axes that an argument names; none or an empty list means all."""
     if value is None or (isinstance(value, list | tuple) and not value):
         return list(range(ndim))
     named = value if isinstance(value, list | tuple) else [value]
@@ -44,7 +44,7 @@ def _dims(value: Any, ndim: int) -> list[int]:
 
 
 def _without(axis: BatchAxis, dims: Sequence[int]) -> BatchAxis:
-    """The axis after others have been removed."""
+    """Return the axis after others have been removed."""
     return axis.at(axis.dim - sum(dim < axis.dim for dim in dims))
 
 
@@ -154,7 +154,7 @@ def _select(known: Dataflow, node: fx.Node, args: Arguments) -> Any:
 
 
 def _whole(known: Dataflow, args: Arguments, x: Any, dim: int) -> bool:
-    """Whether a slice along the batch axis takes all of it."""
+    """Return whether a slice along the batch axis takes all of it."""
     start, end, step = args.get("start"), args.get("end"), args.get("step", 1)
     to_end = (
         end is None or (type(end) is int and end >= 2**62) or str(known.value(end)) == str(known.value(x).shape[dim])
@@ -341,7 +341,7 @@ def _convolution(known: Dataflow, node: fx.Node, args: Arguments) -> Any:
 
 
 def _spatial(last: int) -> Rule:
-    """An operation along the last axes, such as pooling."""
+    """Return an operation along the last axes, such as pooling."""
 
     def rule(known: Dataflow, node: fx.Node, args: Arguments) -> Any:
         x = _input(args)
@@ -494,7 +494,7 @@ def _one_hot(known: Dataflow, node: fx.Node, args: Arguments) -> Any:
 
 
 def _own_numbers(known: Dataflow, node: fx.Node, args: Arguments) -> Any:
-    """A random number for each number."""
+    """Return a random number for each number."""
     x = _input(args)
     known.constant([value for value in args.values() if value is not x])
     return _many(node, None if known.tag(x) is None else known.axis(x))
@@ -504,7 +504,7 @@ def _own_numbers(known: Dataflow, node: fx.Node, args: Arguments) -> Any:
 
 
 def _filled(*values: str) -> Rule:
-    """A tensor that is filled with what these arguments say."""
+    """Return a tensor that is filled with what these arguments say."""
 
     def rule(known: Dataflow, node: fx.Node, args: Arguments) -> Any:
         known.fixed([args[name] for name in values])

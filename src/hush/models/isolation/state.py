@@ -15,7 +15,7 @@ _DEPTH = 4  # of nested containers that are looked into
 
 
 def snapshot(module: nn.Module) -> dict[str, Any]:
-    """Everything that the module tree holds, by path: values of plain objects, identity and version of tensors."""
+    """Return the state of the module tree, by path: values of plain objects, identity and version of tensors."""
     found: dict[str, Any] = {}
     for name, part in _parts(module):
         for key, value in vars(part).items():
@@ -25,13 +25,13 @@ def snapshot(module: nn.Module) -> dict[str, Any]:
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
-    """The first path that differs between two snapshots, if any."""
+    """Return the first path that differs between two snapshots, if any."""
     different = sorted(key for key in before.keys() | after.keys() if before.get(key, ...) != after.get(key, ...))
     return different[0] if different else None
 
 
 def random_state() -> tuple[Any, ...]:
-    """The state of the global random generators, as values that can be compared."""
+    """Return the state of the global random generators, as values that can be compared."""
     state: Any = np.random.get_state()
     kind, keys, position, *rest = state
     return random.getstate(), (kind, bytes(keys), position, *rest), bytes(torch.get_rng_state().numpy())
@@ -46,7 +46,7 @@ def restore_random_state(state: tuple[Any, ...]) -> None:
 
 
 def backward_hook(module: nn.Module) -> str | None:
-    """The first module or parameter with a hook on its backward pass, if any: hooks see whole batches."""
+    """Return the first module or parameter with a hook on its backward pass, if any: hooks see whole batches."""
     for name, part in _parts(module):
         if any(getattr(part, hooks, None) for hooks in _BACKWARD_HOOKS):
             return name or "(top)"
@@ -57,7 +57,7 @@ def backward_hook(module: nn.Module) -> str | None:
 
 
 def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """All modules of a tree by path, and those behind a wrapper that shares their tables of parameters."""
+    """Return all modules of a tree by path, and those behind a wrapper that shares their tables of parameters."""
     for name, part in module.named_modules():
         while isinstance(part, nn.Module):
             yield name, part

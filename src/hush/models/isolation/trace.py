@@ -38,7 +38,7 @@ _RECURRENT = (_aten.lstm.input, _aten.gru.input, _aten.rnn_tanh.input, _aten.rnn
 
 
 def batched(module: nn.Module, x: Tensor) -> TracedModule:
-    """The module for batches of any size, proved to keep the examples apart.
+    """Return the module for batches of any size, proved to keep the examples apart.
 
     Raises:
         MixesExamplesError: The proof fails.
@@ -59,7 +59,7 @@ def batched(module: nn.Module, x: Tensor) -> TracedModule:
 
 
 def row_by_row(module: nn.Module, x: Tensor) -> TracedModule:
-    """The module for one example at a time, mapped over the rows of a batch: examples cannot mix.
+    """Return the module for one example at a time, mapped over the rows of a batch: examples cannot mix.
 
     Raises:
         MixesExamplesError: The graph changes state or has several outputs.
@@ -69,7 +69,7 @@ def row_by_row(module: nn.Module, x: Tensor) -> TracedModule:
 
 
 def keyed(traced: TracedModule, shape: tuple[int, ...]) -> TracedModule:
-    """The same graph with random numbers from keys that come with the rows (`hush.models.isolation.dropout`).
+    """Return the same graph with random numbers from keys that come with the rows (`hush.models.isolation.dropout`).
 
     Args:
         traced: A graph that draws; as it is, its random numbers are their means.
@@ -106,7 +106,7 @@ def _traced(
 
 
 def _exported(module: nn.Module, x: Tensor, dim: Dim | None) -> ExportedProgram:
-    """The functional graph: in-place changes and aliases are gone, `no_grad` regions are inlined."""
+    """Return the functional graph: in-place changes and aliases are gone, `no_grad` regions are inlined."""
     shapes = None if dim is None else ({0: dim},)
     program: ExportedProgram = export(module, (x,), dynamic_shapes=shapes, strict=False)
     _inline_no_grad(program.graph_module)
@@ -146,7 +146,7 @@ def _refuse_foreign(program: ExportedProgram) -> None:
 
 
 def _overwrites(user: fx.Node, node: fx.Node) -> bool:
-    """Whether the first argument gives the operation a shape alone."""
+    """Return whether the first argument gives the operation a shape alone."""
     packet = getattr(user.target, "overloadpacket", None)
     shaped = packet in _OVERWRITING or user.target is _aten.bernoulli.p
     return shaped and user.args[0] is node and user.all_input_nodes.count(node) == 1
@@ -187,7 +187,7 @@ def _detached(graph: fx.Graph, node: Any) -> Any:
 
 
 def _runnable(program: ExportedProgram) -> fx.GraphModule:
-    """The graph for any device, type and strides, without operations that have no derivative or no vmap rule."""
+    """Return the graph for any device, type and strides, without operations that have no derivative or no vmap rule."""
     graph_module: fx.GraphModule = program.graph_module
     graph = graph_module.graph
     for node in list(graph.nodes):

@@ -66,7 +66,7 @@ class TracedModule(nn.Module):
         self._digest = _digest(graph, [*self.buffers(), *(p for p in self.parameters() if not p.requires_grad)])
 
     def forward(self, x: Tensor) -> Tensor:
-        """The module's output for a batch."""
+        """Return the module's output for a batch."""
         given, graph = [None if path is None else _find(self, path) for path in self.paths], self.__dict__["_run"]
 
         def run(rows: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class TracedModule(nn.Module):
         return torch.func.vmap(lambda row: run(row[None])[0])(x)
 
     def extra_repr(self) -> str:
-        """A digest of the graph and of what it holds fixed: modules that compute different things look different."""
+        """Return a digest of the graph and its constants: modules that compute different things have different ones."""
         return f"graph={self._digest}, order={self.order}"
 
 
@@ -89,7 +89,7 @@ def quiet_vmap() -> None:
 
 
 def _place(root: nn.Module, name: str) -> nn.Module:
-    """The module that holds what has this name, made where there is none."""
+    """Return the module that holds what has this name, made where there is none."""
     for part in name.split(".")[:-1]:
         if part not in root._modules:
             root.add_module(part, nn.Module())

@@ -73,13 +73,6 @@ class Cost:
         return dp.SelfComposedDpEvent(one, self.steps)
 
 
-def composed(costs: Iterable[Cost]) -> DpEvent:
-    """Return the dp_accounting event of a composition of costs."""
-    import dp_accounting as dp
-
-    return dp.ComposedDpEvent([cost.event() for cost in costs])
-
-
 def to_json(costs: Iterable[Cost]) -> str:
     """Return canonical JSON: equal costs give equal bytes."""
     return json.dumps([asdict(cost) for cost in costs], sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -1,8 +1,8 @@
 """Between dp_accounting's events and accountants, and the runs of equal steps that Hush computes with.
 
 Guarantees:
-    `parts_of` keeps the order-free content of an event exactly. `renyi_epsilon` and `reference_epsilon` are upper
-    bounds as far as dp_accounting's are. No log line or warning of dp_accounting escapes, and no logger but its own is
+    `parts_of` keeps the order-free content of an event exactly. `renyi_epsilon` is an upper bound as far as
+    dp_accounting's is. No log line or warning of dp_accounting escapes, and no logger but its own is
     touched, and that only for the length of a call.
 
 Edge cases:
@@ -149,26 +149,6 @@ def renyi_epsilon(parts: Sequence[Part | Fixed], delta: float, relation: Relatio
             plain = zip(accountant.orders, divergences, strict=True)
             return float(min(divergence - math.log(delta) / (order - 1) for order, divergence in plain))
         return float(compute_epsilon(accountant.orders, divergences, delta)[0])
-
-
-def reference_epsilon(event: Event, delta: float, relation: Relation = "add-remove") -> float:
-    """Return the bound of `accounting.epsilon` by dp_accounting's own PLD on the same grid: slow, for verification."""
-    from dp_accounting.pld import PLDAccountant
-    from dp_accounting.privacy_accountant import NeighboringRelation
-
-    parts = without_fixed(parts_of(event))
-    if not parts or any(part.noise == 0.0 for part in parts):
-        return math.inf if parts else 0.0
-    merged = pld.merge(parts)
-    one = relation == "replace-one"
-    with _quiet():
-        accountant = PLDAccountant(
-            NeighboringRelation.REPLACE_ONE if one else NeighboringRelation.ADD_OR_REMOVE_ONE,
-            pld.interval(merged, "replace" if one else "remove"),
-        )
-        for rate, noise, count in merged:
-            accountant.compose(_step_event(rate, noise), count)
-        return float(accountant.get_epsilon(delta))
 
 
 @lru_cache(maxsize=256)

@@ -260,11 +260,6 @@ class Ledger(Account):
                 if now is not None and now.state == RESERVED:
                     self._follow(now, BURNED)
 
-    def pending(self) -> list[tuple[Receipt, bytes]]:
-        """The sealed answers that are not recorded as sent, oldest first; to be sent unchanged."""
-        charges = self._fresh().charges.values()
-        return [found for each in charges if each.state == READY and (found := self._sealed(each)) is not None]
-
     def sealed(self, run: str, round_number: int) -> tuple[Receipt, bytes] | None:
         """The sealed bytes of a round, if they are still stored, for a server that asks again."""
         charge = self._fresh().newest(run, round_number)

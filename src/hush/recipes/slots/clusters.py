@@ -30,11 +30,11 @@ class ClusterChoice(SideRelease):
     """The bounded losses of each model, lowered by half their bound. The client sends which is least, and no sum."""
 
     def width(self, shape: ReleaseShape) -> int:
-        """One for each model."""
+        """Return the width: one number for each model."""
         return shape.models
 
     def bound(self, shape: ReleaseShape) -> float:
-        """Half the bound of a loss in each, rounding included."""
+        """Return half the bound of a loss for each model, rounding included."""
         return 0.5 * shape.loss_clip * math.sqrt(shape.models) * (1.0 + FLOAT64_SLACK)
 
     @property
@@ -58,19 +58,19 @@ class _Several(Assign):
         return self.clusters
 
     def start(self, clients: int) -> State:
-        """Everyone on the first model."""
+        """Return a state with all clients on the first model."""
         return {"homes": torch.zeros(clients, dtype=torch.int64)}
 
     def absorb(self, view: RoundView, placed: Sequence[int], state: State, rng: ServerRng) -> tuple[list[int], State]:
-        """Remember where they worked."""
+        """Store the model of each client."""
         return list(placed), _moved(state, view.clients, placed)
 
     def homes(self, clients: Sequence[int], state: State) -> list[int]:
-        """Where each client was last."""
+        """Return where each client was last."""
         return [int(model) for model in state["homes"][list(clients)]]
 
     def offers(self, number: int, state: State) -> bool:
-        """All of them, always."""
+        """Return all of them, always."""
         return True
 
 
@@ -85,11 +85,11 @@ class Oracle(_Several):
         _check_number(self.clusters)
 
     def place(self, view: RoundView, state: State, rng: ServerRng) -> list[int]:
-        """Each client with its own kind."""
+        """Return each client with its own kind."""
         return [int(group) for group in view.groups[list(view.clients)]]
 
     def releases(self) -> tuple[Release, ...]:
-        """The truth."""
+        """Return the truth."""
         return (Release("true cluster", False, "assumed known: an upper bound for comparison, not an algorithm"),)
 
 
@@ -112,11 +112,11 @@ class _Choosing(_Several):
             raise ValueError(f"every: expected 1 or more rounds, found {self.every}")
 
     def chooses(self) -> RoundSpec:
-        """The ask of a round in which clients choose."""
+        """Return the specification of a round in which clients choose."""
         return RoundSpec(choose=True, side_releases=(ClusterChoice(CHOICE, self.share),) if self.share else ())
 
     def releases(self) -> tuple[Release, ...]:
-        """The choice."""
+        """Return the choice."""
         if self.share:
             return (Release(CHOICE, True, "computed from noisy sums of bounded losses, charged each time", "gaussian"),)
         return (Release(CHOICE, False, "computed from the client's true losses and sent without noise"),)
@@ -138,7 +138,7 @@ class ByLoss(_Choosing):
         return False
 
     def round_spec(self, number: int, rounds: int) -> RoundSpec:
-        """Every so many rounds, beginning with the first."""
+        """Request a choice every `every` rounds, beginning with the first."""
         return self.chooses() if number and (number - 1) % self.every == 0 else RoundSpec(train=number > 0)
 
 
@@ -175,14 +175,14 @@ class GmmThenLoss(_Choosing):
         return self.clusters > 0
 
     def round_spec(self, number: int, rounds: int) -> RoundSpec:
-        """A full batch first; later a choice every so many rounds."""
+        """Return a full batch first; later a choice every so many rounds."""
         if number == 1:
             return RoundSpec(full_batch=True)
         since = number - 1 - (self.switch or 2)
         return self.chooses() if since >= 0 and since % self.every == 0 else RoundSpec(train=number > 0)
 
     def start(self, clients: int) -> State:
-        """Nothing known."""
+        """Return an empty state."""
         return {
             **super().start(clients),
             "soft": torch.full((clients, self.models), 1 / self.models, dtype=torch.float64),

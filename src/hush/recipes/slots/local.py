@@ -37,7 +37,7 @@ class Proximal(LocalRule):
             raise ValueError(f"mu: expected 0 or more, found {self.mu}")
 
     def pull(self) -> float:
-        """As given."""
+        """Return the strength of the proximal term."""
         return self.mu
 
 
@@ -58,19 +58,19 @@ class ControlVariates(LocalRule):
             raise ValueError(f"warm: expected 0 or more rounds, found {self.warm}")
 
     def round_spec(self, number: int, rounds: int) -> RoundSpec:
-        """Warm rounds stand still."""
+        """Return a round in which models do not move, for warm-up rounds."""
         return RoundSpec(train=number > 0, still=0 < number <= self.warm)
 
     def extras(self, shape: TaskShape) -> Mapping[str, Extra]:
-        """The correction on each model of a task."""
+        """Return the correction on each model of a task."""
         return {"drift": Extra("F32", (shape.models, shape.size))}
 
     def start(self, clients: int, size: int) -> State:
-        """All zero."""
+        """Return all zero."""
         return {"own": torch.zeros(clients, size)}
 
     def drifts(self, clients: Sequence[int], homes: Sequence[int], models: int, state: State) -> Tensor | None:
-        """c of the model less c_i of the client."""
+        """Return c of the model minus c_i of the client."""
         own = state["own"]
         return _means(own, homes, models)[None] - own[list(clients), None]
 
@@ -83,7 +83,7 @@ class ControlVariates(LocalRule):
 
 
 def _means(own: Tensor, homes: Sequence[int], models: int) -> Tensor:
-    """The mean over the clients of each model; zero for a model without any."""
+    """Return the mean over the clients of each model; zero for a model without any."""
     at = torch.tensor(list(homes))
     total = torch.zeros(models, own.shape[1], dtype=own.dtype).index_add_(0, at, own)
     return total / torch.bincount(at, minlength=models).clamp_min(1)[:, None]

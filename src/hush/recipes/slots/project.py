@@ -63,15 +63,15 @@ class PublicSubspace(Project):
         return torch.where(trusted[:, None], view.updates, kept), state
 
     def trusted(self, view: RoundView) -> Tensor:
-        """Which clients of a view are public."""
+        """Return which clients of a view are public."""
         return view.epsilon >= threshold(tuple(view.budgets.tolist()), self.public)
 
     def deciders(self, view: RoundView) -> Tensor | None:
-        """The public ones."""
+        """Return the public ones."""
         return self.trusted(view)
 
     def found(self, public: RoundView) -> tuple[Tensor, Tensor]:
-        """Middle (p) and directions (k x p) of the public updates."""
+        """Return the mean (p) and the directions (k x p) of the public updates."""
         updates = public.updates.double()
         if self.centred and len(updates) > 1:
             middle = updates.mean(0)
@@ -81,7 +81,7 @@ class PublicSubspace(Project):
         return torch.zeros_like(mean[0]), subspace.directions(mean, self.k, public.layout)
 
     def releases(self) -> tuple[Release, ...]:
-        """Who is public follows from the budgets."""
+        """Declare that the budgets determine who is public."""
         return (_BUDGETS,)
 
 
@@ -104,7 +104,7 @@ class DelayedPublicSubspace(PublicSubspace):
         return [{} if public else known for public in self.trusted(view).tolist()]
 
     def answer(self, layout: Layout, extras: TaskExtras) -> Layout:
-        """k numbers a tensor, where there are directions."""
+        """Return a layout of k numbers a tensor, if there are directions."""
         if "basis" not in extras.slots:
             return layout
         return Layout(layout.names, ((len(extras.slots["basis"]),),) * len(layout.names))
@@ -115,7 +115,7 @@ class DelayedPublicSubspace(PublicSubspace):
             raise HushError("task: directions without their mean, or a mean without directions")
 
     def answer_bound(self, whole: float, layout: Layout, extras: TaskExtras) -> float:
-        """Where there are directions: as long as what is far from the middle can be, stretched by how they overlap."""
+        """Return the largest norm of the coefficients: that of the update, times how much the directions overlap."""
         if "basis" not in extras.slots:
             return whole
         parts = extras.slots["basis"].double().split(layout.sizes, dim=1)
@@ -123,14 +123,14 @@ class DelayedPublicSubspace(PublicSubspace):
         return stretch * (whole + float(extras.slots["middle"].double().norm()))
 
     def encode(self, vector: Tensor, layout: Layout, extras: TaskExtras) -> Tensor:
-        """How far the update goes in each direction."""
+        """Return how far the update goes in each direction."""
         if "basis" not in extras.slots:
             return vector
         around = vector[None].double() - extras.slots["middle"]
         return subspace.coefficients(around, extras.slots["basis"], layout).flatten().to(vector.dtype)
 
     def decode(self, vector: Tensor, layout: Layout, extras: TaskExtras) -> Tensor:
-        """The update that goes so far."""
+        """Return the update that goes so far."""
         if "basis" not in extras.slots:
             return vector
         far = vector.double().reshape(1, len(layout.names), -1)
@@ -155,11 +155,11 @@ class RandomSubspace(PublicSubspace):
     rule: ClassVar[str] = "random-subspace"
 
     def deciders(self, view: RoundView) -> Tensor | None:
-        """Nobody's: the directions are drawn."""
+        """Return no client's: the directions are random."""
         return None
 
     def project(self, view: RoundView, state: State, rng: ServerRng) -> tuple[Tensor, State]:
-        """Keep what lies in the random directions."""
+        """Keep the components in the random directions."""
         trusted = self.trusted(view)
         basis = subspace.random_directions(rng.normal("directions", self.k, view.updates.shape[1]), view.layout)
         kept = _projected(view.updates, torch.zeros(view.updates.shape[1], dtype=torch.float64), basis, view.layout)
@@ -174,7 +174,7 @@ def _projected(updates: Tensor, middle: Tensor, basis: Tensor, layout: Layout) -
 
 @lru_cache(maxsize=256)
 def threshold(budgets: tuple[float, ...], rule: str) -> float:
-    """The budget from which on a client is public."""
+    """Return the budget from which on a client is public."""
     ordered = torch.tensor(sorted(budgets), dtype=torch.float64)
     if rule == "top-tenth" or len(set(budgets)) < 2:
         return float(ordered[-max(1, len(ordered) // 10)])

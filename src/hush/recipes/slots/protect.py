@@ -89,7 +89,7 @@ class NoPrivacy(Protect):
         return (Release(UPDATE, False, "no privacy: clients send updates without noise"),)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DpSgd(Protect):
     """Clipped, noised steps on Poisson batches, calibrated to a budget.
 
@@ -338,9 +338,18 @@ def _draft(member: Member, config: Config, accountant: Accountant, steps: int | 
     privacy, local = config.privacy, config.local
     batch = member.batch if steps is None else math.ceil(member.samples / steps)
     return PrivacyPlan(
-        member.samples, batch, local.epochs, 1, privacy.clip, 1.0, member.policy.relation, accountant,
-        privacy.discrete, local.steps if steps is None else steps, privacy.sampler,
-    )  # fmt: skip
+        samples=member.samples,
+        batch=batch,
+        epochs=local.epochs,
+        rounds=1,
+        clip=privacy.clip,
+        noise_multiplier=1.0,
+        relation=member.policy.relation,
+        accountant=accountant,
+        discrete=privacy.discrete,
+        local_steps=local.steps if steps is None else steps,
+        sampler=privacy.sampler,
+    )
 
 
 def _schedule(plan: PrivacyPlan, order: Sequence[int], stage_table: StageTable, spare: int = 0) -> PrivacySchedule:

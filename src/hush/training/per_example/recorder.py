@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from hush.models import Model
 from hush.models.isolation import TracedModule
+from hush.training.closed_form import output_gradients
 from hush.training.per_example.batch_layout import BatchLayout
 from hush.training.per_example.fusion import fused
 from hush.training.per_example.gradient_terms import Term, merged
@@ -64,7 +65,7 @@ class Recorder:
         if logits.ndim != 2 or len(logits) != len(x):
             raise UnsupportedError(f"the output has shape {tuple(logits.shape)}, not one row per example")
         # Outputs first, which is several times faster where there are few of them.
-        d = self._loss.gradient(logits.detach().t().contiguous(), y, 0)
+        d = output_gradients(self._loss, logits.detach().t().contiguous(), y, 0)
         torch.autograd.grad(logits, self._anchor, d.t(), allow_unused=True)
         # The proxies outlive the pass; what it collected must not.
         found, tape.terms = tape.terms, {}

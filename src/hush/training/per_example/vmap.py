@@ -129,7 +129,7 @@ def gradients(model: Model, vectors: Tensor, x: Tensor, y: Tensor, precision: Pr
 
 def _loss(model: Model) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     def loss(vector: Tensor, one_x: Tensor, one_y: Tensor) -> Tensor:
-        return model.objective.loss(model.logits(vector, one_x[None]), one_y[None], "mean")
+        return model.objective.loss(model.logits(vector, one_x[None]), one_y[None], reduction="mean")
 
     return loss
 

@@ -99,7 +99,7 @@ def test_a_chain_that_is_heard_or_trained_in_part_is_none() -> None:
 )
 def test_a_tap_is_found_at_the_position_plus_its_own_place(kernel: tuple[int, int], padding: tuple[int, int]) -> None:
     """The kernels' addresses, in PyTorch: output, gradient for the input, and gradient for the weights."""
-    block = Block(3, 7, 6, 4, kernel, padding, 0)
+    block = Block(inputs=3, height=7, width=6, outputs=4, kernel=kernel, padding=padding, first=0)
     (high, wide), (rows, columns) = block.size, kernel
     x, weight, d = random(3, 7, 6), random(4, 3, *kernel, seed=1), random(4, high, wide, seed=2)
     seen = torch.zeros(block.input_room, dtype=torch.float64)
@@ -258,7 +258,17 @@ def jobs(model: Model, source: Callable[[int, int, int], Any]) -> list[Job]:
         plan = plan_of(samples, size, math.ceil(samples / size) * (1 + i % 2), 0.5)
         drift = kind["drift"] * random(model.layout.size, seed=i).float() if "drift" in kind else None
         rest = {key: value for key, value in kind.items() if key != "drift"}
-        made.append(Job(model.start + 0.01 * i, first, plan, 0.1, source(i, samples, plan.steps), drift, **rest))
+        made.append(
+            Job(
+                vector=model.start + 0.01 * i,
+                first_row=first,
+                plan=plan,
+                lr=0.1,
+                source=source(i, samples, plan.steps),
+                drift=drift,
+                **rest,
+            )
+        )
         first += samples
     return made
 
@@ -325,7 +335,7 @@ def test_steps_are_kept_for_as_many_clients_as_they_suit(monkeypatch: pytest.Mon
 def test_rows_are_drawn_on_the_device_only_where_that_is_the_same_sampler() -> None:
     model = cnn()
     poisson, fixed = (
-        Job(model.start, 0, plan, 0.1, noise.Seeded(1, 0, 0))
+        Job(vector=model.start, first_row=0, plan=plan, lr=0.1, source=noise.Seeded(1, 0, 0))
         for plan in (plan_of(10, 2, 5, 1.0), _fixed(plan_of(10, 2, 5, 1.0)))
     )
     for job, suits in ((poisson, True), (fixed, False)):

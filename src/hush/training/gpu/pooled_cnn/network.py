@@ -29,7 +29,7 @@ _COLUMNS = 5  # of taps
 _SLACK = 512  # numbers after an example that a kernel may read and never uses
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Block:
     """A convolution, ReLU and max-pooling over windows of 2 x 2.
 
@@ -168,7 +168,15 @@ def _block(conv: nn.Module, relu: nn.Module, pool: nn.Module, shape: tuple[int, 
     if pool.dilation not in (1, (1, 1)) or pool.ceil_mode or pool.return_indices:
         return None
     kernel, padding = (conv.kernel_size[0], conv.kernel_size[1]), (int(conv.padding[0]), int(conv.padding[1]))
-    block = Block(conv.in_channels, shape[1], shape[2], conv.out_channels, kernel, padding, first)
+    block = Block(
+        inputs=conv.in_channels,
+        height=shape[1],
+        width=shape[2],
+        outputs=conv.out_channels,
+        kernel=kernel,
+        padding=padding,
+        first=first,
+    )
     fits = (
         block.kernel[1] <= _COLUMNS
         and min(block.halo) >= 0

@@ -168,8 +168,8 @@ def test_audit_command(here: Path) -> None:
     assert found["client"] == 3
     assert found["epsilon_lower"] <= found["epsilon_claimed"] <= 4.0
     assert found["refuted"] is False
-    assert found["releases"] == [{"what": "model update", "times": found["rounds"], "looked_at": found["rounds"]}]
-    assert found["not_looked_at"] == []
+    assert found["releases"] == [{"what": "model update", "times": found["rounds"], "audited": found["rounds"]}]
+    assert found["not_audited"] == []
 
 
 BAD_MODEL = """

@@ -12,7 +12,7 @@ import pandas
 import pytest
 
 import hush
-from tests.end_to_end.test_cli import command
+from tests.cli.test_main import command
 from tests.support.trained_models import CONFIG, fitted, tokens
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hush import seeds
-from hush.recipes.estimators import noise_energy, robust_pca
+from hush.recipes.estimators import noise_energy
 
 N, P = 20, 28_938
 LEVELS = {"below": 0.001, "comparable": 0.03, "above": 3.0}  # of the signal, a coordinate; the noise is 0.001 to 1
@@ -228,12 +228,12 @@ def test_columns_that_go_ahead_lead_the_others_to_the_same_weights(
 ) -> None:
     U = draw(8, rank, level, decades=2, n=10, p=120_000).updates
     led = noise_energy.inverse(noise_energy.rpca(U))
-    monkeypatch.setattr(robust_pca, "_FEWEST", U.shape[1])
+    monkeypatch.setattr(noise_energy, "_FEWEST_LEADING", U.shape[1])
     together = noise_energy.inverse(noise_energy.rpca(U))
     assert not torch.equal(led, together)
     assert float((led / together - 1).abs().max()) < 0.02
-    monkeypatch.setattr(robust_pca, "_FEWEST", 1)
-    monkeypatch.setattr(robust_pca, "_AHEAD", 1000)
+    monkeypatch.setattr(noise_energy, "_FEWEST_LEADING", 1)
+    monkeypatch.setattr(noise_energy, "_LEADING", 1000)
     misled = noise_energy.inverse(noise_energy.rpca(U))
     assert float((misled / together - 1).abs().max()) > 0.04, "a hundred columns are too few"
 
@@ -241,7 +241,7 @@ def test_columns_that_go_ahead_lead_the_others_to_the_same_weights(
 def test_blocks_change_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     U = draw(9, 2, 0.1, decades=2, n=8, p=5000).updates
     whole = noise_energy.rpca(U)
-    monkeypatch.setattr(robust_pca, "_CACHED", 997 * 8)
+    monkeypatch.setattr(noise_energy, "_CACHED_ENTRIES", 997 * 8)
     torch.testing.assert_close(noise_energy.rpca(U), whole, rtol=0.01, atol=0)
 
 
