@@ -49,7 +49,7 @@ def value(outputs: list[Any]) -> float:
 
 def test_ten_lines_are_enough() -> None:
     lines = "".join("".join(CELLS[number]["source"]) + "\n" for number in (DATA, TRAIN, GUARANTEES)).splitlines()
-    assert len(lines) == 10
+    assert len([line for line in lines if line]) == 10
     assert max(map(len, lines)) <= 120
 
 
