@@ -59,9 +59,10 @@ WORDS: Mapping[str, Words] = {
         "clients with equal budgets contribute equal signal and noise. Inputs are centred by a privately estimated "
         "mean, which clients release once with noise and charged to the budget, so that the common mean no longer "
         "uses up the clipping norm. The server weights by the estimated noise and by the heterogeneity of the "
-        "clients, and releases an average of its models.",
-        "The private input mean requires a model that is a single linear layer (set `centre = 0` for others); "
-        '`local.lr = "auto"` computes the learning rate from the planned noise.',
+        "clients, and releases an average of its models over the last twentieth of the rounds.",
+        "Inputs are centred if they enter a linear layer with a bias, into which the mean is folded (`logreg`, "
+        "`scattering-linear`, `mlp`, and your own modules of that kind). With any other model the recipe runs without "
+        "the mean, says so, and spends nothing on it.",
     ),
     "fedsgd": Words(
         "Clients take few steps with large batches per round, so that their models hardly drift apart between rounds. "
@@ -122,7 +123,11 @@ WORDS: Mapping[str, Words] = {
         "The server estimates the noise in each update from the updates alone: their common part has low rank, and "
         "the remainder is treated as noise. Clients are weighted by the inverse of the noise, which minimises the "
         "variance. It does not rely on declared budgets, so a false declaration gains nothing.",
-        "If clients learn different things, this difference is treated as noise as well.",
+        "If clients learn different things, this difference is treated as noise as well. At one learning rate for all "
+        "recipes it can be far below `dp-fedavg` where clients take different numbers of steps: weights by noise "
+        'favour the clients with few steps, which move the model least. `local.lr = "auto"`, the default, takes the '
+        'expected weights into account; equal steps for all clients (`protect = { rule = "dp-sgd", steps = 10 }`) '
+        "remove the cause.",
         _LEVELS
         + " The paper's code estimates the noise in the first round only; here, as in its text, it is estimated "
         "in every "

@@ -173,7 +173,7 @@ class LocalConfig(_Strict):
     batch_size: Batches = 32
     epochs: Annotated[int, Field(ge=1)] = 1
     steps: Annotated[int, Field(ge=1)] | None = None
-    lr: Rate = 0.1
+    lr: Rate = "auto"
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
 

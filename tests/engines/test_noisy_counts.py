@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hush import recipes
 from hush.config import Config, parse
 from hush.deploy.shared.roster import RosterEntry
 from hush.deploy.shared.run_spec import enrolment
@@ -117,6 +118,7 @@ def test_a_member_is_charged_for_enrolment_by_public_numbers() -> None:
     drafts = [
         enrolment(
             config(437),
+            recipes.parse(config(437).recipe)[1],
             RosterEntry(
                 name="a", epsilon=2.0, delta=1e-5, relation="add-remove", samples=rows, noised={COUNT: (0.0, 0.0)}
             ),

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import hush
+from hush.callbacks import RunStart
 from hush.config import ModelConfig, parse
 from hush.engines.setup import prepare
-from hush.models import build_model
+from hush.models import build_model, from_user
 from hush.privacy.noise import Seeded
 from hush.privacy.plan import PrivacyPlan
 from hush.training import closed_form, input_mean
@@ -20,7 +22,6 @@ from hush.training.closed_form import closed_form_sums
 from hush.training.gpu.graph_replay import PaddedGraphStep
 from hush.training.job import Job
 from hush.training.train import train as trained
-from hush.types import HushError
 
 PLAN = PrivacyPlan(12, 4, 1, 1, 0.7, 1.3, "add-remove", "pld")
 
@@ -90,9 +91,63 @@ def config(**more: Any) -> dict[str, Any]:
     return {"rounds": 3, "data": {"clients": 4}, "recipe": {"name": "hush"}, "local": {"lr": "auto"}, **more}
 
 
-def test_a_model_that_is_not_linear_is_refused() -> None:
-    with pytest.raises(HushError, match=r"recipe.protect.centre: needs a model that is one linear layer.*found mlp"):
-        prepare(parse(config(model={"name": "mlp"})))
+def test_a_model_that_cannot_be_centred_is_trained_without_and_pays_for_nothing() -> None:
+    told: list[str] = []
+
+    class Listener(hush.Callback):
+        def on_run_start(self, start: RunStart) -> None:
+            told.extend(start.warnings)
+
+    raw = config(rounds=1, model={"name": "cnn"})
+    result = hush.simulate(raw, callbacks=[Listener()])
+    (said,) = [text for text in result.warnings if "recipe.protect.centre" in text]
+    assert said in told and "cnn does not begin with a linear layer with a bias" in said
+    assert not any("mean of the inputs" in str(card.stages) for card in result.guarantees)
+    assert not any("weight of the mean" in text for text in result.not_covered)
+    # What is not released costs nothing: the noise is that of a recipe that never had a centre.
+    without = prepare(parse({**raw, "recipe": {"name": "hush", "protect": {"rule": "dp-sgd", "steps": 10}}}))
+    expected = [schedule.plan.noise_multiplier for schedule in without.schedules]
+    assert [card.noise_multiplier for card in result.guarantees] == expected
+    # The twin: with a linear model it is told and charged.
+    linear = prepare(parse(config()))
+    assert linear.left_out == () and any(cost.what == "mean of the inputs" for cost in linear.costs(0))
+
+
+class Reused(nn.Module):
+    """A network whose inputs enter a linear layer and something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + x.sum(1, keepdim=True)
+
+
+def own(*layers: nn.Module, shape: tuple[int, ...] = (5,)) -> Any:
+    return from_user(nn.Sequential(*layers), shape, 3, "own")
+
+
+def test_only_models_whose_inputs_enter_a_biased_linear_layer_are_centred() -> None:
+    assert input_mean.applies(own(nn.Linear(5, 3)), (5,))
+    assert input_mean.applies(own(nn.Flatten(), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3), shape=(2, 3)), (2, 3))
+    assert not input_mean.applies(own(nn.Linear(5, 3, bias=False)), (5,))
+    assert not input_mean.applies(own(nn.Linear(3, 4), nn.Flatten(), nn.Linear(8, 3), shape=(2, 3)), (2, 3))
+    assert not input_mean.applies(own(nn.ReLU(), nn.Linear(5, 3)), (5,))
+    assert not input_mean.applies(own(nn.Flatten(), Reused()), (5,))
+    twice = nn.Linear(5, 5)
+    assert not input_mean.applies(own(twice, nn.ReLU(), twice, nn.Linear(5, 3)), (5,))
+
+
+def test_the_mean_is_folded_into_the_first_layer_of_a_network() -> None:
+    net, x, shift = own(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), drawn(7, 5), drawn(5, seed=2)
+    (plain,) = input_mean.uncentred(input_mean.linear_layer(net), net.start[None], shift)
+    torch.testing.assert_close(net.logits(plain, x), net.logits(net.start, x - shift))
+    moved = drawn(24, 5, seed=3)
+    y = torch.arange(24) % 3
+    expected = trained(net, torch.cat([moved[:12] - shift, moved[12:]]), y, jobs(net, [None] * 2))
+    for ours, theirs in zip(trained(net, moved, y, jobs(net, [shift, None])), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_the_saved_model_is_the_one_that_was_evaluated(tmp_path: Any) -> None:

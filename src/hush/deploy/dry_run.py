@@ -35,6 +35,7 @@ from hush.deploy.shared.roster import RosterEntry
 from hush.deploy.shared.run_spec import assemble, settled, tells_centre, width_of
 from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Message
+from hush.engines.setup import fitted
 from hush.privacy.ledger import Ledger, account, book
 from hush.privacy.ledger.ledger import inspect
 from hush.recipes import parse as parse_recipe
@@ -158,10 +159,11 @@ def _first_round(node: Node, config: Config, schema: Schema) -> float:
 
 
 def _with_centre(run: Agreement, test: Dataset) -> Agreement:
-    _, recipe = parse_recipe(run.config.recipe, run.config.mode)
+    inputs = tuple(test.x.shape[1:])
+    model = models.build_model(run.config.model, inputs, test.classes, run.config.seed)
+    recipe, _ = fitted(parse_recipe(run.config.recipe, run.config.mode)[1], model, inputs)
     if not tells_centre(recipe, run.config.rounds):
         return run
-    model = models.build_model(run.config.model, tuple(test.x.shape[1:]), test.classes, run.config.seed)
     return replace(run, centre=torch.zeros(width_of(model)))
 
 

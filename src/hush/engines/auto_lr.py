@@ -1,10 +1,21 @@
-"""How far a step goes where the config leaves it open (`local.lr = "auto"`): as far as the noise allows.
+"""The automatic learning rate (`local.lr = "auto"`): how far a step goes where the config leaves that open.
 
-Noise that is independent from round to round walks: after R rounds the models are some sqrt(R) times one round's noise
-away from where they would be without it. That is known before anything is trained, from the public plans and the
-weights to expect. The rate is the one at which the walk is `WALK` long. Where there is little noise, a round moves at
-most `STRIDE / sqrt(p)` for p parameters: with inputs of about unit variance that is as far in the outputs of a linear
-model, whatever its width. Both were chosen on MNIST and Fashion-MNIST with scattering features.
+The model. A round moves the server's model by a signal of at most `COHERENCE` K C, for K steps of gradients clipped to
+C of which a part points the same way, and by noise of energy S^2, both times the rate. With a convex loss and R rounds,
+the average model's loss is above that of a model at distance D by at most (Nemirovski's bound for subgradients)
+
+    D^2 / (2 rate K R) + rate ((COHERENCE K C)^2 + S^2) / (2 K),
+
+the first term for not arriving, the second for overshooting and for noise. The rate at which it is least is
+
+    rate = D / sqrt(R ((COHERENCE K C)^2 + S^2)).
+
+Limits: without noise it is a distance over the square root of the rounds, so that more rounds take smaller steps; where
+noise prevails, what it adds over all rounds is D long in all, whatever the rounds and steps. All terms are public: K
+and S follow from the plans and the weights to expect, C and R from the config. `DISTANCE` and `COHERENCE` are
+constants, chosen on linear models with inputs of about unit variance at 3 to 200 rounds (docs/recipes.md, few rounds).
+
+Without privacy there is neither a clip that bounds a signal nor noise: the rate is `PLAIN`.
 """
 
 from __future__ import annotations
@@ -13,14 +24,21 @@ import math
 
 from hush.server.loop import RunTerms, enrolled
 
-WALK = 9.0
-STRIDE = 400.0
+DISTANCE = 9.0
+COHERENCE = 0.3
+PLAIN = 0.1
 
 
 def rate(terms: RunTerms, participation: float) -> float:
     """The learning rate, from terms that were drawn up with a rate of 1."""
+    if not terms.recipe.protect.private:
+        return PLAIN
     view = enrolled(terms)
     weights = terms.recipe.weight.foreseen(view)
-    noise = math.sqrt(float((weights.square() * view.planned_noise).sum()) / participation)
-    stride = STRIDE / (math.sqrt(terms.layout.size) * terms.clip * float(weights @ view.reach))
-    return min(stride, WALK / (math.sqrt(len(terms.participants)) * noise)) if noise > 0 else stride
+    noise = float((weights.square() * view.planned_noise).sum()) / participation
+    return least(terms.clip * float(weights @ view.reach), noise, len(terms.participants))
+
+
+def least(reach: float, noise: float, rounds: int) -> float:
+    """The rate at which the bound is least, for K C and S^2 at a rate of 1."""
+    return DISTANCE / math.sqrt(rounds * ((COHERENCE * reach) ** 2 + noise))

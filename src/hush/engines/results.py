@@ -83,6 +83,7 @@ def outcome(
         trained=trained(records),
         out_of_budget=spent,
         warnings=(
+            *federation.left_out,
             *gathered((card.name or card.client, card.warnings) for card in cards),
             *federation.silent_settings(),
             *_warned(records, names),

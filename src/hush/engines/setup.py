@@ -35,6 +35,7 @@ from hush.privacy.side_release import ReleaseShape
 from hush.privacy.weak_guarantees import gathered, warnings_of
 from hush.recipes import Recipe
 from hush.recipes.check import check
+from hush.recipes.interfaces import ModelFacts
 from hush.recipes.limits import fixed
 from hush.server.loop import RunTerms
 from hush.server.participation import Participants
@@ -71,6 +72,7 @@ class Federation:
         offers: Where numbers of rows are noised, the schedules from which enrolment is charged.
         own_module: Whether the model is a module of the user's own.
         uncovered: What no accountant covers because of where the clients run.
+        left_out: What of the recipe does not apply to the model.
     """
 
     config: Config
@@ -88,6 +90,7 @@ class Federation:
     offers: tuple[PrivacySchedule, ...] = ()
     own_module: bool = False
     uncovered: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     def stage(self, client: int, number: int) -> Stage:
         """What a client does in a round. Where its number of rows is noised, enrolment is planned without it."""
@@ -199,9 +202,9 @@ class Federation:
         return warnings_of(policy.epsilon, policy.delta, plan.counted) if plan.private else ()
 
     def warnings(self) -> tuple[str, ...]:
-        """The same for all clients, each text once."""
+        """What of the recipe does not apply, and what to warn clients of, each text once."""
         named = gathered((member.name or member.client, self.warned(member.client)) for member in self.members)
-        return (*named, *self.silent_settings())
+        return (*self.left_out, *named, *self.silent_settings())
 
     def silent_settings(self) -> tuple[str, ...]:
         """Settings of the config that have no effect beside others, in words."""
@@ -301,8 +304,7 @@ def prepare(
         raise HushError(
             "recipe.assign: requires models with different initial weights, which a custom module does not provide"
         )
-    if recipe.protect.centres_inputs:
-        input_mean.linear_layer(model)
+    recipe, left_out = fitted(recipe, model, tuple(held.dataset.x.shape[1:]))
     federation = build(
         config,
         name,
@@ -313,6 +315,7 @@ def prepare(
         device=device,
         own_module=module is not None,
         uncovered=(_simulated(model.objective),),
+        left_out=left_out,
     )
     _check_grids([schedule.plan for schedule in federation.schedules], model.layout.size)
     return federation
@@ -331,6 +334,7 @@ def build(
     auto_rate: bool = False,
     own_module: bool = False,
     uncovered: tuple[str, ...] = (),
+    left_out: tuple[str, ...] = (),
 ) -> Federation:
     """Plan a run from public facts: who takes part when, each client's privacy schedule, and the server's terms.
 
@@ -352,7 +356,7 @@ def build(
         charged = [()] * len(members) if disclosed is None else disclosed
         schedules = privacy_schedules(config, recipe, members, table, rounds.orders, charged)
     if config.local.lr == "auto":
-        auto_rate, config = True, with_rate(config, 1.0)
+        auto_rate, config = recipe.protect.private, with_rate(config, 1.0)
         known = (noisy_counts.supposed(members), offers) if offers else (members, schedules)
         drawn = terms_of(config, recipe, known[0], table, known[1], model, participants, shape)
         config = with_rate(config, auto_lr.rate(drawn, config.participation))
@@ -372,7 +376,15 @@ def build(
         offers=offers,
         own_module=own_module,
         uncovered=uncovered,
+        left_out=left_out,
     )
+
+
+def fitted(recipe: Recipe, model: Model, inputs: tuple[int, ...]) -> tuple[Recipe, tuple[str, ...]]:
+    """The recipe as it is used with a model of inputs of this shape, and what of it does not apply, in words."""
+    behind = inputs if model.features is None else tuple(model.features(torch.zeros(1, *inputs)).shape[1:])
+    facts = ModelFacts(name=model.name, linear_first=input_mean.applies(model, behind))
+    return recipe.fitted(facts), recipe.left_out(facts)
 
 
 def with_rate(config: Config, lr: float) -> Config:

@@ -38,7 +38,7 @@ SLOTS: Mapping[str, Mapping[str, Any]] = {
     "weight": _by_rule(
         weight.Samples, weight.Uniform, weight.Epsilon, weight.EstimatedNoise, weight.Balanced, weight.Impact
     ),
-    "step": _by_rule(step.Add, step.Momentum, step.Adam, step.Noisy, step.Ema, step.Tail),
+    "step": _by_rule(step.Add, step.Momentum, step.Adam, step.Noisy, step.Ema, step.Recent, step.Tail),
 }
 
 BASES: Mapping[str, type[Option]] = {

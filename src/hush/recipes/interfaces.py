@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -48,8 +48,29 @@ class Extra:
     always: bool = True
 
 
+@dataclass(frozen=True)
+class ModelFacts:
+    """What an option may need to know of the model before it can be used.
+
+    Attributes:
+        name: The model's, for messages.
+        linear_first: Whether its inputs enter a linear layer with a bias, and nothing else.
+    """
+
+    name: str
+    linear_first: bool
+
+
 class Option:
     """Base of all options. By default an option releases nothing, asks for ordinary training, and sends no extras."""
+
+    def fitted(self, model: ModelFacts) -> Self:
+        """The option as it is used with this model: without what does not apply to it."""
+        return self
+
+    def left_out(self, model: ModelFacts) -> tuple[str, ...]:
+        """What `fitted` leaves out, in words."""
+        return ()
 
     def releases(self) -> tuple[Release, ...]:
         """What this option releases or uses beyond the privatised update."""
@@ -103,7 +124,7 @@ class Protect(Option, ABC):
 
     @property
     def centres_inputs(self) -> bool:
-        """Whether inputs are centred by a privately estimated mean, which requires a linear model."""
+        """Whether inputs are centred by a privately estimated mean."""
         return False
 
     def policies(self, members: Sequence[Member]) -> list[Policy]:

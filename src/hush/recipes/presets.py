@@ -10,7 +10,7 @@ from hush.recipes.slots.clusters import ByLoss, GmmThenLoss, KMeansEachRound, Or
 from hush.recipes.slots.local import ControlVariates, Proximal
 from hush.recipes.slots.project import DelayedPublicSubspace, PublicSubspace
 from hush.recipes.slots.protect import DpSgd, NoPrivacy, OutputPerturbation
-from hush.recipes.slots.step import Ema
+from hush.recipes.slots.step import Recent
 from hush.recipes.slots.weight import Balanced, Epsilon, EstimatedNoise, Impact, Samples, Uniform
 
 RECIPES: Mapping[str, Recipe] = {
@@ -42,7 +42,7 @@ RECIPES: Mapping[str, Recipe] = {
     # Talaei and Izadi 2024 (PADPFL), https://arxiv.org/abs/2406.18491
     "padpfl": Recipe(local=Proximal(), weight=Impact()),
     # Hush's own: what was best on all of the above at once (docs/results.md)
-    "hush": Recipe(protect=DpSgd(steps=10, centre=0.05), weight=Balanced(), step=Ema(decay=0.9)),
+    "hush": Recipe(protect=DpSgd(steps=10, centre=0.05), weight=Balanced(), step=Recent()),
 }
 
 _DATED = DpSgd(accountant="rdp-64", sampler="even")

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import or_
+from typing import Any
 
 from hush.privacy.schedule import StageTable
 from hush.recipes.context import State
-from hush.recipes.interfaces import Assign, Extra, LocalRule, Option, Project, Protect, ServerStep, TaskShape, Weight
+from hush.recipes.interfaces import (
+    Assign,
+    Extra,
+    LocalRule,
+    ModelFacts,
+    Option,
+    Project,
+    Protect,
+    ServerStep,
+    TaskShape,
+    Weight,
+)
 from hush.recipes.slots.assign import SingleModel
 from hush.recipes.slots.local import PlainSgd
 from hush.recipes.slots.project import Identity
@@ -43,6 +55,15 @@ class Recipe:
             "weight": self.weight,
             "step": self.step,
         }
+
+    def fitted(self, model: ModelFacts) -> Recipe:
+        """The recipe as it is used with this model."""
+        changed: dict[str, Any] = {slot: option.fitted(model) for slot, option in self.options.items()}
+        return replace(self, **changed)
+
+    def left_out(self, model: ModelFacts) -> tuple[str, ...]:
+        """What of the recipe does not apply to this model, in words."""
+        return tuple(text for option in self.options.values() for text in option.left_out(model))
 
     def releases(self) -> tuple[Release, ...]:
         """Everything that the six options release, without duplicates."""

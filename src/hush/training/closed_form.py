@@ -93,21 +93,38 @@ def linear_layer_of(model: Model, x: Tensor) -> LinearLayer | None:
     return replace(layer, loss=model.objective.loss)
 
 
-def _recognised(model: Model) -> LinearLayer | None:
-    *before, last = _flattened(model.module)
-    if type(last) is not nn.Linear or any(has_hooks(part) for part in model.module.modules()):
+def first_linear_layer(model: Model) -> LinearLayer | None:
+    """The linear layer that a model's inputs enter, after flattening or nothing; none for any other model.
+
+    What comes after it does not matter, as long as it uses neither the layer nor the inputs again.
+    """
+    before, rest = [], list(_flattened(model.module))
+    while rest and type(rest[0]) in (nn.Flatten, nn.Identity):
+        before.append(rest.pop(0))
+    if any(has_hooks(part) for part in model.module.modules()):
         return None
-    if not all(type(part) in (nn.Flatten, nn.Identity) for part in before):
+    layer, after = (rest[0], rest[1:]) if rest else (None, [])
+    if not isinstance(layer, nn.Linear) or type(layer) is not nn.Linear:
+        return None
+    own = {id(parameter) for parameter in layer.parameters()}
+    if any(id(parameter) in own for part in after for parameter in part.parameters()):
         return None
     flattens = any(type(part) is nn.Flatten and (part.start_dim, part.end_dim) == (1, -1) for part in before)
     offsets = dict(zip(model.layout.names, accumulate(model.layout.sizes, initial=0), strict=False))
     names = {id(parameter): name for name, parameter in model.module.named_parameters()}
-    weight, bias = (None if p is None else offsets.get(names[id(p)]) for p in (last.weight, last.bias))
-    if weight is None or len(offsets) != 1 + (last.bias is not None):
+    weight, bias = (None if p is None else offsets.get(names[id(p)]) for p in (layer.weight, layer.bias))
+    if weight is None:
         return None
     return LinearLayer(
-        classes=last.out_features, width=last.in_features, weight=weight, bias=bias, flattens=flattens, loss=_LOSS
+        classes=layer.out_features, width=layer.in_features, weight=weight, bias=bias, flattens=flattens, loss=_LOSS
     )  # fmt: skip
+
+
+def _recognised(model: Model) -> LinearLayer | None:
+    layer, parts = first_linear_layer(model), list(_flattened(model.module))
+    if layer is None or type(parts[-1]) is not nn.Linear or len(model.layout.names) != 1 + (parts[-1].bias is not None):
+        return None
+    return layer if sum(type(part) is nn.Linear for part in parts) == 1 else None
 
 
 def row_norms(x: Tensor, ranges: Iterable[tuple[int, int]], biased: bool, mean: Tensor | None = None) -> Tensor:

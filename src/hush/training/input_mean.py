@@ -1,7 +1,7 @@
 """The input mean: subtracting a privately estimated mean, so that the common mean does not use up the clipping norm.
 
-A linear model on x - m is a linear model on x with another bias, so subtracting a mean changes what is clipped and
-noised, and nothing of what can be learned.
+A linear layer on x - m is a linear layer on x with another bias, so for a model that begins with one, subtracting a
+mean changes what is clipped and noised, and nothing of what can be learned.
 
 Guarantees:
     - A row moves `bounded_sum` by at most `bound`, added or removed.
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hush.models import Model
 from hush.privacy.sensitivity import FLOAT64_SLACK
-from hush.training.closed_form import LinearLayer, linear_layer_of
+from hush.training.closed_form import LinearLayer, first_linear_layer
 from hush.training.job import Job
 from hush.types import HushError
 
@@ -48,13 +48,21 @@ def bounded_sum(x: Tensor, limit: float) -> Tensor:
     return total
 
 
+def applies(model: Model, inputs: Sequence[int]) -> bool:
+    """Whether an input mean can be used with a model whose inputs have this shape, behind its fixed features."""
+    layer = first_linear_layer(model)
+    if layer is None or layer.bias is None or layer.width != math.prod(inputs):
+        return False
+    return layer.flattens or len(inputs) == 1
+
+
 def linear_layer(model: Model) -> LinearLayer:
-    """The linear layer of a model that an input mean can be used with; fails for any other model."""
-    layer = linear_layer_of(model, torch.zeros(1, model.layout.shapes[0][-1]))
+    """The linear layer into whose bias an input mean is folded; fails for a model without one."""
+    layer = first_linear_layer(model)
     if layer is None or layer.bias is None:
         raise HushError(
-            f"recipe.protect.centre: needs a model that is one linear layer with a bias, found {model.name}; "
-            "use logreg or scattering-linear, or centre = 0",
+            f"recipe.protect.centre: needs a model that begins with a linear layer with a bias, found {model.name}; "
+            "use logreg, scattering-linear or mlp, or centre = 0",
             "recipe.protect.centre",
         )
     return layer

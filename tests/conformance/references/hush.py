@@ -17,7 +17,10 @@ def centred(clients: Sequence[Client], centre: Array, steps: int) -> list[Client
 
 
 def balanced(rounds: int) -> Weigh:
-    """1 / (sigma_i^2 + 5 R tau^2): tau^2 from the pairs of mean updates, noise taken off, the surest pairs first."""
+    """1 / (sigma_i^2 + s R tau^2), s a hundredth of the parameters and at least 1.
+
+    tau^2 is from the pairs of mean updates, noise taken off, the surest pairs first.
+    """
     sums: dict[int, Array] = {}
     noise: dict[int, float] = {}
     seen: dict[int, int] = {}
@@ -37,15 +40,14 @@ def balanced(rounds: int) -> Weigh:
                     both = noise[i] / seen[i] ** 2 + noise[j] / seen[j] ** 2
                     surety = (both + 1e-9 * largest) ** -2
                     top, bottom = top + surety * (apart - both), bottom + surety
-        return inverse(energies + 5 * rounds * max(0.0, 0.5 * top / bottom))
+        return inverse(energies + max(1.0, updates.shape[1] / 100) * rounds * max(0.0, 0.5 * top / bottom))
 
     return weight
 
 
-def averaged(models: Sequence[Array], decay: float) -> list[Array]:
-    """The exponential average of the models so far, without the pull of its empty start."""
-    out = []
-    for t in range(1, len(models) + 1):
-        weights = decay ** np.arange(t - 1, -1, -1.0)
-        out.append(np.average(models[:t], axis=0, weights=weights))
-    return out
+def averaged(models: Sequence[Array], share: float) -> list[Array]:
+    """The averages over recent rounds: the newest of t models has weight 1 / max(1, share t), the older the rest."""
+    newest = [1 / max(1.0, share * t) for t in range(1, len(models) + 1)]
+    weights = [[new * np.prod([1 - later for later in newest[at + 1 : t]]) for at, new in enumerate(newest[:t])]
+               for t in range(1, len(models) + 1)]  # fmt: skip
+    return [np.average(models[: len(each)], axis=0, weights=each) for each in weights]

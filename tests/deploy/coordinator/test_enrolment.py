@@ -26,6 +26,7 @@ from hush.privacy.accounting.cost import Cost, from_json
 from hush.privacy.ledger import Ledger
 from hush.privacy.ledger.statement import describe, export
 from hush.privacy.schedule import ENROLMENT
+from hush.recipes import RECIPES
 from hush.recipes import parse as parse_recipe
 from hush.recipes.slots.weight import COUNT, Impact
 from hush.types import HushError, RunResult
@@ -180,9 +181,9 @@ ODD: list[dict[str, Any]] = [
 @pytest.mark.parametrize("change", ODD, ids=str)
 def test_who_declares_what_no_plan_can_be_made_of_stays_out_alone(change: dict[str, Any]) -> None:
     found, _ = facts_of(Message("facts", {**GOOD, **change}), "a", "r")
-    plausible(kit.config(), facts_of(Message("facts", GOOD), "a", "r")[0], 0)
+    plausible(kit.config(), RECIPES["robust-hdp"], facts_of(Message("facts", GOOD), "a", "r")[0], 0)
     with pytest.raises(HushError, match="no valid plan exists"):
-        plausible(kit.config(), found, 0)
+        plausible(kit.config(), RECIPES["robust-hdp"], found, 0)
 
 
 @pytest.mark.parametrize("told", [0.01, 1.0, 25.0])
@@ -193,7 +194,7 @@ def test_a_budget_that_is_all_noise_ends_no_run(told: float) -> None:
         RosterEntry(name="b", epsilon=told, delta=1e-4, relation="add-remove", samples=kit.ROWS),
     ]
     facts[1] = replace(facts[1], noised={BUDGET: [10.0, 10.0], COUNT: [10.0, 10.0]})
-    plausible(kit.config(), facts[1], 1)
+    plausible(kit.config(), RECIPES["robust-hdp"], facts[1], 1)
     terms = assemble(kit.config(), facts, kit.data()).terms
     assert 0 < terms.planned_noise[0][1] < math.inf
     assert terms.bounds[0][0] < terms.bounds[0][1] < math.inf

@@ -15,21 +15,24 @@ import torch
 from safetensors.torch import load_file
 
 from hush.api import simulate
-from hush.config import Config
+from hush.config import Config, ModelConfig
 from hush.deploy.admin import audit_log, keys
 from hush.deploy.shared import input_means, run_spec
 from hush.deploy.shared.roster import MEAN, RosterEntry
 from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Message
 from hush.engines.enrolment import answered
+from hush.engines.setup import fitted
+from hush.models import build_model
 from hush.privacy import noise
 from hush.privacy.accounting.cost import Cost, from_json
 from hush.privacy.ledger.statement import export
 from hush.privacy.schedule import ENROLMENT
+from hush.recipes import RECIPES
 from hush.recipes.slots.protect import CENTRE
 from hush.recipes.slots.weight import COUNT
 from hush.server.run_directory import RunDir
-from hush.types import HushError
+from hush.types import HushError, Policy
 from tests.support import federation_kit as kit
 from tests.support.live_federation import LiveFederation, config, resigned
 
@@ -72,7 +75,7 @@ def begun(path: Path, centre: torch.Tensor) -> kit.Coordinator:
 def test_a_mean_is_charged_before_it_is_told_as_in_the_simulation(tmp_path: Path) -> None:
     asks, told = enrolled_member(tmp_path / "a")
     policy, rows = asks.node.policy.one_run, torch.from_numpy(asks.node.data.x)
-    _, stage = run_spec.enrolment(offer(), replace(fact(), noised={}), 0, policy)
+    _, stage = run_spec.enrolment(offer(), RECIPES["hush"], replace(fact(), noised={}), 0, policy)
     assert stage is not None
     assert charged(tmp_path / "a") == list(stage.round_costs)
     simulated = answered(stage, kit.ROWS, lambda _: rows, 0, noise.Seeded(1, 0, ENROLMENT))
@@ -119,9 +122,21 @@ def test_a_run_beyond_the_policy_is_refused_before_its_mean_is_charged(tmp_path:
     asks.run = "b"
     small = kit.Coordinator(kit.member(tmp_path / "b", recipes=["hush"], more="max_steps = 9"))
     assert "steps per round 10" in small.enrol(offer()).says["reason"]
-    bent = kit.Coordinator(kit.member(tmp_path / "c", recipes=["hush"]))
-    assert "one linear layer" in bent.enrol(offer(model__name="mlp")).says["reason"]
-    assert [charged(tmp_path / name) for name in "abc"] == [[], [], []]
+    assert [charged(tmp_path / name) for name in "ab"] == [[], []]
+
+
+def test_a_network_that_begins_with_a_linear_layer_has_a_mean(tmp_path: Path) -> None:
+    asks = kit.Coordinator(kit.member(tmp_path / "a", recipes=["hush"]))
+    assert asks.enrol(offer(model__name="mlp")).says["noised"][CENTRE]
+    assert [cost.what for cost in charged(tmp_path / "a")] == [CENTRE]
+
+
+def test_a_model_that_cannot_be_centred_is_asked_for_no_mean() -> None:
+    model = build_model(ModelConfig(name="cnn"), (1, 8, 8), 10, 0)
+    recipe, left_out = fitted(RECIPES["hush"], model, (1, 8, 8))
+    assert len(left_out) == 1 and not run_spec.tells_centre(recipe, 4)
+    schedule, stage = run_spec.enrolment(offer(), recipe, replace(fact(), noised={}), 0, Policy(1.0, 1e-4))
+    assert stage is None and all(cost.what != CENTRE for cost in schedule.costs())
 
 
 def test_the_whole_run_keeps_the_budget_and_ends_near_it(tmp_path: Path) -> None:
@@ -183,17 +198,19 @@ def test_a_rate_that_is_open_is_settled_before_a_run_begins(tmp_path: Path) -> N
 def test_a_mean_that_no_honest_member_sends_is_refused(mean: torch.Tensor | None, words: str) -> None:
     tensors = {} if mean is None else {MEAN: mean.double()}
     with pytest.raises(HushError, match=words):
-        input_means.checked_mean(offer(), fact(), 0, Message("facts", {}, tensors))
+        input_means.checked_mean(offer(), RECIPES["hush"], fact(), 0, Message("facts", {}, tensors))
 
 
 def test_no_member_gives_its_mean_more_weight_by_what_it_says(tmp_path: Path) -> None:
     """An honest mean passes, and its weight is by the plan, whatever noise its sender claims."""
     _, told = enrolled_member(tmp_path / "a")
     claims = [told.says["noised"][CENTRE], [1e-3, 1e-9], [1e6, 1e6]]
-    heard = [input_means.checked_mean(offer(), fact(noised={CENTRE: claim}), 0, told) for claim in claims]
+    heard = [
+        input_means.checked_mean(offer(), RECIPES["hush"], fact(noised={CENTRE: claim}), 0, told) for claim in claims
+    ]
     assert len({each.deviation for each in heard}) == 1
     assert heard[0].deviation == pytest.approx(claims[0][1], rel=1e-6)
-    strict = input_means.checked_mean(offer(), fact(epsilon=0.5), 0, told)
+    strict = input_means.checked_mean(offer(), RECIPES["hush"], fact(epsilon=0.5), 0, told)
     assert strict.deviation > 1.5 * heard[0].deviation
     middle = input_means.combined_mean([heard[0], replace(strict, mean=torch.zeros(WIDTH, dtype=torch.float64))])
     share = heard[0].deviation ** -2 / (heard[0].deviation ** -2 + strict.deviation**-2)

@@ -1,15 +1,13 @@
-"""How much clients differ, seen through their noise, and what that does to their weights and to the pace."""
+"""How much clients differ, seen through their noise, and what that does to their weights."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from hush.config import parse
-from hush.engines import auto_lr
-from hush.engines.setup import prepare
 from hush.recipes.context import RoundView, State
 from hush.recipes.estimators.heterogeneity import columns, difference
 from hush.recipes.slots.weight import Balanced
@@ -45,10 +43,10 @@ def view(number: int, apart: float, noise: torch.Tensor = NOISE) -> RoundView:
     )
 
 
-def heard(apart: float, rounds: int = 20) -> tuple[torch.Tensor, State]:
+def heard(apart: float, rounds: int = 20, balanced: Balanced = Balanced(stress=5.0)) -> tuple[torch.Tensor, State]:  # noqa: B008
     state: State = {}
     for number in range(1, rounds + 1):
-        weighing, state = Balanced().weight(view(number, apart), state)
+        weighing, state = balanced.weight(view(number, apart), state)
     return weighing.weights, state
 
 
@@ -74,6 +72,15 @@ def test_clients_that_differ_are_not_starved() -> None:
     assert differ.min() > 10 * alike.min()
 
 
+def test_the_stress_follows_the_number_of_parameters() -> None:
+    torch.testing.assert_close(heard(0.3, 3, Balanced())[0], heard(0.3, 3, Balanced(stress=SIZE / 100))[0])
+    # A model of few parameters has no more directions than those: the difference itself is what counts.
+    small = replace(view(2, 0.3), updates=view(2, 0.3).updates[:, :50], planned_noise=NOISE)
+    torch.testing.assert_close(
+        Balanced().weight(small, {})[0].weights, Balanced(stress=1.0).weight(small, {})[0].weights
+    )
+
+
 def test_without_noise_all_count_alike() -> None:
     weighing, _ = Balanced().weight(view(1, 1.0, torch.zeros(CLIENTS, dtype=torch.float64)), {})
     assert float(weighing.weights.max() / weighing.weights.min()) < 1.5
@@ -88,37 +95,3 @@ def test_many_columns_are_thinned_evenly() -> None:
     wide = torch.arange(3_000_000.0).view(1, -1)
     assert 60_000 < columns(wide).shape[1] <= 1 << 17
     assert columns(wide[:, :1000]).shape[1] == 1000
-
-
-def rate(**privacy: object) -> float:
-    raw = {
-        "rounds": 50,
-        "data": {"clients": 6},
-        "recipe": {"name": "hush"},
-        "local": {"lr": "auto"},
-        "privacy": privacy,
-    }
-    return float(prepare(parse(raw)).config.local.lr)
-
-
-def test_the_pace_follows_the_noise() -> None:
-    small, large = rate(budgets=0.1), rate(budgets=0.2)
-    assert 1.8 < large / small < 2.2
-    assert rate(budgets=1000.0) == pytest.approx(auto_lr.STRIDE / 10 / math.sqrt(650), rel=1e-6)
-
-
-def test_a_rate_that_follows_from_the_plans_is_named() -> None:
-    raw = {"rounds": 3, "data": {"clients": 3}, "recipe": {"name": "hush"}, "local": {"lr": "auto"}}
-    assert any("determine the learning rate" in text for text in prepare(parse(raw)).not_covered())
-    raw["local"] = {"lr": 0.1}
-    assert not any("determine the learning rate" in text for text in prepare(parse(raw)).not_covered())
-
-
-def test_the_walk_of_the_noise_has_the_length_it_should() -> None:
-    raw = {"rounds": 50, "data": {"clients": 6}, "recipe": {"name": "hush"}, "local": {"lr": "auto"},
-           "privacy": {"budgets": 0.2}}  # fmt: skip
-    terms = prepare(parse(raw)).terms
-    weights = 1 / terms.planned_noise[-1]
-    weights /= weights.sum()
-    walked = 50 * float((weights**2 * terms.planned_noise[-1]).sum())
-    assert math.sqrt(walked) == pytest.approx(auto_lr.WALK, rel=1e-6)

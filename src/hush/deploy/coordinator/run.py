@@ -35,7 +35,7 @@ from hush.deploy.transport.messages import Message
 from hush.engines.driver import answered, drive, evaluate, measure
 from hush.engines.enrolment import EnrolmentAnswer
 from hush.engines.results import manifest
-from hush.engines.setup import Federation, shaped
+from hush.engines.setup import Federation, fitted, shaped
 from hush.privacy.ledger import BudgetSpentError
 from hush.privacy.schedule import ENROLMENT
 from hush.recipes.context import State
@@ -110,13 +110,11 @@ class Coordinator:
         letters = {
             name: self._words("enrol", {**says, "number": number}, name) for number, name in enumerate(self._public)
         }
-        _, recipe = recipes.parse(config.recipe, config.mode)
+        inputs = tuple(self.test.x.shape[1:])
+        model = models.build_model(config.model, inputs, self.test.classes, config.seed)
+        recipe, _ = fitted(recipes.parse(config.recipe, config.mode)[1], model, inputs)
         centre = tells_centre(recipe, config.rounds)
-        width = (
-            width_of(models.build_model(config.model, tuple(self.test.x.shape[1:]), self.test.classes, config.seed))
-            if centre
-            else 0
-        )
+        width = width_of(model) if centre else 0
         expected: messages.Spec = {MEAN: ("F64", (width,))} if centre else {}
         replies = self._post.ask(letters, _WORDS_CAP + 8 * width, len(letters), gather=True)
         declared, heard, out = dict[str, RosterEntry](), dict[str, EnrolmentAnswer](), dict[str, str]()
@@ -130,9 +128,9 @@ class Coordinator:
                 fact, self._heads[name] = facts_of(letter, name, run)
                 check_asked(recipe, fact)
                 check_rows(fact, self.place.settings.max_rows)
-                plausible(offer, fact, number)
+                plausible(offer, recipe, fact, number)
                 if centre:
-                    heard[name] = input_means.checked_mean(offer, fact, number, letter)
+                    heard[name] = input_means.checked_mean(offer, recipe, fact, number, letter)
                 declared[name] = fact
             except Exception as error:  # an invalid declaration excludes its sender only
                 out[name] = printable(error)
@@ -150,7 +148,7 @@ class Coordinator:
                 f"enrolment: {len(facts)} of {len(self._public)} members take part, quorum {wanted}; {reasons}"
             )
         joined = input_means.combined_mean([heard[fact.name] for fact in facts]) if centre else None
-        made = agreed(run, facts, config, joined, config.local.lr == "auto")
+        made = agreed(run, facts, config, joined, config.local.lr == "auto" and recipe.protect.private)
         return replace(made, config=settled(made.config, facts, self.test))
 
     def _schema(self) -> dict[str, Any]:

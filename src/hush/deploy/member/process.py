@@ -50,7 +50,7 @@ from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Message, want
 from hush.engines import client_round
 from hush.engines.noisy_counts import on_rows
-from hush.engines.setup import shaped
+from hush.engines.setup import fitted, shaped
 from hush.models import Model
 from hush.privacy import noise
 from hush.privacy.accounting.cost import Cost
@@ -85,6 +85,7 @@ class Offer:
     name: str
     recipe: Recipe
     schema: Schema
+    model: Model
 
 
 class Node:
@@ -187,7 +188,12 @@ class Node:
             check_model(self.policy, models.parameters(config.model, schema.input_shape, schema.classes or 0))
         with refusing(RefusalCode.LEDGER):
             self.ledger.check_head(says["head"])
-        return Offer(config, name, recipe, schema)
+        with refusing(RefusalCode.CONFIG):
+            model = models.build_model(config.model, schema.input_shape, schema.classes or 0, config.seed)
+            recipe, _ = fitted(recipe, model, schema.input_shape)
+        with refusing(RefusalCode.LIMITS):
+            check_model(self.policy, model.layout.size)
+        return Offer(config, name, recipe, schema, model)
 
     def _enrol(self, letter: Message) -> tuple[bytes, Receipt | None]:
         """Answer whether this member takes part, and with which declaration; repeated requests get the same answer."""
@@ -230,22 +236,18 @@ class Node:
                 raise HushError(f"enrolment: number {number!r:.20} of {config.data.clients} members")
         fact = self._public_fact(offer)
         noisy = centre = 0.0
-        with refusing(RefusalCode.CONFIG):
-            model = models.build_model(config.model, offer.schema.input_shape, offer.schema.classes or 0, config.seed)
-        with refusing(RefusalCode.LIMITS):
-            check_model(self.policy, model.layout.size)
         if recipe.stage_table(config.rounds).of[ENROLMENT] >= 0:
             with refusing(RefusalCode.LIMITS):
                 check_steps(self.policy, config, recipe, [fact.samples] * config.data.clients)
             with refusing(RefusalCode.CONFIG):
-                schedule, stage = run_spec.enrolment(config, fact, number, self.policy.one_run)
+                schedule, stage = run_spec.enrolment(config, recipe, fact, number, self.policy.one_run)
             # Enrolment is charged before the run begins, so not for a run that would be refused then.
             with refusing(RefusalCode.LIMITS):
                 check_plans(self.policy, schedule)
             noisy, centre = (stage.noise_of(what) if stage is not None else 0.0 for what in (COUNT, CENTRE))
             if centre:
                 with refusing(RefusalCode.CONFIG):
-                    run_spec.width_of(model)
+                    run_spec.width_of(offer.model)
         replayed = config.privacy.noise == "seeded"
         first, second = (
             noise.Seeded(config.seed, number, ENROLMENT) if replayed and asked else noise.Secure()
@@ -258,7 +260,7 @@ class Node:
             fact=fact,
             numbers=wanted,
             centre=centre,
-            rows=lambda: self._inputs(offer, model)[0],
+            rows=lambda: self._inputs(offer)[0],
             source=first,
             mean_source=second,
         )
@@ -285,14 +287,14 @@ class Node:
         told = {name: number.noised(lambda: 0.0) for name, number in wanted.items()}
         return replace(fact, epsilon=told["epsilon"], factor=told.get("factor"))
 
-    def _inputs(self, offer: Offer, model: Model) -> tuple[Tensor, Tensor]:
+    def _inputs(self, offer: Offer) -> tuple[Tensor, Tensor]:
         """The rows as inputs of a run's model, and their labels; cached for one run at a time."""
         config = offer.config
         kind = (config.model.model_dump_json(), config.data.rows, config.seed, offer.schema)
         if self._held is None or self._held[0] != kind:
             x, y = mapped(self.data.x, self.data.y, self.schema, offer.schema)
-            given = torch.from_numpy(shaped(replace(self.data, x=x), config).x)
-            self._held = (kind, given if model.features is None else model.features(given), torch.from_numpy(y))
+            given, features = torch.from_numpy(shaped(replace(self.data, x=x), config).x), offer.model.features
+            self._held = (kind, given if features is None else features(given), torch.from_numpy(y))
         return self._held[1], self._held[2]
 
     def _begin(self, letter: Message) -> bytes:
@@ -348,7 +350,6 @@ class Node:
         with refusing(RefusalCode.CONFIG):
             own = run_spec.member_spec(config, facts, client, self.policy.one_run, offer.schema)
         with refusing(RefusalCode.LIMITS):
-            check_model(self.policy, own.model.layout.size)
             check_plans(self.policy, own.schedule)
         with refusing(RefusalCode.CONFIG):
             if run_spec.tells_centre(recipe, config.rounds) != bool(says["centre"]):
@@ -428,7 +429,7 @@ class Node:
         config = own.config
         shared = own.recipe.protect.shared_draws
         source = client_round.source(config, own.client, task.round, shared=shared)
-        x, y = self._inputs(Offer(config, "", own.recipe, own.schema), own.model)
+        x, y = self._inputs(Offer(config, "", own.recipe, own.schema, own.model))
         shape = ReleaseShape(
             inputs=tuple(x.shape[1:]), classes=own.schema.classes or 0, parameters=own.model.layout.size,
             loss_clip=config.privacy.loss_clip,

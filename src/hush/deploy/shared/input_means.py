@@ -17,6 +17,7 @@ from hush.deploy.shared import run_spec
 from hush.deploy.shared.roster import MEAN, RosterEntry
 from hush.deploy.transport.messages import Message
 from hush.engines.enrolment import EnrolmentAnswer, centred, deviation
+from hush.recipes import Recipe
 from hush.recipes.slots.protect import CENTRE
 from hush.training.input_mean import bound
 from hush.types import HushError, Policy
@@ -24,10 +25,10 @@ from hush.types import HushError, Policy
 _DEVIATIONS = 8.0
 
 
-def checked_mean(config: Config, fact: RosterEntry, number: int, letter: Message) -> EnrolmentAnswer:
+def checked_mean(config: Config, recipe: Recipe, fact: RosterEntry, number: int, letter: Message) -> EnrolmentAnswer:
     """Return a member's mean with the noise of its plan, or raise a `HushError` if no honest member could have sent it.
 
-    `config` and `number` are those of the offer.
+    `config`, `recipe` and `number` are those of the offer.
     """
     if CENTRE not in fact.noised or MEAN not in letter.tensors:
         raise HushError("enrolment answer: no mean of the inputs, which the recipe requires")
@@ -35,11 +36,12 @@ def checked_mean(config: Config, fact: RosterEntry, number: int, letter: Message
     if not bool(torch.isfinite(mean).all()):
         raise HushError("enrolment answer: a mean that is not finite")
     least = run_spec.batch_of(config, number)
-    longest = max(_longest(config, far, number, fact.samples, mean.numel()) for far in (fact, *fact.extremes(least)))
+    declared = (fact, *fact.extremes(least))
+    longest = max(_longest(config, recipe, far, number, fact.samples, mean.numel()) for far in declared)
     if float(mean.norm()) > longest:
         raise HushError(f"enrolment answer: a mean whose norm exceeds the {longest:.4g} that its plan allows")
     return EnrolmentAnswer(
-        float(fact.samples), mean, deviation(mean.numel(), _spread(config, fact, number), fact.samples)
+        float(fact.samples), mean, deviation(mean.numel(), _spread(config, recipe, fact, number), fact.samples)
     )
 
 
@@ -48,12 +50,12 @@ def combined_mean(answers: Sequence[EnrolmentAnswer]) -> Tensor:
     return centred(answers)["input_mean"]
 
 
-def _longest(config: Config, far: RosterEntry, number: int, samples: int, width: int) -> float:
+def _longest(config: Config, recipe: Recipe, far: RosterEntry, number: int, samples: int, width: int) -> float:
     """The norm that an honest mean exceeds with probability at most 10^-13, if these values are behind `samples`."""
-    noise = deviation(width, _spread(config, far, number), samples)
+    noise = deviation(width, _spread(config, recipe, far, number), samples)
     return bound(width) * far.samples / samples + noise * (math.sqrt(width) + _DEVIATIONS)
 
 
-def _spread(config: Config, fact: RosterEntry, number: int) -> float:
-    _, stage = run_spec.enrolment(config, fact, number, Policy(fact.epsilon, fact.delta, fact.relation))
+def _spread(config: Config, recipe: Recipe, fact: RosterEntry, number: int) -> float:
+    _, stage = run_spec.enrolment(config, recipe, fact, number, Policy(fact.epsilon, fact.delta, fact.relation))
     return stage.noise_of(CENTRE) if stage is not None else 0.0

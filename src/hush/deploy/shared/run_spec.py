@@ -69,19 +69,24 @@ def assemble(config: Config, facts: Sequence[RosterEntry], test: Dataset, auto_r
     here.
     """
     name, recipe = recipes.parse(config.recipe, config.mode)
-    recipe, members = weighted(recipe, facts), roster(config, facts)
-    model = models.build_model(config.model, tuple(test.x.shape[1:]), test.classes, config.seed)
+    inputs = tuple(test.x.shape[1:])
+    model = with_objective(
+        config, models.build_model(config.model, inputs, test.classes, config.seed), test, task_of(config, test)
+    )
+    recipe, left_out = engine.fitted(weighted(recipe, facts), model, inputs)
+    members = roster(config, facts)
     federation = engine.build(
         config,
         name,
         recipe,
         members,
-        with_objective(config, model, test, task_of(config, test)),
+        model,
         Clients(test, (), (), (), config.seed),
         device=torch.device("cpu"),
         disclosed=[fact.costs() for fact in facts],
         auto_rate=auto_rate,
         uncovered=(_PUBLIC,),
+        left_out=left_out,
     )
     config, terms, rounds = federation.config, federation.terms, timetable(config, recipe, len(members))
     limits = update_limits(
@@ -132,13 +137,14 @@ def settled(config: Config, facts: Sequence[RosterEntry], test: Dataset) -> Conf
     return assemble(config, facts, test).config if config.local.lr == "auto" else config
 
 
-def enrolment(config: Config, fact: RosterEntry, number: int, policy: Policy) -> tuple[PrivacySchedule, Stage | None]:
+def enrolment(
+    config: Config, recipe: Recipe, fact: RosterEntry, number: int, policy: Policy
+) -> tuple[PrivacySchedule, Stage | None]:
     """Return the schedule offered to a member before the other members are known, and what enrolment asks of it.
 
-    If its number of rows is noisy, the noise of the enrolment releases must not depend on the true number: both sides
-    assume a fixed number of batches.
+    `recipe` is as the run's model uses it. If the member's number of rows is noisy, the noise of the enrolment releases
+    must not depend on the true number: both sides assume a fixed number of batches.
     """
-    _, recipe = recipes.parse(config.recipe, config.mode)
     if COUNT in fact.noised:
         fact = replace(fact, samples=SUPPOSED_BATCHES * batch_of(config, number))
     facts = [fact if each == number else replace(fact, samples=_MANY) for each in range(config.data.clients)]
@@ -149,9 +155,8 @@ def enrolment(config: Config, fact: RosterEntry, number: int, policy: Policy) ->
     return schedule, schedule.stages[stage] if stage >= 0 else None
 
 
-def plausible(config: Config, fact: RosterEntry, number: int) -> None:
+def plausible(config: Config, recipe: Recipe, fact: RosterEntry, number: int) -> None:
     """Raise a `HushError` if no plan exists for a member's declaration, whatever client number it gets."""
-    _, recipe = recipes.parse(config.recipe, config.mode)
     fact = replace(fact, samples=max(fact.samples, batch_of(config, number)))
     facts = [fact if each == number else replace(fact, samples=_MANY) for each in range(config.data.clients)]
     member = replace(roster(config, facts)[number], client=0)
@@ -189,7 +194,8 @@ def member_spec(
 
     If that number is noisy, the true one affects neither rate nor noise nor steps, because those would reveal it.
     """
-    _, recipe = recipes.parse(config.recipe, config.mode)
+    model = models.build_model(config.model, schema.input_shape, schema.classes or 0, config.seed)
+    recipe, _ = engine.fitted(recipes.parse(config.recipe, config.mode)[1], model, schema.input_shape)
     members = list(roster(config, facts))
     members[client] = replace(members[client], policy=policy)
     rounds = timetable(config, recipe, len(members))
@@ -197,7 +203,6 @@ def member_spec(
     if COUNT in facts[client].noised:
         # Raises an error for a sampler that needs the true number.
         schedule = with_rows(schedule, schedule.plan.samples)
-    model = models.build_model(config.model, schema.input_shape, schema.classes or 0, config.seed)
     output = recipe.protect.output(members, config.rounds)[client]
     mine = facts[client]
     return MemberSpec(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from hush.privacy.schedule import (
 )
 from hush.privacy.side_release import ReleaseShape, RowModel, SideRelease
 from hush.recipes.context import RoundView, State
-from hush.recipes.interfaces import Extra, Protect, TaskShape
+from hush.recipes.interfaces import Extra, ModelFacts, Protect, TaskShape
 from hush.types import Accountant, HushError, Member, Policy, Release
 
 BELOW = "clip quantile"
@@ -118,7 +118,8 @@ class DpSgd(Protect):
 
     `centre`: above 0, every client first tells a noised mean of its inputs, for this part of what all its training
     costs, and rows are counted from the mean of these means: what all rows have in common then takes nothing of the
-    clip. For models that are one linear layer.
+    clip. With a model that does not begin with a linear layer with a bias, there is no centre: nothing is told or
+    charged.
     """
 
     rule: ClassVar[str] = "dp-sgd"
@@ -146,6 +147,19 @@ class DpSgd(Protect):
             raise ValueError(f"noise: expected a positive number, found {self.noise}")
         if self.noise is not None and self.spread != "equal-noise":
             raise ValueError('noise: can be given only with spread = "equal-noise"')
+
+    def fitted(self, model: ModelFacts) -> Self:
+        """Without a centre, where the model can have none."""
+        return self if model.linear_first else replace(self, centre=0.0)
+
+    def left_out(self, model: ModelFacts) -> tuple[str, ...]:
+        """The centre, where the model can have none."""
+        if model.linear_first or not self.centres_inputs:
+            return ()
+        return (
+            f"recipe.protect.centre: inputs are not centred, because {model.name} does not begin with a linear layer "
+            "with a bias; nothing is released or charged for it",
+        )
 
     @property
     def own_budgets(self) -> bool:

@@ -120,6 +120,39 @@ class Ema(ServerStep):
 
 
 @dataclass(frozen=True)
+class Recent(ServerStep):
+    """Release an average of the models of about the last `share` of the rounds so far.
+
+    An exponential average whose horizon grows with the run, 1 / max(1, share t) of the newest model in round t
+    (polynomial-decay averaging, Shamir and Zhang 2013): it lags behind by the same part of any run. In the first
+    1 / share rounds the newest model is released as it is.
+    """
+
+    rule: ClassVar[str] = "recent"
+    share: float = 0.05
+    inner: ServerStep = field(default_factory=Add)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share: expected a number above 0 and at most 1, found {self.share}")
+
+    def start(self, models: Tensor) -> State:
+        """No rounds."""
+        return {**self.inner.start(models), "mean": models, "rounds": torch.zeros(1)}
+
+    def step(self, models: Tensor, move: Tensor, state: State, rng: ServerRng) -> tuple[Tensor, State]:
+        """Let the inner step move, then take its models in."""
+        models, state = self.inner.step(models, move, state, rng)
+        rounds = state["rounds"] + 1
+        newest = 1.0 / max(1.0, self.share * float(rounds))
+        return models, {**state, "mean": torch.lerp(state["mean"], models, newest), "rounds": rounds}
+
+    def released(self, models: Tensor, state: State) -> Tensor:
+        """The average."""
+        return state["mean"]
+
+
+@dataclass(frozen=True)
 class Tail(ServerStep):
     """Release the mean of all models since round `start_round`."""
 

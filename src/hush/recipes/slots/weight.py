@@ -17,6 +17,7 @@ from hush.recipes.interfaces import Weight
 from hush.types import Release
 
 COUNT = "number of training samples"
+_DIRECTIONS = 100  # in which the data of clients are supposed to differ
 _SAMPLES = Release(COUNT, False, "treated as public at enrolment; used as the weight")
 _BUDGET = Release("privacy budget", False, "treated as public at enrolment; used as the weight")
 _PLAN = Release(
@@ -212,24 +213,26 @@ class Balanced(Weight):
     averages out over the R rounds of a run, while what is left out stays out. So the square tau^2 of the difference
     between clients counts R times. It is estimated from the sums of each client's updates so far, in which the noise
     has had time to average out; where clients are alike, it is near zero, and the weights are those of least variance.
-    Noise is spread over all parameters, of which the data use few directions, while clients differ along just these:
-    hence the `stress` on the difference. `floor`: as for estimated noise.
+    Noise is spread over all p parameters, of which the data use few directions, while clients differ along just these:
+    hence the `stress` on the difference, by default p / 100 and at least 1. `floor`: as for estimated noise.
     """
 
     rule: ClassVar[str] = "balanced"
-    stress: float = 5.0
+    stress: float | Literal["auto"] = "auto"
     floor: Literal["none", "plan"] = "none"
 
     def __post_init__(self) -> None:
-        if not self.stress >= 0:
+        if self.stress != "auto" and not self.stress >= 0:
             raise ValueError(f"stress: expected 0 or more, found {self.stress}")
 
     def weight(self, view: RoundView, state: State) -> tuple[Weights, State]:
         """In proportion to 1 / (sigma_i^2 + stress R tau^2)."""
         noise, below = _floored(view, noise_energy.pairwise(view.updates), self.floor)
         state = _remembered(view, noise, state)
-        differing = self.stress * view.rounds * heterogeneity.difference(state["sum"], state["noise"], state["seen"])
-        scale = view.updates.shape[1] / max(1, state["sum"].shape[1])
+        parameters = view.updates.shape[1]
+        stress = max(1.0, parameters / _DIRECTIONS) if self.stress == "auto" else self.stress
+        differing = stress * view.rounds * heterogeneity.difference(state["sum"], state["noise"], state["seen"])
+        scale = parameters / max(1, state["sum"].shape[1])
         return Weights(noise_energy.inverse(noise + scale * differing), noise, below), state
 
     def foreseen(self, view: RoundView) -> Tensor:

@@ -1,0 +1,94 @@
+"""The automatic learning rate: that it minimises its bound, what it tends to, and that it follows from public plans."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+import hush
+from hush.config import parse
+from hush.engines import auto_lr
+from hush.engines.auto_lr import COHERENCE, DISTANCE, least
+from hush.engines.setup import Federation, prepare
+from hush.server.loop import enrolled
+
+NAMED = "determine the learning rate"
+
+
+def bound(rate: float, reach: float, noise: float, rounds: int) -> float:
+    """How far the average model's loss is above the best, by the docstring of `hush.engines.auto_lr`."""
+    return DISTANCE**2 / (2 * rate * reach * rounds) + rate * ((COHERENCE * reach) ** 2 + noise) / (2 * reach)
+
+
+@pytest.mark.parametrize("rounds", [1, 6, 200])
+@pytest.mark.parametrize("noise", [0.0, 1.0, 1e6])
+def test_no_other_rate_has_a_lower_bound(noise: float, rounds: int) -> None:
+    found = least(10.0, noise, rounds)
+    lowest = bound(found, 10.0, noise, rounds)
+    assert all(bound(found * factor, 10.0, noise, rounds) > lowest for factor in (0.5, 0.9, 1.1, 2.0))
+
+
+def test_without_noise_the_signal_alone_sets_the_rate() -> None:
+    assert least(10.0, 0.0, 1) == pytest.approx(DISTANCE / (10 * COHERENCE))
+    # Steps times rate is what counts, and falls with the root of the rounds.
+    assert 40 * least(40.0, 0.0, 100) == pytest.approx(10 * least(10.0, 0.0, 100))
+    assert least(10.0, 0.0, 400) == pytest.approx(least(10.0, 0.0, 100) / 2)
+
+
+def test_where_noise_prevails_all_of_it_adds_up_to_the_distance() -> None:
+    for rounds in (1, 7, 200):
+        assert math.sqrt(rounds * 1e9) * least(10.0, 1e9, rounds) == pytest.approx(DISTANCE, rel=1e-6)
+
+
+def test_the_rate_falls_with_noise_rounds_and_steps() -> None:
+    rates = [
+        [least(10.0, noise, 30) for noise in (0.0, 1.0, 10.0, 1e3)],
+        [least(10.0, 10.0, rounds) for rounds in (1, 3, 30, 300)],
+        [least(steps, 10.0, 30) for steps in (1.0, 10.0, 100.0)],
+    ]
+    assert all(listed == sorted(set(listed), reverse=True) for listed in rates)
+
+
+def federation(recipe: Any = "hush", mode: str = "sound", **more: Any) -> Federation:
+    raw = {"rounds": 50, "mode": mode, "data": {"clients": 6}, "recipe": {"name": recipe}, **more}
+    return prepare(parse(raw))
+
+
+def lr(budgets: float) -> float:
+    return float(federation(privacy={"budgets": budgets}).config.local.lr)
+
+
+def test_plans_give_the_rate_of_the_bound() -> None:
+    made = federation(privacy={"budgets": 0.5})
+    view = enrolled(made.terms)
+    weights = made.recipe.weight.foreseen(view)
+    # The noise in the terms is that at the rate which was chosen.
+    chosen = float(made.config.local.lr)
+    noise = float((weights.square() * view.planned_noise).sum()) / chosen**2
+    assert chosen == pytest.approx(least(10.0, noise, 50), rel=1e-9)
+
+
+def test_the_rate_follows_the_budgets() -> None:
+    assert 1.8 < lr(0.2) / lr(0.1) < 2.2
+    assert lr(1e6) == pytest.approx(least(10.0, 0.0, 50), rel=1e-2)
+
+
+def test_a_rate_that_follows_from_the_plans_is_named() -> None:
+    assert any(NAMED in text for text in federation().not_covered())
+    assert not any(NAMED in text for text in federation(local={"lr": 0.1}).not_covered())
+
+
+@pytest.mark.parametrize(("recipe", "mode"), [("fedavg", "sound"), ("scaffold", "sound"), ("padpfl", "faithful")])
+def test_without_privacy_the_rate_is_fixed_and_says_nothing(recipe: str, mode: str) -> None:
+    made = federation(recipe, mode)
+    assert made.config.local.lr == auto_lr.PLAIN
+    assert not any(NAMED in text for text in made.not_covered())
+
+
+def test_few_rounds_reach_what_takes_a_fixed_rate_many() -> None:
+    raw = {"seed": 1, "rounds": 3, "data": {"clients": 6}, "privacy": {"budgets": [0.5, 1.0, 4.0] * 2}}
+    found = {lr: hush.simulate({**raw, "recipe": {"name": "hush"}, "local": {"lr": lr}}) for lr in ("auto", 0.02, 0.1)}
+    auto, *fixed = [result.accuracy["mean"] for result in found.values()]
+    assert auto > 0.7 and auto > max(fixed) + 0.1
