@@ -15,6 +15,11 @@ noise prevails, what it adds over all rounds is D long in all, whatever the roun
 and S follow from the plans and the weights to expect, C and R from the config. `DISTANCE` and `COHERENCE` are
 constants, chosen on linear models with inputs of about unit variance at 3 to 200 rounds (docs/recipes.md, few rounds).
 
+Regression. Cross-entropy pushes logits far apart and its gradient falls where they are; the gradient of a squared error
+grows with the error, so that a step beyond the targets is followed by a longer one back, as long as clipping lets it
+be. Outputs need go no farther than the targets are from each other: D is `TARGET_SCALE`, the length of [-1, 1], to
+which `objective.target_bounds` map targets, and of which targets without bounds should be.
+
 Without privacy there is neither a clip that bounds a signal nor noise: the rate is `PLAIN`.
 """
 
@@ -22,23 +27,26 @@ from __future__ import annotations
 
 import math
 
+from hush.objective import Objective
 from hush.server.loop import RunTerms, enrolled
 
 DISTANCE = 9.0
+TARGET_SCALE = 2.0
 COHERENCE = 0.3
 PLAIN = 0.1
 
 
-def rate(terms: RunTerms, participation: float) -> float:
+def rate(terms: RunTerms, participation: float, objective: Objective) -> float:
     """The learning rate, from terms that were drawn up with a rate of 1."""
     if not terms.recipe.protect.private:
         return PLAIN
     view = enrolled(terms)
     weights = terms.recipe.weight.foreseen(view)
     noise = float((weights.square() * view.planned_noise).sum()) / participation
-    return least(terms.clip * float(weights @ view.reach), noise, len(terms.participants))
+    distance = TARGET_SCALE if objective.task == "regression" else DISTANCE
+    return least(terms.clip * float(weights @ view.reach), noise, len(terms.participants), distance)
 
 
-def least(reach: float, noise: float, rounds: int) -> float:
+def least(reach: float, noise: float, rounds: int, distance: float = DISTANCE) -> float:
     """The rate at which the bound is least, for K C and S^2 at a rate of 1."""
-    return DISTANCE / math.sqrt(rounds * ((COHERENCE * reach) ** 2 + noise))
+    return distance / math.sqrt(rounds * ((COHERENCE * reach) ** 2 + noise))
