@@ -359,7 +359,8 @@ def build(
         auto_rate, config = recipe.protect.private, with_rate(config, 1.0)
         known = (noisy_counts.supposed(members), offers) if offers else (members, schedules)
         drawn = terms_of(config, recipe, known[0], table, known[1], model, participants, shape)
-        config = with_rate(config, auto_lr.rate(drawn, config.participation, model.objective))
+        inputs = math.prod(data.dataset.x.shape[1:])
+        config = with_rate(config, auto_lr.rate(drawn, config.participation, model.objective, inputs))
     return Federation(
         config=config,
         recipe_name=name,
