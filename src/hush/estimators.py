@@ -45,7 +45,6 @@ ANEW = (
 _LABEL = "target of the estimator"
 _LEAST_HELD = 1e-9  # of the rows of each client: one row
 _DELTA = 1e-5
-_REACH = 2.0  # of the steps of a regression over all rounds, for one step in each
 
 
 class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
@@ -281,7 +280,7 @@ class FederatedRegressor(RegressorMixin, _FederatedEstimator):  # type: ignore[m
             which targets are moved to [-1, 1] for training. They must be public, not taken from `y`. By default targets
             are used as they are, and then should be small: the clipping norm bounds what one row adds.
         loss: "mse" or "huber", or a function of the output and the target of one example.
-        lr: The learning rate; "auto" is 2 over the number of rounds, at most 1, for features and targets with bounds.
+        lr: The learning rate, or "auto".
 
     Attributes:
         guarantees_: As for `FederatedClassifier`, like the others.
@@ -321,10 +320,7 @@ class FederatedRegressor(RegressorMixin, _FederatedEstimator):  # type: ignore[m
         X, y = self._checked(X, y, reset=True)
         objective = {} if self.target_bounds is None else {"objective.target_bounds": _pairs(self.target_bounds)}
         settings = {**objective, **({} if self.settings is None else dict(self.settings))}
-        task = {"task": "regression", "loss": self.loss, "settings": settings}
-        if _is_automatic(self.lr):
-            task["lr"] = min(1.0, _REACH / self.rounds)
-        self._fit(X, y.astype(np.float32), clients, task)
+        self._fit(X, y.astype(np.float32), clients, {"task": "regression", "loss": self.loss, "settings": settings})
         return self
 
     def predict(self, X: Any, *, client: str | int | None = None) -> Array:

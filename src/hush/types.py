@@ -22,11 +22,12 @@ TargetKind = Literal["classes", "multilabel", "continuous"]
 class HushError(Exception):
     """An error that the user can fix. Its message names the key or file, what was found, and what is accepted.
 
+    It is one line: line breaks in what was found are escaped.
     `key` is the dotted config key it concerns, if any; the code that knows the file adds the line number.
     """
 
     def __init__(self, text: str, key: str | None = None) -> None:
-        super().__init__(text)
+        super().__init__("\\n".join(text.splitlines()))
         self.key = key
 
 

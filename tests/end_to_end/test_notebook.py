@@ -1,72 +1,82 @@
-"""A notebook: ten lines give a trained model, its metrics and its guarantees, and a progress bar without widgets."""
+"""docs/notebooks/first_federation.ipynb runs: ten lines give a trained model, its metrics and its guarantees."""
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.paths import environment
+from tests.support.paths import ROOT, environment
 
-CELLS = (
-    """\
-import numpy as np, hush
-from torch import nn
-draw = np.random.default_rng(0)
-x = draw.normal(size=(600, 8)).astype("float32")
-y = (x[:, 0] + x[:, 1] > 0).astype(int)
-data = {"north": (x[:200], y[:200]), "south": (x[200:500], y[200:500])}
-sim = hush.Simulation(data, nn.Linear(8, 2), epsilon={"north": 1.0, "south": 8.0}, recipe="dp-fedavg", rounds=8, lr=0.5)
-result = sim.fit()""",
-    "result",
-    "result.guarantees",
-    "print(float(np.mean(result.predict(x[500:]) == y[500:])))",
-)
+NOTEBOOK = ROOT / "docs" / "notebooks" / "first_federation.ipynb"
+CELLS = [cell for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+DATA, TRAIN, GUARANTEES, PREDICT, METRICS, PREVIEW, SAVE = range(7)
 
 
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
-    """What each cell shows."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the notebook runs."""
+    return tmp_path_factory.mktemp("notebook")
+
+
+@pytest.fixture(scope="module")
+def outputs(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
+    """What each cell of code shows, after all of them ran in one kernel."""
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
-    folder = tmp_path_factory.mktemp("notebook")
+    own = str(tmp_path_factory.mktemp("jupyter"))
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         # Not ours: the client and its messaging library.
         warnings.simplefilter("ignore")
-        for name, value in {**environment(), "IPYTHONDIR": str(folder), "JUPYTER_RUNTIME_DIR": str(folder)}.items():
+        for name, value in {**environment(), "IPYTHONDIR": own, "JUPYTER_RUNTIME_DIR": own}.items():
             patch.setenv(name, value)
-        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
+        notebook = nbformat.read(NOTEBOOK, as_version=4)
         nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
-    return [cell.outputs for cell in notebook.cells]
+    return [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def html(outputs: list[Any]) -> str:
     return "".join(str(each.data["text/html"]) for each in outputs if "data" in each and "text/html" in each.data)
 
 
+def value(outputs: list[Any]) -> float:
+    return float(outputs[0].data["text/plain"])
+
+
 def test_ten_lines_are_enough() -> None:
-    assert sum(len(cell.splitlines()) for cell in CELLS) <= 12
+    lines = "".join("".join(CELLS[number]["source"]) + "\n" for number in (DATA, TRAIN, GUARANTEES)).splitlines()
+    assert len([line for line in lines if line]) == 10
+    assert max(map(len, lines)) <= 120
+
+
+def test_it_is_kept_without_outputs() -> None:
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in CELLS)
 
 
 def test_the_bar_is_one_line_of_html_that_was_updated(outputs: list[list[Any]]) -> None:
-    (bar,) = outputs[0]
-    assert '<progress value="8" max="8"' in bar.data["text/html"]
-    assert re.search(r"training: accuracy \d+\.\d ?%, 8 of 8 rounds", bar.data["text/plain"])
+    bar = outputs[TRAIN][0]
+    assert '<progress value="10" max="10"' in bar.data["text/html"]
+    assert re.search(r"training: accuracy \d+\.\d ?%, 10 of 10 rounds", bar.data["text/plain"])
 
 
 def test_results_are_tables(outputs: list[list[Any]]) -> None:
-    assert "mean accuracy" in html(outputs[1])
-    assert "Not covered" in html(outputs[1])
-    cards = html(outputs[2])
-    assert re.findall(r"<td[^>]*>(north|south)</td>", cards) == ["north", "south"]
-    assert "epsilon_spent" in cards
+    assert "mean accuracy" in html(outputs[TRAIN])
+    assert "Not covered" in html(outputs[TRAIN])
+    for number in (GUARANTEES, PREVIEW):
+        assert re.findall(r"<td[^>]*>(north|south)</td>", html(outputs[number])) == ["north", "south"]
+    assert "epsilon_spent" in html(outputs[GUARANTEES])
+    assert "roc_auc" in html(outputs[METRICS])
 
 
-def test_the_trained_model_predicts(outputs: list[list[Any]]) -> None:
-    assert float(outputs[3][0].text) > 0.85
+def test_the_trained_model_predicts_and_so_does_the_saved_one(outputs: list[list[Any]], folder: Path) -> None:
+    assert value(outputs[PREDICT]) > 0.85
+    assert value(outputs[SAVE][-1:]) == value(outputs[PREDICT])
+    assert [path.name for path in folder.iterdir()] == ["model"]
 
 
-def test_nothing_is_written_and_nobody_is_warned(outputs: list[list[Any]]) -> None:
+def test_nobody_is_warned(outputs: list[list[Any]]) -> None:
     assert [each for cell in outputs for each in cell if each.get("name") == "stderr"] == []

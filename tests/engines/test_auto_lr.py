@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
+from sklearn.datasets import load_diabetes, make_friedman1
 
 import hush
 from hush.config import parse
 from hush.engines import auto_lr
 from hush.engines.auto_lr import COHERENCE, DISTANCE, least
 from hush.engines.setup import Federation, prepare
+from hush.seeds import rng
 from hush.server.loop import enrolled
 
 NAMED = "determine the learning rate"
@@ -92,3 +95,60 @@ def test_few_rounds_reach_what_takes_a_fixed_rate_many() -> None:
     found = {lr: hush.simulate({**raw, "recipe": {"name": "hush"}, "local": {"lr": lr}}) for lr in ("auto", 0.02, 0.1)}
     auto, *fixed = [result.accuracy["mean"] for result in found.values()]
     assert auto > 0.7 and auto > max(fixed) + 0.1
+
+
+def diabetes() -> tuple[np.ndarray, np.ndarray]:
+    x, y = load_diabetes(return_X_y=True)
+    return 21.0 * x, (y - 187.5) / 162.5
+
+
+def friedman() -> tuple[np.ndarray, np.ndarray]:
+    x, y = make_friedman1(800, noise=1.0, random_state=0)
+    return x, (y - 15.0) / 15.0
+
+
+def correlated() -> tuple[np.ndarray, np.ndarray]:
+    """Thirty columns that are nearly one, so that steps add up."""
+    draw = rng(0, "correlated")
+    x = 0.8 * draw.normal(size=(800, 1)) + 0.6 * draw.normal(size=(800, 30))
+    return x, (x[:, :3].sum(1) + 0.3 * draw.normal(size=800)) / 8.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [5, 20])
+@pytest.mark.parametrize("rows", [diabetes, friedman, correlated])
+@pytest.mark.parametrize("recipe", ["fedavg", "dp-fedavg", "hush", "robust-hdp"])
+def test_regression_beats_the_mean_with_and_without_bounds(recipe: str, rows: Any, rounds: int) -> None:
+    x, y = rows()
+    x, y = x.astype(np.float32), y.astype(np.float32)
+    raw = {"seed": 1, "rounds": rounds, "data": {"clients": 2}, "privacy": {"budgets": 4.0}, "recipe": {"name": recipe}}
+    bounded = {**raw, "objective": {"target_bounds": [100.0, 300.0]}}
+    for config, targets in ((raw, y / y.std()), (bounded, 200.0 + 100.0 * y)):
+        result = hush.simulate(config, dataset=(x, targets))
+        assert result.score["mean"] < 0.97 * result.metrics["baseline"]["value"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["fedavg", "dp-fedavg", "hush"])
+def test_regression_of_a_wide_model_beats_the_mean(recipe: str) -> None:
+    x, y = correlated()
+    raw = {"rounds": 5, "data": {"clients": 2}, "privacy": {"budgets": 8.0}, "recipe": {"name": recipe}}
+    config = {**raw, "model": {"name": "mlp", "hidden": 100}}
+    result = hush.simulate(config, dataset=(x.astype(np.float32), y.astype(np.float32)))
+    assert result.score["mean"] < 0.97 * result.metrics["baseline"]["value"]
+
+
+def test_a_regression_goes_no_farther_than_its_targets() -> None:
+    x, y = correlated()
+    dataset = hush.data.clients(x.astype(np.float32), y.astype(np.float32), clients=2)
+    made = prepare(parse({"rounds": 1, "privacy": {"budgets": 1e6}, "recipe": {"name": "dp-fedavg"}}), dataset=dataset)
+    assert float(made.config.local.lr) == pytest.approx(auto_lr.TARGET_SCALE / 2 / math.sqrt(31))
+    plain = prepare(parse({"rounds": 1, "recipe": {"name": "fedavg"}}), dataset=dataset)
+    assert plain.config.local.lr == 1 / 31
+
+
+def test_a_run_whose_outputs_are_not_finite_still_ends() -> None:
+    x, y = correlated()
+    config = {"rounds": 8, "data": {"clients": 2}, "recipe": {"name": "fedavg"}, "local": {"lr": 1e4}}
+    result = hush.simulate(config, dataset=(x.astype(np.float32), y.astype(np.float32)))
+    assert not math.isfinite(result.score["mean"]) and result.metrics["notes"]

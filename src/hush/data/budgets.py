@@ -17,6 +17,7 @@ from hush.seeds import rng
 from hush.types import unknown
 
 KEY = "privacy.budgets"
+LIFETIME_KEY = "privacy.lifetime"
 BATCH_KEY = "local.batch_size"
 DELTA_KEY = "privacy.delta"
 PAPER = "robust-hdp-paper"
@@ -29,9 +30,13 @@ def distribution_names() -> list[str]:
 
 
 def budgets(
-    spec: float | str | Sequence[float] | Mapping[str, float], clients: int, seed: int, names: Sequence[str] = ()
+    spec: float | str | Sequence[float] | Mapping[str, float],
+    clients: int,
+    seed: int,
+    names: Sequence[str] = (),
+    key: str = KEY,
 ) -> tuple[float, ...]:
-    """Return the epsilon of each client, from `privacy.budgets`.
+    """Return the epsilon of each client, from `privacy.budgets` or `privacy.lifetime`.
 
     Args:
         spec: A number for all clients, a list with one per client, a table with one per client name, a file (.json with
@@ -40,22 +45,24 @@ def budgets(
         clients: The number of clients.
         seed: The seed for sampling from a distribution.
         names: The client names that a table uses as keys; by default the client numbers.
+        key: Which of the two it is, for errors.
     """
     integer("data.clients", clients, low=1)
     if isinstance(spec, Mapping):
-        return _checked(by_name(KEY, spec, clients, names), clients)
+        return _checked(key, by_name(key, spec, clients, names), clients)
     if not isinstance(spec, str):
         listed = hasattr(spec, "tolist") or isinstance(spec, (list, tuple))
-        return _checked(items(KEY, spec), clients) if listed else (number(KEY, spec, low=0.0, above=True),) * clients
+        each = items(key, spec) if listed else [number(key, spec, low=0.0, above=True)] * clients
+        return _checked(key, each, clients)
     if spec.lower().endswith(FILES):
-        return _checked(_read(Path(spec)), clients, f" in {spec}")
+        return _checked(key, _read(key, Path(spec)), clients, f" in {spec}")
     name = spec.lower()
     if name not in distribution_names():
         raise unknown(
-            KEY, "name", spec, distribution_names(), more=", or a number, a list, or a .json, .txt or .csv file"
+            key, "name", spec, distribution_names(), more=", or a number, a list, or a .json, .txt or .csv file"
         )
     if name.startswith(PAPER):
-        return tuple(map(float, _of_paper(KEY, _paper()["epsilons"][name.removeprefix(f"{PAPER}:")], clients)))
+        return tuple(map(float, _of_paper(key, _paper()["epsilons"][name.removeprefix(f"{PAPER}:")], clients)))
     gen = rng(seed, "budgets", name)
     return tuple(DISTRIBUTIONS[name].draw(gen) for _ in range(clients))
 
@@ -103,6 +110,7 @@ def deltas(spec: float | Sequence[float] | Mapping[str, float], clients: int, na
 
 def by_name(key: str, table: Mapping[str, object], clients: int, names: Sequence[str] = ()) -> list[object]:
     """Return the values of a table in the order of the clients; a `HushError` lists unknown and missing names."""
+    table = {str(name): value for name, value in table.items()}
     known = [name or str(client) for client, name in enumerate(names or [""] * clients)]
     strange, lacking = [name for name in table if name not in known], [name for name in known if name not in table]
     if strange or lacking:
@@ -112,24 +120,24 @@ def by_name(key: str, table: Mapping[str, object], clients: int, names: Sequence
     return [table[name] for name in known]
 
 
-def _checked(values: Sequence[object], clients: int, where: str = "") -> tuple[float, ...]:
+def _checked(key: str, values: Sequence[object], clients: int, where: str = "") -> tuple[float, ...]:
     if len(values) != clients:
-        raise wrong(KEY, f"{len(values)} numbers{where} for {clients} clients; accepted: one number per client")
-    return tuple(number(KEY, value, low=0.0, above=True, at=at) for at, value in enumerate(values))
+        raise wrong(key, f"{len(values)} numbers{where} for {clients} clients; accepted: one number per client")
+    return tuple(number(key, value, low=0.0, above=True, at=at) for at, value in enumerate(values))
 
 
-def _read(path: Path) -> list[object]:
+def _read(key: str, path: Path) -> list[object]:
     try:
         text = path.read_text(encoding="utf-8-sig")
         if path.suffix.lower() == ".json":
-            return items(KEY, json.loads(text))
+            return items(key, json.loads(text))
         return [float(word) for word in text.replace(",", "\n").split("\n") if word.strip()]
     except OSError as error:
         raise wrong(
-            KEY, f"file {path} cannot be read ({error.strerror}); accepted: a file with one number per client"
+            key, f"file {path} cannot be read ({error.strerror}); accepted: a file with one number per client"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise wrong(KEY, f"file {path} is not a list of numbers ({error})") from None
+        raise wrong(key, f"file {path} is not a list of numbers ({error})") from None
 
 
 def _of_paper(key: str, lists: dict[str, list[float]], clients: int) -> list[float]:

@@ -184,6 +184,11 @@ def _whole(dataset: Dataset, clients: object, partition: partitions.Spec | None)
         if clients is None:
             raise HushError("clients: missing; partition needs the number of clients")
         count, spec = integer("clients", clients, low=1), "iid" if partition is None else partition
+        if count > len(dataset.y) // LEAST:
+            raise HushError(
+                f"clients: {count} for {len(dataset.y)} rows; accepted: at least {LEAST} rows per client, to train and "
+                "to test on"
+            )
         kind, _ = named("partition", spec)
         if kind not in partitions.NAMES:
             raise unknown("partition", "name", kind, partitions.NAMES)
@@ -228,7 +233,7 @@ def _check_words(label: object, client: object, targets: object, name: object) -
     for key, values in (("label", several), ("client", [client]), ("name", [name])):
         if not all(value is None or isinstance(value, str) for value in values):
             raise HushError(f"{key}: found {values!r:.80}; accepted: a string; columns have strings for names")
-    if targets is not None and targets not in get_args(TargetKind):
+    if targets is not None and (not isinstance(targets, str) or targets not in get_args(TargetKind)):
         raise unknown("targets", "kind", targets, get_args(TargetKind))
 
 

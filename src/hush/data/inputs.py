@@ -46,6 +46,8 @@ def pack_inputs(inputs: object, where: str) -> tuple[npt.NDArray[np.float32], In
     for at, (name, value) in enumerate(named):
         what = f"{where}: input {name or at}"
         values, kind = _array(value, what)
+        if not values.ndim:
+            raise HushError(f"{what}: a single number; accepted: an array with a row for each example")
         parts.append(InputPart(name, values.shape[1:], kind))
         made.append(_stored(values, what).reshape(len(values), -1))
     if len({len(values) for values in made}) != 1:

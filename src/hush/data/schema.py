@@ -184,8 +184,9 @@ def from_record(raw: Any) -> Schema:
 def read(path: Path) -> Schema:
     """Read the schema in a TOML file, with columns in the order of the file."""
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        # Editors on Windows begin a file with a byte-order mark.
+        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
         raise HushError(f"{path}: the schema cannot be read: {error}") from None
     try:
         return from_table(raw)
@@ -197,7 +198,7 @@ def from_table(table: Mapping[str, Any]) -> Schema:
     """Parse the schema in a table such as `[data.schema]`: `classes` is their number or the list of their names."""
     if not isinstance(table, Mapping):
         raise HushError(f"schema: found {type(table).__name__}; accepted: a table, a Schema or the path of a TOML file")
-    raw = dict(table)
+    raw = {str(key): value for key, value in table.items()}
     columns, rest = raw.pop("columns", {}), set(raw) - {"label", "classes", "shape", "scale", "encoding"}
     if rest or not isinstance(columns, Mapping) or bool(columns) == ("shape" in raw):
         raise HushError(

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -131,9 +132,9 @@ def read_table(path: object) -> Table:
 def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     """Read the arrays in an `.npz` file, by name. Pickled objects are refused."""
     try:
-        with np.load(path, allow_pickle=False) as held:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
             return {name: held[name] for name in held.files}
-    except (OSError, ValueError, EOFError, KeyError) as error:
+    except (OSError, ValueError, EOFError, KeyError, BadZipFile) as error:
         raise HushError(f"{path}: not a NumPy archive: {error}") from None
 
 

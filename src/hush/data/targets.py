@@ -17,6 +17,7 @@ from hush.data.tables import Values, blanks
 from hush.data.validation import integer
 from hush.types import HushError, TargetKind
 
+_MOST_CLASSES = 1_000_000
 CLASSES_FROM_ROWS = "classes: taken from the labels of the rows; declare them with classes= or in a schema"
 _SHOWN = 10
 
@@ -135,6 +136,8 @@ def _classes(found: npt.NDArray[Any], classes: int | Sequence[object] | None, wh
         raise HushError(f"classes: found {classes!r:.80}; accepted: their number, or a list of them")
     if isinstance(classes, int):
         count = integer("classes", classes, low=1)
+        if count > _MOST_CLASSES:
+            raise HushError(f"classes: found {count}; accepted: at most {_MOST_CLASSES}")
         named: list[Any] = list(range(count))
     else:
         named = _distinct(found) if classes is None else list(classes)

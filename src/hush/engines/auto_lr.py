@@ -15,30 +15,45 @@ noise prevails, what it adds over all rounds is D long in all, whatever the roun
 and S follow from the plans and the weights to expect, C and R from the config. `DISTANCE` and `COHERENCE` are
 constants, chosen on linear models with inputs of about unit variance at 3 to 200 rounds (docs/recipes.md, few rounds).
 
-Without privacy there is neither a clip that bounds a signal nor noise: the rate is `PLAIN`.
+Regression. Cross-entropy pushes logits far apart and its gradient falls where they are; the gradient of a squared error
+grows with the error, so that a step beyond the targets is followed by a longer one back, as long as clipping lets it
+be. Outputs need go no farther than the targets are from each other: D is `TARGET_SCALE`, the length of [-1, 1], to
+which `objective.target_bounds` map targets, and of which targets without bounds should be. No clipped step, of length
+rate C, may move an output farther than from the middle of the targets, where it begins, to an end: it moves outputs by
+at most sqrt(p) times its length for p parameters an output, as in a linear model with inputs of unit variance.
+
+Without privacy there is neither a clip that bounds a signal nor noise: the rate is `PLAIN`, and for a regression at
+most 1 / (d + 1) for d inputs: the squared error of a linear model has at most twice that curvature.
 """
 
 from __future__ import annotations
 
 import math
 
+from hush.objective import Objective
 from hush.server.loop import RunTerms, enrolled
 
 DISTANCE = 9.0
+TARGET_SCALE = 2.0
 COHERENCE = 0.3
 PLAIN = 0.1
 
 
-def rate(terms: RunTerms, participation: float) -> float:
-    """The learning rate, from terms that were drawn up with a rate of 1."""
+def rate(terms: RunTerms, participation: float, objective: Objective, inputs: int) -> float:
+    """The learning rate for a model of so many inputs, from terms that were drawn up with a rate of 1."""
+    regression = objective.task == "regression"
     if not terms.recipe.protect.private:
-        return PLAIN
+        return min(PLAIN, 1.0 / (inputs + 1)) if regression else PLAIN
     view = enrolled(terms)
     weights = terms.recipe.weight.foreseen(view)
     noise = float((weights.square() * view.planned_noise).sum()) / participation
-    return least(terms.clip * float(weights @ view.reach), noise, len(terms.participants))
+    reach, rounds = terms.clip * float(weights @ view.reach), len(terms.participants)
+    if not regression:
+        return least(reach, noise, rounds)
+    farthest = 0.5 * TARGET_SCALE / (terms.clip * math.sqrt(terms.layout.size / objective.outputs))
+    return min(farthest, least(reach, noise, rounds, TARGET_SCALE))
 
 
-def least(reach: float, noise: float, rounds: int) -> float:
+def least(reach: float, noise: float, rounds: int, distance: float = DISTANCE) -> float:
     """The rate at which the bound is least, for K C and S^2 at a rate of 1."""
-    return DISTANCE / math.sqrt(rounds * ((COHERENCE * reach) ** 2 + noise))
+    return distance / math.sqrt(rounds * ((COHERENCE * reach) ** 2 + noise))

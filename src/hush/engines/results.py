@@ -116,7 +116,7 @@ def spread(values: Sequence[float]) -> Mapping[str, float]:
         "mean": statistics.fmean(values),
         "min": min(values),
         "max": max(values),
-        "std": statistics.stdev(values) if len(values) > 1 else math.nan,
+        "std": statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan,
     }
 
 

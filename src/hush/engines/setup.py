@@ -174,9 +174,8 @@ class Federation:
         """
         accountant = self.schedules[0].plan.accountant
         if directory is not None:
-            wanted, data = self.config.privacy.lifetime, self.data.dataset
-            names = [member.name for member in self.members]
-            lifetimes = None if wanted is None else budgets.budgets(wanted, len(names), self.config.seed, names)
+            names, data = [member.name for member in self.members], self.data.dataset
+            lifetimes = _lifetimes(self.config, names)
             x = data.x if data.given is None else data.given
             rows = [(x[train], data.y[train]) for train in self.data.train]
             try:
@@ -288,6 +287,7 @@ def prepare(
     number, seed = config.data.clients, config.seed
     names = member_names(data, number)
     epsilons = budgets.budgets(config.privacy.budgets, number, seed, names)
+    _lifetimes(config, names)
     batches = budgets.batch_sizes(config.local.batch_size, number, seed, names)
     deltas = budgets.deltas(config.privacy.delta, number, names)
     held = client_rows.divide(data.dataset, config.data, seed)
@@ -366,7 +366,8 @@ def build(
         auto_rate, config = recipe.protect.private, with_rate(config, 1.0)
         known = (noisy_counts.supposed(members), offers) if offers else (members, schedules)
         drawn = terms_of(config, recipe, known[0], table, known[1], model, participants, shape)
-        config = with_rate(config, auto_lr.rate(drawn, config.participation))
+        inputs = math.prod(data.dataset.x.shape[1:])
+        config = with_rate(config, auto_lr.rate(drawn, config.participation, model.objective, inputs))
     return Federation(
         config=config,
         recipe_name=name,
@@ -428,6 +429,12 @@ def _by_stage_and_client(rows: Sequence[Sequence[float]]) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
+def _lifetimes(config: Config, names: Sequence[str]) -> tuple[float, ...] | None:
+    """The budgets for the life of the data that the config gives, for ledger files that outlive the run."""
+    wanted = config.privacy.lifetime
+    return None if wanted is None else budgets.budgets(wanted, len(names), config.seed, names, budgets.LIFETIME_KEY)
+
+
 def load(config: Config, root: str | None = None) -> ClientData:
     """The data that a config names."""
     _check_room(config)
@@ -442,6 +449,9 @@ def load(config: Config, root: str | None = None) -> ClientData:
     if ":" in data.name and data.part != "test":
         found = own_data(datasets.from_function(data.name), config)
         return replace(found, dataset=replace(found.dataset, name=data.name, own=False))
+    for key in ("label", "client", "schema"):
+        if getattr(data, "table_schema" if key == "schema" else key) is not None:
+            raise HushError(f"data.{key}: given for the dataset {data.name}; accepted: with data.files", f"data.{key}")
     options: dict[str, Any] = {}
     if data.name in datasets.MADE:
         options = {"alpha": data.alpha, "beta": data.beta, "samples": data.samples}

@@ -75,6 +75,8 @@ def load(directory: str | Path, model: Architecture | None = None) -> TrainedMod
     Raises:
         HushError: The directory holds no trained model, was changed, or needs another architecture.
     """
+    if not isinstance(directory, str | Path) or "\0" in str(directory):
+        raise HushError(f"directory: found {directory!r:.80}; accepted: a path")
     path = Path(directory)
     raw = _read(path)
     try:
