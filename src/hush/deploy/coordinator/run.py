@@ -42,7 +42,7 @@ from hush.recipes.context import State
 from hush.server.loop import Answer, ServerState, gate, short_of_quorum
 from hush.server.run_directory import MANIFEST, ROUNDS, RunDir
 from hush.text import printable
-from hush.types import Decline, HushError, RoundRecord, RunResult, Task, Update
+from hush.types import Decline, HushError, RoundRecord, RunResult, Task
 
 _WORDS_CAP = 1 << 20
 _AGAIN = 3  # so that a member that is online but never answers is not asked again forever
@@ -352,11 +352,7 @@ class _Members:
 
     def answer(self, tasks: list[Task]) -> list[Answer]:
         """Send the tasks of a round, and return the replies that arrived before it ended."""
-        answers = self._coordinator.exchange(self._federation, self._agreement, tasks, self._left)
-        updates = [answer for answer in answers if isinstance(answer, Update)]
-        for update in updates:
-            self._count([update.client], update.round)
-        return answers
+        return self._coordinator.exchange(self._federation, self._agreement, tasks, self._left)
 
     def evaluate(self, models: Tensor, placed: Sequence[int], round_number: int) -> tuple[tuple[float, ...], float]:
         """The primary score of each member's model on the public test set, and the mean loss."""
@@ -390,7 +386,8 @@ class _Members:
                 self.ledgers[client].reserve(self._federation.stage(client, number).round_costs, "", number)
 
     def _report(self, record: RoundRecord) -> None:
-        """Log a saved round, and report it with the remaining budgets."""
+        """Count what the members released in a saved round, log it, and report it with the remaining budgets."""
+        self._count(record.charged, record.round)
         self._coordinator.log_round(self._agreement, record)
         if self._progress is not None:
             left = {name: f"{ledger.left():.3g}" for name, ledger in zip(self.names, self.ledgers, strict=True)}
