@@ -115,7 +115,7 @@ def test_every_argument_of_a_simulation_is_given_every_value(empty: Path) -> Non
         return lambda: hush.Simulation(**{**base, name: value}).preview()
 
     def fit(name: str, value: Any) -> Callable[[], object]:
-        return lambda: hush.Simulation(**base).fit(**{"progress": False, name: value})  # type: ignore[arg-type]
+        return lambda: hush.Simulation(**base).fit(**{"progress": False, name: value})
 
     names = arguments_of(hush.Simulation)
     assert len(names) > 30

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from typing import Any
-
 import polars
 import pytest
 import torch
@@ -21,7 +20,12 @@ RUN = {
     "privacy": {"budgets": [100.0, 100.0], "delta": 1e-4, "clip": 1.0},
     "recipe": {"name": "dp-fedavg"},
 }
-SETTINGS: dict[str, dict[str, Any]] = {"regression": {"lr": 0.3}}
+RATES = {
+    ("CNN", "regression"): 0.1,
+    ("Hugging Face classifier", "regression"): 0.1,
+    **{("GRU", task): 4.0 for task in ("binary, two logits", "binary, one logit", "multiclass", "multilabel")},
+    ("GRU", "regression"): 1.0,
+}
 
 
 def lines() -> dict[str, str]:
@@ -85,7 +89,11 @@ def test_a_kind_trains_above_the_baseline_in_a_task(name: str, task: str) -> Non
         )
     else:
         data = hush.data.clients(x, y, targets=wanted.kind)
-    run = {**RUN, "data": {"clients": 2}, "local": {**RUN["local"], **SETTINGS.get(task, {})}}
+    run = {
+        **RUN,
+        "data": {"clients": 2},
+        "local": {**RUN["local"], "lr": RATES.get((name, task), 0.3 if task == "regression" else 1.0)},
+    }
     result = hush.simulate(run, dataset=data, model=module)
     baseline = result.metrics["baseline"]["value"]
     if task == "regression":

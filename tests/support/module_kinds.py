@@ -16,6 +16,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from hush.seeds import rng
+from hush.types import TargetKind
 
 ROWS, WORDS, LENGTH = 240, 20, 6
 Inputs = Callable[[np.ndarray], Any]  # from the labels
@@ -35,8 +36,8 @@ def labels() -> np.ndarray:
 
 
 def hidden() -> np.ndarray:
-    """What the targets of every task follow from, and inputs show with noise: from 0 to 1."""
-    return rng(0, "hidden").random(ROWS)
+    """What the targets of every task follow from, and inputs show with noise: 0, a half or 1."""
+    return rng(0, "hidden").integers(0, 3, ROWS) / 2
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,14 @@ class Task:
 
     targets: Callable[[np.ndarray], np.ndarray]
     outputs: int
-    kind: str
+    kind: TargetKind
 
 
 TASKS: dict[str, Task] = {
-    "binary, two logits": Task(lambda u: (u > 0.5).astype(int), 2, "classes"),
-    "binary, one logit": Task(lambda u: (u > 0.5).astype(int), 1, "classes"),
-    "multiclass": Task(lambda u: (3 * u).astype(int), 3, "classes"),
-    "multilabel": Task(lambda u: np.stack([u > 0.4, u > 0.6], 1).astype(int), 2, "multilabel"),
+    "binary, two logits": Task(lambda u: (u > 0.25).astype(int), 2, "classes"),
+    "binary, one logit": Task(lambda u: (u > 0.25).astype(int), 1, "classes"),
+    "multiclass": Task(lambda u: (2 * u).astype(int), 3, "classes"),
+    "multilabel": Task(lambda u: np.stack([u > 0.25, u > 0.75], 1).astype(int), 2, "multilabel"),
     "regression": Task(lambda u: 2 * u - 1, 1, "continuous"),
 }
 
@@ -101,7 +102,7 @@ def steps(y: np.ndarray) -> np.ndarray:
 
 def tokens(y: np.ndarray) -> np.ndarray:
     """Words of which more come from the upper half of the vocabulary the larger y is; 0 pads."""
-    half = rng(0, "half").random((ROWS, LENGTH)) < 0.15 + 0.7 * y[:, None]
+    half = rng(0, "half").random((ROWS, LENGTH)) < 0.1 + 0.8 * y[:, None]
     words = 2 + half * ((WORDS - 2) // 2) + rng(0, "words").integers(0, (WORDS - 2) // 2, (ROWS, LENGTH))
     return np.where(held(), words, 0)
 
