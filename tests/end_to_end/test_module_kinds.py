@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
+
 import polars
 import pytest
 import torch
@@ -13,7 +14,7 @@ from tests.support.module_kinds import BY_TASK, KINDS, SCHEMA, TASKS, hidden, la
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
-RUN = {
+RUN: dict[str, Any] = {
     "seed": 1,
     "rounds": 6,
     "local": {"batch_size": 32, "lr": 1.0, "epochs": 2},
