@@ -115,14 +115,16 @@ def test_every_argument_of_a_simulation_is_given_every_value(empty: Path) -> Non
         return lambda: hush.Simulation(**{**base, name: value}).preview()
 
     def fit(name: str, value: Any) -> Callable[[], object]:
-        return lambda: hush.Simulation(**base).fit(**{"progress": False, name: value})  # type: ignore[arg-type]
+        return lambda: hush.Simulation(**base).fit(**{"progress": False, name: value})
 
     names = arguments_of(hush.Simulation)
     assert len(names) > 30
     acts = {f"{name} = {value!r}": preview(name, value) for name in names for value in (*VALUES, *ODD)}
     # The names of `fit` that are paths accept most texts.
-    acts |= {f"fit {n} = {v!r}": fit(n, v) for n in ("out", "ledgers") for v in (7, True, b"", [], {}, "a\0b", 1j)}
-    acts |= {f"fit callbacks = {value!r}": fit("callbacks", value) for value in (7, "text", [7], object(), {"a": 1})}
+    no_paths: tuple[Any, ...] = (7, True, b"", [], {}, "a\0b", 1j)
+    no_functions: tuple[Any, ...] = (7, "text", [7], object(), {"a": 1})
+    acts |= {f"fit {n} = {v!r}": fit(n, v) for n in ("out", "ledgers") for v in no_paths}
+    acts |= {f"fit callbacks = {value!r}": fit("callbacks", value) for value in no_functions}
     assert len(refusals(acts, empty)) > 1000
 
 
@@ -223,8 +225,10 @@ def test_wrong_rows_and_directories_of_a_trained_model_are_one_line(tmp_path: Pa
     }
     acts = {f"predict {name}": predict(x) for name, x in rows.items()}
     acts |= {f"predict {value!r}": predict(value) for value in (*VALUES, *ODD)}
-    acts |= {f"client = {value!r}": predict(X, client=value) for value in ("nobody", 7, -1, [], 1.5, object())}
-    acts |= {f"load {value!r}": load(value) for value in (None, 7, "", "nowhere", [], b"", "a\0b", empty, X)}
+    nobody: tuple[Any, ...] = ("nobody", 7, -1, [], 1.5, object())
+    nowhere: tuple[Any, ...] = (None, 7, "", "nowhere", [], b"", "a\0b", empty, X)
+    acts |= {f"client = {value!r}": predict(X, client=value) for value in nobody}
+    acts |= {f"load {value!r}": load(value) for value in nowhere}
     assert set(acts) - set(refusals(acts, empty)) == set()
     for file in sorted((tmp_path / "model").iterdir()):
         kept = file.read_bytes()

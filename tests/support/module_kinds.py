@@ -1,4 +1,4 @@
-"""Kinds of modules and inputs, one for each line of the table in docs/models.md."""
+"""Kinds of modules, inputs and tasks, one for each line of the tables in docs/models.md."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from hush.seeds import rng
+from hush.types import TargetKind
 
 ROWS, WORDS, LENGTH = 240, 20, 6
 Inputs = Callable[[np.ndarray], Any]  # from the labels
@@ -32,6 +33,55 @@ class Kind:
 
 def labels() -> np.ndarray:
     return rng(0, "labels").integers(0, 2, ROWS)
+
+
+def hidden() -> np.ndarray:
+    """What the targets of every task follow from, and inputs show with noise: 0, a half or 1."""
+    return rng(0, "hidden").integers(0, 3, ROWS) / 2
+
+
+@dataclass(frozen=True)
+class Task:
+    """The targets of a task from `hidden`, and how many numbers the module returns."""
+
+    targets: Callable[[np.ndarray], np.ndarray]
+    outputs: int
+    kind: TargetKind
+
+
+TASKS: dict[str, Task] = {
+    "binary, two logits": Task(lambda u: (u > 0.25).astype(int), 2, "classes"),
+    "binary, one logit": Task(lambda u: (u > 0.25).astype(int), 1, "classes"),
+    "multiclass": Task(lambda u: (2 * u).astype(int), 3, "classes"),
+    "multilabel": Task(lambda u: np.stack([u > 0.25, u > 0.75], 1).astype(int), 2, "multilabel"),
+    "regression": Task(lambda u: 2 * u - 1, 1, "continuous"),
+}
+
+
+def table_rows(u: np.ndarray) -> dict[str, list[Any]]:
+    """Columns with texts and blanks."""
+    draw = rng(0, "table")
+    return {
+        "amount": [
+            None if blank else float(200 * value) for value, blank in zip(u, draw.random(ROWS) < 0.1, strict=True)
+        ],
+        "home": [
+            None if blank else ("own" if value > 0.5 else "rent")
+            for value, blank in zip(u, draw.random(ROWS) < 0.1, strict=True)
+        ],
+        "year": draw.integers(1990, 2020, ROWS).tolist(),
+    }
+
+
+SCHEMA: dict[str, Any] = {
+    "scale": "signed",
+    "encoding": "one-hot",
+    "columns": {
+        "amount": {"low": 0, "high": 200, "missing": "indicator"},
+        "home": {"categories": ["own", "rent"], "missing": "indicator"},
+        "year": {"low": 1990, "high": 2020},
+    },
+}
 
 
 def numbers(y: np.ndarray, shape: tuple[int, ...] = (8,)) -> np.ndarray:
@@ -51,8 +101,8 @@ def steps(y: np.ndarray) -> np.ndarray:
 
 
 def tokens(y: np.ndarray) -> np.ndarray:
-    """Words of which most come from one half of the vocabulary; 0 pads."""
-    half = np.where(rng(0, "half").random((ROWS, LENGTH)) < 0.85, y[:, None], 1 - y[:, None])
+    """Words of which more come from the upper half of the vocabulary the larger y is; 0 pads."""
+    half = rng(0, "half").random((ROWS, LENGTH)) < 0.1 + 0.8 * y[:, None]
     words = 2 + half * ((WORDS - 2) // 2) + rng(0, "words").integers(0, (WORDS - 2) // 2, (ROWS, LENGTH))
     return np.where(held(), words, 0)
 
@@ -239,4 +289,40 @@ KINDS: dict[str, Kind] = {
     "dropout in evaluation, too": Kind(Always, numbers, "random numbers in evaluation mode"),
     "Hugging Face DistilBERT classifier": Kind(_bert, attended),
     "Hugging Face GPT-2 classifier": Kind(_gpt, attended),
+}
+
+
+class First(nn.Module):
+    """The first outputs of another module."""
+
+    def __init__(self, module: nn.Module, outputs: int) -> None:
+        super().__init__()
+        self.module, self.outputs = module, outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.module(x)
+        return found[:, : self.outputs]
+
+
+def with_outputs(module: nn.Module, outputs: int) -> nn.Module:
+    """The module with so many outputs, in place of two."""
+    if isinstance(module, Tied):
+        return First(module, outputs)
+    name, head = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.Linear) and m.out_features == 2][-1]
+    place, _, last = name.rpartition(".")
+    setattr(module.get_submodule(place), last, nn.Linear(head.in_features, outputs, bias=head.bias is not None))
+    return module
+
+
+BY_TASK = {
+    "MLP": KINDS["MLP with `Dropout`"],
+    "CNN": KINDS["CNN with `Dropout2d`"],
+    "LSTM": KINDS["LSTM, `batch_first`"],
+    "GRU": Kind(lambda: Recurrent(nn.GRU(3, 6, batch_first=True), 6, words=True), tokens),
+    "`TransformerEncoder` with dropout": KINDS["`TransformerEncoder` with dropout"],
+    "tied weights": KINDS["tied weights, one layer twice"],
+    "frozen parts": KINDS["frozen parts"],
+    "several inputs": KINDS["module of several inputs"],
+    "Hugging Face classifier": KINDS["Hugging Face DistilBERT classifier"],
+    "MLP on a table": Kind(lambda: nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2)), table_rows),
 }

@@ -88,7 +88,7 @@ def unsupported_layer(model: Model, x: Tensor, y: Tensor) -> UnsupportedError | 
     """Why the model cannot be recorded, which one pass over `x` shows; none if it can."""
     try:
         values = unflatten(model.start.to(x.device)[None], model.layout)
-        rows = model.with_keys(x, torch.zeros_like(y))
+        rows = model.with_keys(x, torch.zeros(len(x), dtype=torch.int64, device=x.device))
         Recorder(model).terms(values, PaddedBatch(1, len(x), x.device, len(x)), rows, y)
     except UnsupportedError as reason:
         return reason
