@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hush.fit_result import FitResult
     from hush.privacy.schedule import RoundSpec
     from hush.privacy.side_release import ReleaseShape, RowModel, SideRelease
+    from hush.private_trainer import PrivateTrainer, TrainedRound
     from hush.recipes.context import RoundView, ServerRng, State, Weights
     from hush.recipes.interfaces import Assign, Extra, LocalRule, Project, Protect, ServerStep, TaskShape, Weight
     from hush.recipes.recipe import Recipe
@@ -32,6 +33,7 @@ __all__ = [
     "Layout",
     "LocalRule",
     "NothingTrainedError",
+    "PrivateTrainer",
     "Project",
     "Protect",
     "Recipe",
@@ -52,6 +54,7 @@ __all__ = [
     "TaskExtras",
     "TaskShape",
     "TrainedModel",
+    "TrainedRound",
     "Weight",
     "Weights",
     "__version__",
@@ -68,6 +71,7 @@ __all__ = [
 # Imported when they are first asked for, so that `import hush` stays quick.
 _LAZY = {
     **dict.fromkeys(("FederatedClassifier", "FederatedRegressor"), "hush.estimators"),
+    **dict.fromkeys(("PrivateTrainer", "TrainedRound"), "hush.private_trainer"),
     "RoundSpec": "hush.privacy.schedule",
     **dict.fromkeys(("ReleaseShape", "RowModel", "SideRelease"), "hush.privacy.side_release"),
     **dict.fromkeys(("RoundView", "ServerRng", "State", "Weights"), "hush.recipes.context"),
