@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from hush.api import audit, compare, measure, plan, preview, simulate, sweep
-from hush.types import HushError, Layout, NothingTrainedError, Release, RunInterrupted, RunResult, TaskExtras
+from hush.types import HushError, Layout, NothingTrainedError, Policy, Release, RunInterrupted, RunResult, TaskExtras
 
 if TYPE_CHECKING:
     from hush import data as data
@@ -33,6 +33,7 @@ __all__ = [
     "Layout",
     "LocalRule",
     "NothingTrainedError",
+    "Policy",
     "PrivateTrainer",
     "Project",
     "Protect",

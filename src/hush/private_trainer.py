@@ -217,14 +217,14 @@ class PrivateTrainer:
             raise HushError(f"round: found {round!r:.40}; accepted: an integer, 1 or more")
         named = self._run if run is None else _run_name(run)
         start = self._model.start if weights is None else self._state.vector(weights)
-        asked = hashlib.sha256(start.numpy().tobytes()).hexdigest()
+        asked = array_print(start)
         with self._opened() as ledger:
             held = RunLedgers([ledger], named, durable=True)
             charged = held.charge(0, round, self._stage.round_costs)
             if charged is None:
                 raise HushError(f"round: {round} was already answered, and the answer is no longer stored")
             if isinstance(charged, Receipt):
-                repeated, vector = False, self._trained(ledger, held, charged, start, asked)
+                repeated, vector = False, self._trained(ledger, held, charged, start, weights)
             else:
                 repeated, vector = True, _opened_payload(charged[1], asked, round)
             done = self._state.released(start, vector, weights)
@@ -236,7 +236,9 @@ class PrivateTrainer:
                 repeated=repeated,
             )
 
-    def _trained(self, ledger: Ledger, held: RunLedgers, receipt: Receipt, start: Tensor, asked: str) -> Tensor:
+    def _trained(
+        self, ledger: Ledger, held: RunLedgers, receipt: Receipt, start: Tensor, weights: Weights | None
+    ) -> Tensor:
         """Train and seal. A charge whose training fails is forfeited: it remains spent, and nothing is released."""
         federation, config = self._federation, self._federation.config
         task = Task(
@@ -257,7 +259,12 @@ class PrivateTrainer:
             work = client_round.work(task, receipt, self._stage, client)
             (moved,) = train(self._model, self._x, self._y, [work.job], None, config.engine.precision)
             vector = client_round.sealed(work, moved).vector
-            held.seal(0, receipt, lambda: save({"vector": vector.contiguous()}, {"asked": asked}))
+            prints = json.dumps([array_print(value) for value in _values(self._state.released(start, vector, weights))])
+            held.seal(
+                0,
+                receipt,
+                lambda: save({"vector": vector.contiguous()}, {"asked": array_print(start), "released": prints}),
+            )
             held.sent(0, receipt.round)
         except BaseException:
             ledger.forfeit_unsealed(receipt.run, receipt.round)
@@ -436,10 +443,30 @@ def _check_terms(ledger: Ledger, policy: Policy, lifetime: float | None, client:
 
 def _opened_payload(payload: bytes, asked: str, number: int) -> Tensor:
     """The sealed update of a round, if it was asked for with the same weights."""
-    size = int.from_bytes(payload[:8], "little")
-    if json.loads(payload[8 : 8 + size])["__metadata__"]["asked"] != asked:
+    if _header(payload)["asked"] != asked:
         raise HushError(f"weights: round {number} was already answered for other weights; accepted: the same weights")
     return load(payload)["vector"]
+
+
+def released_prints(payload: bytes) -> frozenset[str]:
+    """The prints (`array_print`) of the arrays that a sealed answer released."""
+    return frozenset(json.loads(_header(payload)["released"]))
+
+
+def array_print(value: Tensor | np.ndarray) -> str:
+    """The SHA-256 of the numbers in an array."""
+    tensor = value.detach().cpu() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+    return hashlib.sha256(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def _header(payload: bytes) -> dict[str, str]:
+    size = int.from_bytes(payload[:8], "little")
+    found: dict[str, str] = json.loads(payload[8 : 8 + size])["__metadata__"]
+    return found
+
+
+def _values(weights: Any) -> list[Any]:
+    return list(weights.values() if isinstance(weights, Mapping) else weights)
 
 
 def _run_name(run: object) -> str:
