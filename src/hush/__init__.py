@@ -4,7 +4,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from hush.api import audit, compare, measure, plan, preview, simulate, sweep
-from hush.types import HushError, Layout, NothingTrainedError, Policy, Release, RunInterrupted, RunResult, TaskExtras
+from hush.types import (
+    Guarantee,
+    HushError,
+    Layout,
+    NothingTrainedError,
+    Policy,
+    Release,
+    RunInterrupted,
+    RunResult,
+    TaskExtras,
+)
 
 if TYPE_CHECKING:
     from hush import data as data
@@ -29,6 +39,7 @@ __all__ = [
     "FederatedClassifier",
     "FederatedRegressor",
     "FitResult",
+    "Guarantee",
     "HushError",
     "Layout",
     "LocalRule",

@@ -70,7 +70,7 @@ def _app(path: Path, train: Callable[[Message, Context], Message] | None = None,
 
 
 @dataclass
-class InProcess(Grid):
+class InProcess(Grid):  # type: ignore[misc]
     """Flower's grid with the client apps in this process: messages are Flower's own."""
 
     app: ClientApp

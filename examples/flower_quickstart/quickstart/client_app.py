@@ -22,7 +22,7 @@ def ledger(context: Context) -> Path:
 app = ClientApp(mods=[ledger_mod(ledger)])
 
 
-@app.train()
+@app.train()  # type: ignore[untyped-decorator]
 def train(message: Message, context: Context) -> Message:
     """Train the model of the message on the client's rows, within its budget."""
     partition, partitions = (int(context.node_config[name]) for name in ("partition-id", "num-partitions"))

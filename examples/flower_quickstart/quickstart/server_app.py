@@ -17,7 +17,7 @@ log = logging.getLogger("flwr")
 app = ServerApp()
 
 
-@app.main()
+@app.main()  # type: ignore[untyped-decorator]
 def main(grid: Grid, context: Context) -> None:
     """Run the rounds, and write what they gave where that is asked for."""
     strategy = HushStrategy("robust-hdp")

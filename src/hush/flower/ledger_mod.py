@@ -27,7 +27,7 @@ from flwr.common.constant import ErrorCode
 from hush.flower.facts import REAL, WHOLE
 from hush.flower.reply import run_and_round
 from hush.privacy.ledger import BudgetSpentError, Ledger, witness
-from hush.private_trainer import NOT_COVERED, released_prints
+from hush.private_trainer import NOT_COVERED, array_print, released_prints
 from hush.simulation import path_argument
 from hush.types import HushError, Policy
 
@@ -122,7 +122,7 @@ def _carded(path: Path, reply: Message, run: str, number: int, public: frozenset
     released = released_prints(kept[1])
     content: RecordDict = reply.content
     for record in content.array_records.values():
-        if other := [name for name, array in record.items() if _print(array) not in released]:
+        if other := [name for name, array in record.items() if array_print(array.numpy()) not in released]:
             raise HushError(f"reply: {', '.join(other)[:200]} is not what the ledger released; accepted: its weights")
     metrics = {name for record in content.metric_records.values() for name in record}
     if other := sorted(metrics - {*WHOLE, *REAL} - public):
@@ -131,12 +131,6 @@ def _carded(path: Path, reply: Message, run: str, number: int, public: frozenset
         raise HushError(f"reply: config records {', '.join(content.config_records)}; accepted: none")
     content[CARD] = ConfigRecord(card)
     return reply
-
-
-def _print(array: object) -> str:
-    from hush.private_trainer import array_print
-
-    return array_print(array.numpy())  # type: ignore[attr-defined]
 
 
 def _refused(message: Message, reason: str) -> Message:

@@ -49,7 +49,7 @@ from hush.types import Decline, HushError, Layout, Member, Policy, RoundRecord, 
 _SHORTEST = "its arrays are not those that were sent"
 
 
-class HushStrategy(FedAvg):
+class HushStrategy(FedAvg):  # type: ignore[misc]
     """Aggregates by a recipe of Hush in an existing ServerApp, for members that reply with `hush.flower.train_reply`.
 
     Args:
@@ -130,7 +130,8 @@ class HushStrategy(FedAvg):
         """Send the model to all nodes in the first round, and to the members afterwards."""
         self._sent = arrays
         if self._loop is None:
-            return super().configure_train(server_round, arrays, config, grid)
+            first: Iterable[Message] = super().configure_train(server_round, arrays, config, grid)
+            return first
         asked = {task.client for task in self._tasks}
         here = [node for node in grid.get_node_ids() if self._members.get(node) in asked]
         config["server-round"] = server_round
