@@ -89,6 +89,18 @@ class TrainedRound:
     repeated: bool
 
 
+@dataclass(frozen=True)
+class SealedRelease:
+    """What a sealed answer says about itself: the prints (`array_print`) of its arrays, and what the trainer states.
+
+    `facts` are those of the plan, `not_covered` what no accountant covers.
+    """
+
+    prints: frozenset[str]
+    facts: Mapping[str, int | float]
+    not_covered: tuple[str, ...]
+
+
 class PrivateTrainer:
     """Trains one client's model by DP-SGD within the client's budget, in any federated loop.
 
@@ -195,6 +207,23 @@ class PrivateTrainer:
         """The learning rate."""
         return float(self._federation.config.local.lr)
 
+    @property
+    def facts(self) -> dict[str, int | float]:
+        """What a server needs to weight the client: all of it follows from the plan, which is public.
+
+        `num-examples` is Flower's name for the number of rows.
+        """
+        return {
+            "num-examples": self.plan.counted,
+            "batch-size": self.plan.batch,
+            "steps": self.plan.steps,
+            "epsilon": self.policy.epsilon,
+            "delta": self.policy.delta,
+            "noise-multiplier": self.plan.noise_multiplier,
+            "clip": self.plan.clip,
+            "lr": self.lr,
+        }
+
     def guarantee(self) -> Guarantee:
         """The client's guarantee card: what the ledger has spent over all runs, what is left, what is not covered."""
         with self._opened() as ledger:
@@ -259,12 +288,14 @@ class PrivateTrainer:
             work = client_round.work(task, receipt, self._stage, client)
             (moved,) = train(self._model, self._x, self._y, [work.job], None, config.engine.precision)
             vector = client_round.sealed(work, moved).vector
-            prints = json.dumps([array_print(value) for value in _values(self._state.released(start, vector, weights))])
-            held.seal(
-                0,
-                receipt,
-                lambda: save({"vector": vector.contiguous()}, {"asked": array_print(start), "released": prints}),
-            )
+            given = _values(self._state.released(start, vector, weights))
+            header = {
+                "asked": array_print(start),
+                "released": json.dumps([array_print(value) for value in given]),
+                "facts": json.dumps(self.facts),
+                "not_covered": json.dumps(federation.not_covered()),
+            }
+            held.seal(0, receipt, lambda: save({"vector": vector.contiguous()}, header))
             held.sent(0, receipt.round)
         except BaseException:
             ledger.forfeit_unsealed(receipt.run, receipt.round)
@@ -448,9 +479,11 @@ def _opened_payload(payload: bytes, asked: str, number: int) -> Tensor:
     return load(payload)["vector"]
 
 
-def released_prints(payload: bytes) -> frozenset[str]:
-    """The prints (`array_print`) of the arrays that a sealed answer released."""
-    return frozenset(json.loads(_header(payload)["released"]))
+def sealed_release(payload: bytes) -> SealedRelease:
+    """What a sealed answer says that it released."""
+    header = _header(payload)
+    released, facts, not_covered = (json.loads(header[name]) for name in ("released", "facts", "not_covered"))
+    return SealedRelease(frozenset(released), facts, tuple(not_covered))
 
 
 def array_print(value: Tensor | np.ndarray) -> str:

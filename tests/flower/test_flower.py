@@ -168,7 +168,7 @@ def test_a_repeated_message_is_answered_alike_and_charged_once(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     "leak",
-    ["another array", "a metric", "weights without a charge", "a config record", "an old answer"],
+    ["another array", "a metric", "another fact", "weights without a charge", "a config record", "an old answer"],
 )
 def test_nothing_leaves_that_the_ledger_did_not_release(tmp_path: Path, leak: str) -> None:
     def train(message: Message, context: Context) -> Message:
@@ -179,6 +179,8 @@ def test_nothing_leaves_that_the_ledger_did_not_release(tmp_path: Path, leak: st
             reply.content["more"] = ArrayRecord([_rows(0)[0]])
         if leak == "a metric":
             reply.content["metrics"]["loss"] = 0.5
+        if leak == "another fact":
+            reply.content["metrics"]["num-examples"] = 17
         if leak == "a config record":
             reply.content["note"] = ConfigRecord({"row": str(_rows(0)[0][0])})
         if leak == "an old answer":
@@ -199,6 +201,17 @@ def test_metrics_that_are_declared_public_leave_and_are_named(tmp_path: Path) ->
     reply = InProcess(_app(tmp_path, train, public=["seconds"])).answer(_message(_net().state_dict()))
     assert reply.content["metrics"]["seconds"] == 0.5
     assert "seconds: a metric that leaves without noise" in reply.content["guarantee"]["not-covered"]
+
+
+def test_the_card_names_all_that_the_trainer_does_not_cover(tmp_path: Path) -> None:
+    def train(message: Message, context: Context) -> Message:
+        return train_reply(_trainer(0, tmp_path, classes=None, noise="seeded"), message)
+
+    reply = InProcess(_app(tmp_path, train)).answer(_message(_net().state_dict()))
+    named = " ".join(reply.content["guarantee"]["not-covered"])
+    assert "class" in named
+    assert "reproducible from the seed" in named
+    assert "losses, metrics and numbers of rows" in named
 
 
 def test_other_messages_and_errors_of_the_app_tell_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

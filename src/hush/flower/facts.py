@@ -1,32 +1,15 @@
-"""The public facts of a member: what its plan says, in the metrics of its replies, and how a server reads them."""
+"""The public facts of a member in the metrics of its replies: what `PrivateTrainer.facts` says, as a server reads it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 
-from hush.private_trainer import PrivateTrainer
 from hush.types import HushError
 
-# `num-examples` is Flower's own name.
 WHOLE = ("num-examples", "batch-size", "steps")
 REAL = ("epsilon", "delta", "noise-multiplier", "clip", "lr")
 _MOST = 1e12
-
-
-def facts_of(trainer: PrivateTrainer) -> dict[str, int | float]:
-    """What a client declares: all of it follows from its plan, and nothing from its rows but their number."""
-    plan, policy = trainer.plan, trainer.policy
-    return {
-        "num-examples": plan.counted,
-        "batch-size": plan.batch,
-        "steps": plan.steps,
-        "epsilon": policy.epsilon,
-        "delta": policy.delta,
-        "noise-multiplier": plan.noise_multiplier,
-        "clip": plan.clip,
-        "lr": trainer.lr,
-    }
 
 
 def checked_facts(found: Mapping[str, object]) -> dict[str, float]:

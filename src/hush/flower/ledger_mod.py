@@ -5,8 +5,8 @@ The trainer charges, since a charge belongs to what is trained; the mod checks t
 Guarantees:
     - Only training messages reach the app. A reply is let through if the ledger holds a sealed answer for its run and
       round, and every array in it is one that this answer released.
-    - Metrics leave only by name: those of the plan, and those in `public`, which the card names as not covered. Records
-      of another kind do not leave.
+    - Metrics leave if they are the facts of the plan, as sealed, or are listed in `public`, which the card names as not
+      covered. Records of another kind do not leave.
     - An error of the app is told to the server without its text, which may contain rows; the client's log has it.
 
 Edge cases:
@@ -24,10 +24,9 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
-from hush.flower.facts import REAL, WHOLE
 from hush.flower.reply import run_and_round
 from hush.privacy.ledger import BudgetSpentError, Ledger, witness
-from hush.private_trainer import NOT_COVERED, array_print, released_prints
+from hush.private_trainer import array_print, sealed_release
 from hush.simulation import path_argument
 from hush.types import HushError, Policy
 
@@ -109,7 +108,7 @@ def _carded(path: Path, reply: Message, run: str, number: int, public: frozenset
         kept = held.sealed(run, number)
         if kept is None:
             raise HushError(f"{path}: nothing is charged and sealed for this round; accepted: what a trainer released")
-        policy = held.terms.policy
+        policy, release = held.terms.policy, sealed_release(kept[1])
         card = {
             "epsilon-spent": held.spent(),
             "epsilon-left": held.left(),
@@ -117,15 +116,18 @@ def _carded(path: Path, reply: Message, run: str, number: int, public: frozenset
             "delta": policy.delta,
             "relation": policy.relation,
             "accountant": held.terms.accountant,
-            "not-covered": [*NOT_COVERED, *(f"{name}: a metric that leaves without noise" for name in sorted(public))],
+            "not-covered": [
+                *release.not_covered,
+                *(f"{name}: a metric that leaves without noise" for name in sorted(public)),
+            ],
         }
-    released = released_prints(kept[1])
     content: RecordDict = reply.content
     for record in content.array_records.values():
-        if other := [name for name, array in record.items() if array_print(array.numpy()) not in released]:
+        if other := [name for name, array in record.items() if array_print(array.numpy()) not in release.prints]:
             raise HushError(f"reply: {', '.join(other)[:200]} is not what the ledger released; accepted: its weights")
-    metrics = {name for record in content.metric_records.values() for name in record}
-    if other := sorted(metrics - {*WHOLE, *REAL} - public):
+    metrics = [pair for record in content.metric_records.values() for pair in record.items()]
+    own = release.facts.items()
+    if other := [name for name, value in metrics if name not in public and (name, value) not in own]:
         raise HushError(f"reply: the metrics {', '.join(other)[:200]} are not noised; accepted: names listed in public")
     if content.config_records:
         raise HushError(f"reply: config records {', '.join(content.config_records)}; accepted: none")

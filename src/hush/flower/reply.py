@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
-from hush.flower.facts import facts_of
 from hush.private_trainer import PrivateTrainer
 from hush.types import HushError
 
@@ -33,7 +32,7 @@ def train_reply(
     if arrays not in message.content.array_records:
         raise HushError(f"message: no array record {arrays!r}; accepted: the name that the strategy uses")
     done = trainer.fit(message.content.array_records[arrays].to_torch_state_dict(), round=number, run=run)
-    content = RecordDict({arrays: ArrayRecord(done.weights), metrics: MetricRecord(facts_of(trainer))})
+    content = RecordDict({arrays: ArrayRecord(done.weights), metrics: MetricRecord(trainer.facts)})
     return Message(content, reply_to=message)
 
 
