@@ -1,4 +1,4 @@
-"""The public facts of a member in the metrics of its replies: what `PrivateTrainer.facts` says, as a server reads it."""
+"""The public facts of a member in the metrics of its replies: `PrivateTrainer.facts`, as a server reads them."""
 
 from __future__ import annotations
 
