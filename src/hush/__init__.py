@@ -4,7 +4,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from hush.api import audit, compare, measure, plan, preview, simulate, sweep
-from hush.types import HushError, Layout, NothingTrainedError, Release, RunInterrupted, RunResult, TaskExtras
+from hush.types import (
+    Guarantee,
+    HushError,
+    Layout,
+    NothingTrainedError,
+    Policy,
+    Release,
+    RunInterrupted,
+    RunResult,
+    TaskExtras,
+)
 
 if TYPE_CHECKING:
     from hush import data as data
@@ -13,6 +23,7 @@ if TYPE_CHECKING:
     from hush.fit_result import FitResult
     from hush.privacy.schedule import RoundSpec
     from hush.privacy.side_release import ReleaseShape, RowModel, SideRelease
+    from hush.private_trainer import PrivateTrainer, TrainedRound
     from hush.recipes.context import RoundView, ServerRng, State, Weights
     from hush.recipes.interfaces import Assign, Extra, LocalRule, Project, Protect, ServerStep, TaskShape, Weight
     from hush.recipes.recipe import Recipe
@@ -28,10 +39,13 @@ __all__ = [
     "FederatedClassifier",
     "FederatedRegressor",
     "FitResult",
+    "Guarantee",
     "HushError",
     "Layout",
     "LocalRule",
     "NothingTrainedError",
+    "Policy",
+    "PrivateTrainer",
     "Project",
     "Protect",
     "Recipe",
@@ -52,6 +66,7 @@ __all__ = [
     "TaskExtras",
     "TaskShape",
     "TrainedModel",
+    "TrainedRound",
     "Weight",
     "Weights",
     "__version__",
@@ -68,6 +83,7 @@ __all__ = [
 # Imported when they are first asked for, so that `import hush` stays quick.
 _LAZY = {
     **dict.fromkeys(("FederatedClassifier", "FederatedRegressor"), "hush.estimators"),
+    **dict.fromkeys(("PrivateTrainer", "TrainedRound"), "hush.private_trainer"),
     "RoundSpec": "hush.privacy.schedule",
     **dict.fromkeys(("ReleaseShape", "RowModel", "SideRelease"), "hush.privacy.side_release"),
     **dict.fromkeys(("RoundView", "ServerRng", "State", "Weights"), "hush.recipes.context"),

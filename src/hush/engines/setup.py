@@ -279,7 +279,7 @@ def prepare(
     """
     config = with_noise(config, lasting=lasting)
     name, recipe = recipes.parse(config.recipe, config.mode)
-    device = _device(config.engine.device)
+    device = device_named(config.engine.device)
     data = load(config, root) if dataset is None else dataset
     data = ClientData(data) if isinstance(data, datasets.Dataset) else data
     config = with_clients(config, data)
@@ -546,7 +546,8 @@ def _check_batches(members: Sequence[Member]) -> None:
             )
 
 
-def _device(name: str) -> torch.device:
+def device_named(name: str) -> torch.device:
+    """The device that a config names."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():

@@ -1,0 +1,1 @@
+"""Flower's quickstart with a privacy budget for every client."""
