@@ -81,6 +81,9 @@ class RunDir:
         manifest = read_json(path / MANIFEST)
         found = manifest.get("config_hash")
         if found != config_hash:
+            # A learning rate that is chosen from data and model differs with them: what is behind it is named first.
+            if any(part["name"] != (manifest.get(what) or {}).get("name") for what, part in (identity or {}).items()):
+                check_identity(path, manifest, identity or {})
             raise HushError(
                 f"{path}: contains a run with a different config (hash {str(found)[:12]}, this one "
                 f"{config_hash[:12]}); "
