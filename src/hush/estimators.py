@@ -45,6 +45,7 @@ ANEW = (
 _LABEL = "target of the estimator"
 _LEAST_HELD = 1e-9  # of the rows of each client: one row
 _DELTA = 1e-5
+_BATCH = 64  # rows that are predicted at a time
 
 
 class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
@@ -138,7 +139,13 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         """Return the outputs of the trained model for rows."""
         check_is_fitted(self)
         X, _ = self._checked(X, reset=False)
-        return self.trained_model_.raw_outputs(self._columns(X), client=client)  # type: ignore[arg-type]
+        # How a product of matrices is rounded depends on their sizes. Batches of one size make a row's output
+        # independent of how many rows are predicted with it.
+        rows = np.arange(-(-len(X) // _BATCH) * _BATCH).reshape(-1, _BATCH) % len(X)
+        parts = (X.iloc[part] if hasattr(X, "iloc") else X[part] for part in rows)
+        raw = [self.trained_model_.raw_outputs(self._columns(part), client=client) for part in parts]  # type: ignore[arg-type]
+        outputs: Array = np.concatenate(raw)[: len(X)]
+        return outputs
 
     def _seed(self) -> int:
         """Return a number from `random_state`, or one that nobody can guess."""
