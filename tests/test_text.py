@@ -21,7 +21,7 @@ from hush.deploy.coordinator.replies import opened
 from hush.deploy.shared.refusal import MEANING, REFUSAL, RefusalCode, reason_of
 from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Message
-from hush.report.wording import safe
+from hush.pages.wording import safe
 from hush.text import LONGEST, printable
 from hush.types import HushError
 from tests.support.report_runs import CLIENTS, make_run, record

@@ -22,6 +22,7 @@ from hush.server.run_directory import to_json, write_atomically
 from hush.types import HushError, RoundRecord, RunResult, unknown
 
 COMPARISON = "comparison.json"
+_PAGES = 60
 Progress = Callable[[str, int, RoundRecord], None]
 Prepare = Callable[[Config], Federation]
 Axes = Mapping[str, Sequence[tuple[str, Any]]]  # for each dotted key its values, each behind its label
@@ -36,8 +37,12 @@ def compared(
     federation_of: Prepare,
     command: str,
     progress: Progress | None,
+    axes: Axes | None = None,
 ) -> dict[str, Any]:
-    """Run all variants over all seeds and summarise the results. With `resume`, finished rounds are not repeated."""
+    """Run all variants over all seeds and summarise the results. With `resume`, finished rounds are not repeated.
+
+    `axes` are those of a sweep, whose variants are their combinations.
+    """
     check_seeds(seeds)
     if resume and out is None:
         raise HushError("resume: requires out, the directory of the runs to resume")
@@ -45,20 +50,24 @@ def compared(
     numbers = [config.seed + i for i in range(seeds)]
     runs = executed(variants, numbers, root, resume, federation_of, command, progress)
     first = next(result for results in runs.values() for result in results)
-    summary = {
+    summary: dict[str, Any] = {
         "command": command,
         "seeds": numbers,
         "config": config.model_dump(),
         "versions": versions(),
         "task": first.metrics["task"],
         "primary": first.primary,
+        "axes": {key: [label for label, _ in values] for key, values in (axes or {}).items()},
         "recipes": {name: _gathered(name, results) for name, results in runs.items()},
     }
+    for name, place in zip(variants, itertools.product(*summary["axes"].values()) if axes else (), strict=False):
+        summary["recipes"][name]["place"] = list(place)
     if root is not None:
         write_atomically(root / COMPARISON, to_json(summary))
-        # A page has some megabytes, so only the first seed's runs get one; `hush report` creates the others.
-        for name in variants:
-            report.write(root / path_of(name, numbers[0]))
+        # In a large sweep only the first seed's runs get a page; `hush report` creates the others.
+        paged = numbers if len(variants) * len(numbers) <= _PAGES else numbers[:1]
+        for name, number in itertools.product(variants, paged):
+            report.write(root / path_of(name, number))
         report.write(root)
     return summary
 

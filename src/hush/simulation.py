@@ -359,7 +359,7 @@ class Simulation:
         keys = [str(key) for key in (grid if isinstance(grid, Mapping) else axes)]
         with self._citing():
             variants = comparison.by_axes(self.config, axes, "grid:" if isinstance(grid, Mapping) else "--grid")
-        summary = self._side_by_side(variants, seeds, out, resume, progress, command)
+        summary = self._side_by_side(variants, seeds, out, resume, progress, command, axes)
         labels = dict(zip(variants, comparison.combinations(axes), strict=True))
         return comparison_table(summary, keys, labels)
 
@@ -423,7 +423,7 @@ class Simulation:
 
     def _side_by_side(
         self, variants: Mapping[str, Config], seeds: int, out: str | Path | None, resume: bool,
-        progress: bool | comparison.Progress | None, command: str,
+        progress: bool | comparison.Progress | None, command: str, axes: comparison.Axes | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         path = _directory(out, resume)
         comparison.check_seeds(seeds)
@@ -451,7 +451,9 @@ class Simulation:
                 if told is not None:
                     told(name, seed, record)
 
-            return comparison.compared(self.config, variants, seeds, path, resume, federation_of, command, advance)
+            return comparison.compared(
+                self.config, variants, seeds, path, resume, federation_of, command, advance, axes
+            )
 
     def _prepare(self, *, lasting: bool = False) -> Federation:
         """Return the federation of the given data and model; what is read from files is read once."""

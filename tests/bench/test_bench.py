@@ -201,7 +201,7 @@ def test_the_accelerators_suite_needs_pytorch_and_numpy_alone() -> None:
     program = (
         "import sys\n"
         "for name in ('cryptography', 'pydantic',"
-        "'typer', 'safetensors', 'scipy', 'sklearn', 'dp_accounting', 'rich', 'plotly'):\n"
+        "'typer', 'safetensors', 'scipy', 'sklearn', 'dp_accounting', 'rich'):\n"
         "    sys.modules[name] = None\n"
         "import hush.bench.gpu, hush.bench.noise\n"
     )

@@ -136,26 +136,35 @@ def make_comparison(
 
 
 class Page(HTMLParser):
-    """The visible text, the elements and the chart data of a page."""
+    """The visible text, the elements and the numbers of the charts of a page."""
 
     def __init__(self, content: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.words: list[str] = []
         self.charts: dict[str, Any] = {}
-        self._inside = ""
+        self._inside = self._figure = ""
         self.feed(content)
         self.text = " ".join(" ".join(self.words).split())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        self._inside = f"{tag}#{dict(attrs).get('id', '')}"
+        self._inside = tag
+        if tag == "figure":
+            self._figure = dict(attrs)["id"]
 
     def handle_endtag(self, tag: str) -> None:
         self._inside = ""
+        if tag == "figure":
+            self._figure = ""
 
     def handle_data(self, data: str) -> None:
-        if self._inside == "script#charts":
-            self.charts = json.loads(data)
-        elif not self._inside.startswith(("script", "style", "title")):
+        if self._inside == "script" and self._figure:
+            self.charts[self._figure] = json.loads(data)
+        elif self._inside not in ("script", "style", "title", "text"):
             self.words.append(data)
+
+    @property
+    def scripts(self) -> int:
+        """How many elements hold code."""
+        return sum(tag == "script" and "type" not in attrs for tag, attrs in self.tags)

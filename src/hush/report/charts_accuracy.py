@@ -1,80 +1,107 @@
-"""Charts of accuracy, or of the primary score of another task: by round, and for each client."""
+"""Charts of accuracy, or of the primary score of another task: by round, for each client, and the loss."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
-from typing import Any
 
-from hush.report import figures
-from hush.report.figures import Chart, axis, finite, layout, number_format, round_axis, score_axis
+from hush.objective.metrics import Metric, shown
+from hush.pages.chart import Axis, Chart, Rule, Series, finite
+from hush.pages.wording import capital, figure
 from hush.report.read import RunView
-from hush.report.wording import capital
+
+_LATE = 0.9
+
+
+def score_axis(metric: Metric, *, from_zero: bool = False) -> Axis:
+    """Return the axis of a metric."""
+    return Axis(title=metric.label, percent=metric.percent, from_zero=from_zero)
 
 
 def accuracy_by_round(view: RunView) -> Chart:
-    """Return the chart of the mean score with its range over clients, and the loss below."""
-    title, at = f"{capital(view.primary.label)} by round", number_format(view.primary)
-    rows = [(r.round, finite(r.scores), r.loss) for r in view.records if finite(r.scores)]
+    """Return the chart of the mean score with its range over clients."""
+    primary = view.primary
+    title = f"{capital(primary.label)} by round"
+    rows = [(r.round, finite(r.scores)) for r in view.records if finite(r.scores)]
     if not rows:
         return Chart(key="accuracy", title=title, words="No round has been evaluated yet.")
-    x = [number for number, _, _ in rows]
-    means = [statistics.fmean(values) for _, values, _ in rows]
-    edge = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "x": x}
-    spread = [[min(values), max(values), loss] for _, values, loss in rows]
-    data: list[Mapping[str, Any]] = [
-        {**edge, "y": [high for _, high, _ in spread]},
-        {**edge, "y": [low for low, _, _ in spread], "fill": "tonexty", "fillcolor": "rgba(59,130,196,0.18)"},
-        {
-            "x": x, "y": means, "customdata": spread, "mode": "lines+markers" if len(x) <= 60 else "lines",
-            "line": {"color": figures.MAIN, "width": 2.5}, "marker": {"size": 5},
-            "hovertemplate": f"round %{{x}}<br>mean %{{y:{at}}}<br>clients %{{customdata[0]:{at}}} to "
-            f"%{{customdata[1]:{at}}}<br>loss %{{customdata[2]:.3f}}<extra></extra>",
-        },
-        {
-            "x": x, "y": [loss for _, _, loss in rows], "yaxis": "y2", "mode": "lines",
-            "line": {"color": figures.QUIET, "width": 2}, "hovertemplate": "round %{x}<br>loss %{y:.3f}<extra></extra>",
-        },
-    ]  # fmt: skip
-    words = "Mean over clients, each evaluated on its own test data; the band spans the worst to the best client."
-    shape = layout(
-        round_axis(max(x)) | {"anchor": "y2"},
-        score_axis(view.primary, domain=[0.36, 1]),
-        yaxis2={**axis("loss", nticks=4), "domain": [0, 0.24], "zeroline": False, "automargin": True},
+    means = [statistics.fmean(values) for _, values in rows]
+    line = Series(
+        name="mean", x=[number for number, _ in rows], y=means,
+        low=[] if view.federation else [min(values) for _, values in rows],
+        high=[] if view.federation else [max(values) for _, values in rows],
+    )  # fmt: skip
+    words = (
+        "Of the models on the coordinator's public test set."
+        if view.federation
+        else "Mean over clients, each evaluated on its own test data; the band spans the worst to the best client."
     )
-    return Chart(key="accuracy", title=title, words=words, data=data, layout=shape, height=360)
+    return Chart(
+        key="accuracy", title=title, words=words, meaning=_course(primary, line.x, means),
+        x=Axis(title="round", scale="round"), y=score_axis(primary), series=[line],
+    )  # fmt: skip
+
+
+def loss_by_round(view: RunView) -> Chart:
+    """Return the chart of the mean loss by round."""
+    rows = [(r.round, r.loss) for r in view.records if math.isfinite(r.loss)]
+    title = "Loss by round"
+    if not rows:
+        return Chart(key="loss", title=title, words="No round has been evaluated yet.")
+    x, y = [float(number) for number, _ in rows], [loss for _, loss in rows]
+    best = min(range(len(y)), key=y.__getitem__)
+    meaning = f"The test loss goes from {figure(y[0], 3)} to {figure(y[-1], 3)}"
+    if len(y) > 1:
+        meaning += (
+            "; the last round has the lowest."
+            if best == len(y) - 1
+            else f"; it is lowest, {figure(y[best], 3)}, after round {x[best]:.0f}."
+        )
+    return Chart(
+        key="loss", title=title, words="Mean over all test rows.", meaning=meaning.rstrip(".") + ".",
+        x=Axis(title="round", scale="round"), y=Axis(title="loss"),
+        series=[Series(name="loss", x=x, y=y, colour="c3")],
+    )  # fmt: skip
 
 
 def accuracy_by_client(view: RunView) -> Chart:
     """Return the chart of the final score per client, from worst to best."""
-    label, better = view.primary.label, view.primary.higher_is_better
-    title = f"Final {label} per client" if view.finished else f"{capital(label)} per client after round {view.rounds}"
-    ranked = sorted(((a, client) for client, a in enumerate(view.scores) if math.isfinite(a)), reverse=not better)
+    primary = view.primary
+    title = f"Final {primary.label} per client"
+    if not view.finished:
+        title = f"{capital(primary.label)} per client after round {view.rounds}"
+    ranked = sorted(
+        ((a, client) for client, a in enumerate(view.scores) if math.isfinite(a)), reverse=not primary.higher_is_better
+    )
     if not ranked:
         return Chart(key="clients", title=title, words="No round has been evaluated yet.")
-    mean = statistics.fmean(a for a, _ in ranked)
-    names = [view.name(client) for _, client in ranked]
-    bars = {
-        "type": "bar", "x": names, "y": [a for a, _ in ranked],
-        "marker": {"color": [figures.ALERT, *[figures.MAIN] * (len(ranked) - 1)]},
-        "hovertemplate": f"client %{{x}}<br>%{{y:{number_format(view.primary)}}}<extra></extra>",
-    }  # fmt: skip
-    line = {
-        "type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": mean, "y1": mean,
-        "line": {"dash": "dash", "width": 1.5, "color": figures.QUIET},
-    }  # fmt: skip
-    shape = layout(
-        axis("client", type="category", showticklabels=len(ranked) <= 40, showgrid=False, tickfont={"size": 10}),
-        score_axis(view.primary, rangemode="tozero"),
-        bargap=0.25 if len(ranked) <= 60 else 0.05,
-        shapes=[line],
+    scores = [a for a, _ in ranked]
+    mean, names = statistics.fmean(scores), tuple(view.name(client) for _, client in ranked)
+    below = sum((a < mean) == primary.higher_is_better and a != mean for a in scores)
+    meaning = (
+        f"Clients range from {shown(primary, scores[0])} (client {names[0]}) to {shown(primary, scores[-1])} "
+        f"(client {names[-1]}); {below} of {len(scores)} are worse than the mean of {shown(primary, mean)}."
     )
+    bars = Series(
+        kind="bars", name=primary.label, x=[float(n) for n in range(len(ranked))], y=scores, alerts=(0,)
+    )  # fmt: skip
     return Chart(
-        key="clients",
-        title=title,
-        words="From worst to best; the dashed line is the mean.",
-        data=[bars],
-        layout=shape,
-        height=360,
-    )
+        key="clients", title=title, words="From worst to best; the dashed line is the mean.", meaning=meaning,
+        x=Axis(title="client", scale="category", categories=names), y=score_axis(primary, from_zero=True),
+        series=[bars], rules=[Rule(mean)],
+    )  # fmt: skip
+
+
+def _course(primary: Metric, x: object, means: list[float]) -> str:
+    """Return the sentence on how the mean developed."""
+    rounds = [int(number) for number in x]  # type: ignore[attr-defined]
+    first, last = means[0], means[-1]
+    if len(means) == 1:
+        return f"After round {rounds[0]} the mean is {shown(primary, last)}."
+    gain = last - first
+    better = (gain > 0) == primary.higher_is_better
+    said = f"The mean goes from {shown(primary, first)} to {shown(primary, last)}"
+    if not better or gain == 0:
+        return f"{said}: it does not improve over the {len(means)} rounds."
+    when = next(n for n, value in zip(rounds, means, strict=True) if abs(value - first) >= _LATE * abs(gain))
+    return f"{said}; 90 % of the gain is reached by round {when}."

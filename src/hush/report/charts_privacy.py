@@ -5,60 +5,69 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hush.report import figures
-from hush.report.figures import Chart, layout, round_axis, scale
+from hush.pages.chart import Axis, Chart, Rule, Series, ordered, scaled
+from hush.pages.wording import figure
 from hush.report.read import RunView
 from hush.report.spending import Spending, spending
-from hush.report.wording import figure, safe
+
+_LEGEND = 12
 
 
 def privacy_by_round(view: RunView) -> Chart:
     """Return the chart of epsilon spent after each round, with the budgets."""
     title = "Privacy spent by round"
+
+    def only(words: str) -> Chart:
+        return Chart(key="privacy", title=title, words=words, wide=True)
+
     if not view.guarantees:
-        return Chart(key="privacy", title=title, words="Available when the run ends.", wide=True)
+        return only("Available when the run ends.")
     if view.untrained:
-        return Chart(key="privacy", title=title, words="No client released an update in this run.", wide=True)
+        return only("No client released an update in this run.")
     found = spending(view)
     if not found.lines:
-        return Chart(
-            key="privacy", title=title, words="No client has a bounded epsilon: no noise was added.", wide=True
-        )
+        return only("No client has a bounded epsilon: no noise was added.")
     lines = sorted(found.lines, key=lambda line: line.budget)
     budgets = sorted({line.budget for line in lines if math.isfinite(line.budget)})
-    y = scale("epsilon", [epsilon for line in lines for epsilon in line.epsilon] + budgets, 30)
-    log = y.get("type") == "log"
-    data = [
-        {
-            "x": ([] if log else [0]) + list(line.rounds), "y": ([] if log else [0.0]) + list(line.epsilon),
-            "mode": "lines+markers", "line": {"color": figures.ramp(number, len(lines)), "width": 1.5},
-            "marker": {"size": 5}, "name": _who(view, line.clients),
-            "hovertemplate": f"{_who(view, line.clients)}<br>after round %{{x}}: epsilon %{{y:.4g}}"
-            f"<br>budget {figure(line.budget)}<extra></extra>",
-        }
+    y = scaled("epsilon", [epsilon for line in lines for epsilon in line.epsilon] + budgets, 30)
+    origin = y.scale != "log"
+    parts = [
+        Series(
+            name=f"{_who(view, line.clients)}, budget {figure(line.budget)}",
+            x=[0.5] * origin + [float(number) for number in line.rounds], y=[0.0] * origin + list(line.epsilon),
+            colour=ordered(number, len(lines)),
+        )
         for number, line in enumerate(lines)
     ]  # fmt: skip
-    start = 0 if len(budgets) <= 12 else 0.88 * view.rounds
-    marks = {
-        "mode": "lines", "hoverinfo": "skip", "opacity": 0.7,
-        "line": {"color": figures.QUIET, "width": 1, "dash": "dash"},
-        "x": [x for _ in budgets for x in (start, view.rounds + 0.5, None)],
-        "y": [y for budget in budgets for y in (budget, budget, None)],
-    }  # fmt: skip
-    x = round_axis(view.rounds) | ({} if log else {"range": [0, view.rounds + 0.5]})
-    shape = layout(x, y)
+    start = 0.0 if len(budgets) <= _LEGEND else 0.88
     return Chart(
-        key="privacy",
-        title=title,
-        words=_privacy_words(found),
-        data=[marks, *data],
-        layout=shape,
-        height=400,
-        wide=True,
+        key="privacy", title=title, words=_words(found), meaning=_meaning(view), x=Axis(title="round", scale="round"),
+        y=y, series=parts, rules=[Rule(budget, start=start) for budget in budgets], legend=len(lines) <= _LEGEND,
+        height=380, wide=True,
+    )  # fmt: skip
+
+
+def _meaning(view: RunView) -> str:
+    """Return the sentence on how much of the budgets is used."""
+    used = [
+        (g.epsilon_spent / g.epsilon_budget, g)
+        for g in view.guarantees
+        if g.epsilon_spent is not None and g.epsilon_budget and math.isfinite(g.epsilon_budget + g.epsilon_spent)
+    ]
+    if not used:
+        return ""
+    most, g = max(used, key=lambda each: each[0])
+    least, other = min(used, key=lambda each: each[0])
+    named = f"client {view.name(g.client)} has used {100 * most:.0f} % of its budget ({figure(g.epsilon_spent, 3)} of "
+    if round(100 * least) == round(100 * most):
+        return f"Every client has used {100 * most:.0f} % of its own budget."
+    return (
+        f"{named[0].upper()}{named[1:]}{figure(g.epsilon_budget, 3)}), the largest share; client "
+        f"{view.name(other.client)} the smallest, {100 * least:.0f} %."
     )
 
 
-def _privacy_words(found: Spending) -> str:
+def _words(found: Spending) -> str:
     part = f" Shown: {len(found.lines)} of {found.total} distinct plans, evenly spaced." * (
         len(found.lines) < found.total
     )
@@ -69,8 +78,5 @@ def _privacy_words(found: Spending) -> str:
 
 
 def _who(view: RunView, clients: Sequence[int]) -> str:
-    # Plotly takes %{ in a template for one of its variables.
-    named = ", ".join(safe(view.name(client)).replace("%{", "% {") for client in clients[:6]) + (
-        "" if len(clients) <= 6 else f" and {len(clients) - 6} more"
-    )
-    return f"client{'s' * (len(clients) > 1)} {named}"
+    named = ", ".join(view.name(client) for client in clients[:6])
+    return f"client{'s' * (len(clients) > 1)} {named}{f' and {len(clients) - 6} more' * (len(clients) > 6)}"

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hush.engines.preview import Preview
+from hush.pages.chart import Axis, Chart, Rule, Series, scaled
+from hush.pages.document import page, panels
+from hush.pages.wording import figure, safe
 from hush.privacy.forecast import Forecast
-from hush.report import figures
-from hush.report.figures import Chart, layout, log_axis, round_axis, scale
-from hush.report.page import page, panels
-from hush.report.wording import figure, safe
+from hush.report.correlation import rank_correlation
 from hush.server.run_directory import write_atomically
 from hush.types import HushError
 
@@ -20,7 +20,7 @@ def write_plan(path: Path, found: Forecast | Sequence[Preview]) -> Path:
     chart = _by_round(found) if isinstance(found, Forecast) else _by_client(found)
     body = f"<h1>{safe(chart.title)}</h1>{panels([chart])}"
     try:
-        write_atomically(path, page(f"{chart.title} · Hush", "plan", body, [chart]).encode())
+        write_atomically(path, page(f"{chart.title} · Hush", "plan", body).encode())
     except OSError as error:
         raise HushError(f"{path}: cannot be written: {error.strerror or error}") from None
     return path
@@ -28,24 +28,21 @@ def write_plan(path: Path, found: Forecast | Sequence[Preview]) -> Path:
 
 def _by_round(found: Forecast) -> Chart:
     budget = found.policy.epsilon
-    line = {
-        "x": [0, *found.marks], "y": [0.0, *found.spent], "mode": "lines+markers",
-        "line": {"color": figures.MAIN}, "hovertemplate": "after round %{x}: epsilon %{y:.4g}<extra></extra>",
-    }  # fmt: skip
-    mark = {
-        "x": [0, found.rounds], "y": [budget, budget], "mode": "lines", "hoverinfo": "skip",
-        "line": {"color": figures.QUIET, "dash": "dash", "width": 1},
-    }  # fmt: skip
+    line = Series(name="epsilon", x=[0.5, *map(float, found.marks)], y=[0.0, *found.spent])
     words = (
-        f"Epsilon against the server after each round, at delta {found.policy.delta:g}; the dashed line is the budget "
-        f"of {figure(budget)}. Noise multiplier {figure(found.chosen.noise_multiplier)}, batch {found.chosen.batch} of "
-        f"{found.samples}, {found.chosen.steps} steps per round. With this noise the budget covers "
-        f"{found.affordable_rounds} rounds."
+        f"Epsilon against the server after each round, at delta {found.policy.delta:g}; the dashed line is the budget. "
+        f"Noise multiplier {figure(found.chosen.noise_multiplier)}, batch {found.chosen.batch} of {found.samples}, "
+        f"{found.chosen.steps} steps per round."
     )
-    shape = layout(round_axis(found.rounds), scale("epsilon", [*found.spent, budget], 1e9))
+    meaning = (
+        f"{found.rounds} rounds spend epsilon {figure(found.spent[-1], 3)} of the budget of {figure(budget)}; with "
+        f"this noise the budget covers {found.affordable_rounds} rounds."
+    )
     return Chart(
-        key="plan", title="Privacy spent by round", words=words, data=[mark, line], layout=shape, height=420, wide=True
-    )
+        key="plan", title="Privacy spent by round", words=words, meaning=meaning,
+        x=Axis(title="round", scale="round"), y=Axis(title="epsilon", from_zero=True), series=[line],
+        rules=[Rule(budget, "budget")], height=420, wide=True,
+    )  # fmt: skip
 
 
 def _by_client(found: Sequence[Preview]) -> Chart:
@@ -53,19 +50,21 @@ def _by_client(found: Sequence[Preview]) -> Chart:
     title = "Noise and weight per client"
     if not private:
         return Chart(key="plan", title=title, words="No client adds noise under this recipe.", wide=True)
-    dots = {
-        "x": [each.epsilon_budget for each in private], "y": [each.noise_variance for each in private],
-        "mode": "markers",
-        "marker": {"color": figures.MAIN, "size": [8 + 40 * each.weight**0.5 for each in private], "opacity": 0.6},
-        "customdata": [[each.name or each.client, each.weight, each.batch_size] for each in private],
-        "hovertemplate": "client %{customdata[0]}, batch %{customdata[2]}<br>epsilon %{x:.4g}<br>noise %{y:.4g}"
-        "<br>weight %{customdata[1]:.4f}<extra></extra>",
-    }  # fmt: skip
-    words = (
-        "Expected squared norm of the noise in one update, against the budget; the marker area is the expected weight."
-    )
-    shape = layout(
-        log_axis("epsilon budget", [each.epsilon_budget for each in private]),
-        log_axis("noise in an update", [each.noise_variance for each in private]),
-    )
-    return Chart(key="plan", title=title, words=words, data=[dots], layout=shape, height=460, wide=True)
+    budgets, weights = [each.epsilon_budget for each in private], [each.weight for each in private]
+    points = Series(
+        kind="points", name="clients", x=budgets, y=[each.noise_variance for each in private],
+        labels=[
+            f"client {each.name or each.client}, batch {each.batch_size}, weight {figure(each.weight)}"
+            for each in private
+        ],
+    )  # fmt: skip
+    most = max(private, key=lambda each: each.weight)
+    followed = rank_correlation(budgets, weights)
+    meaning = f"Client {most.name or most.client} has the largest expected weight, {figure(most.weight, 3)}."
+    if followed is not None:
+        meaning += f" The rank correlation of budgets and weights is {followed:.2f}."
+    return Chart(
+        key="plan", title=title, words="Expected squared norm of the noise in one update, against the budget.",
+        meaning=meaning, x=scaled("epsilon budget", budgets), y=scaled("noise in an update", list(points.y)),
+        series=[points], height=460, wide=True,
+    )  # fmt: skip

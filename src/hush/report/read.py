@@ -16,6 +16,7 @@ from hush.text import printable
 from hush.types import Guarantee, HushError, RoundRecord
 
 COMPARISON = "comparison.json"
+FEDERATION = "federation.json"  # the members of a federation's run
 _MAPPINGS = ("weights", "noise_estimated", "noise_planned", "refused")
 T = TypeVar("T")
 
@@ -24,7 +25,8 @@ T = TypeVar("T")
 class RunView:
     """The data of one run for its page.
 
-    `guarantees`, `not_covered` and `metrics` are empty until the run has finished; `primary` is the score of clients.
+    `guarantees` and `metrics` are empty until the run has finished; `primary` is the score of clients. `federation`:
+    the members trained on machines of their own, and scores are those on the coordinator's public test set.
     """
 
     recipe: str
@@ -51,6 +53,7 @@ class RunView:
     names: tuple[str, ...] = ()
     data_given: bool = False
     module_given: bool = False
+    federation: bool = False
 
     def name(self, client: int) -> str:
         """What to call a client: its name, or its number."""
@@ -89,15 +92,19 @@ class SeedView:
     report: str | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RecipeView:
-    """One recipe of a comparison: its primary score and its other metrics over seeds, and its runs."""
+    """One recipe of a comparison, or one combination of a sweep: its score and other metrics over seeds, and its runs.
+
+    `place` has the value on each axis of a sweep.
+    """
 
     name: str
     score: Mapping[str, float]
     not_covered: tuple[str, ...]
     runs: tuple[SeedView, ...]
     metrics: Mapping[str, float] = field(default_factory=dict)
+    place: tuple[str, ...] = ()
 
     @property
     def deviation(self) -> float | None:
@@ -105,15 +112,34 @@ class RecipeView:
         return self.score["std"] if len(self.runs) > 1 else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ComparisonView:
-    """Recipes on the same clients, best first by the primary score."""
+    """Recipes on the same clients, or the combinations of a sweep, best first by the primary score.
+
+    `axes` are the settings of a sweep with their values; empty in a comparison of recipes.
+    """
 
     command: str
     seeds: tuple[int, ...]
     recipes: tuple[RecipeView, ...]
     primary: Metric = METRICS["accuracy"]
     beside: Metric | None = None
+    axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def sweep(self) -> bool:
+        """Whether settings vary, and not recipes alone."""
+        return bool(self.axes)
+
+    @property
+    def thing(self) -> str:
+        """What is compared: a recipe, or a combination of settings."""
+        return "combination" if self.sweep else "recipe"
+
+    def worst(self, recipe: RecipeView) -> float:
+        """The score of the worst client of any seed; NaN where there is none."""
+        choose = min if self.primary.higher_is_better else max
+        return choose((run.worst for run in recipe.runs if math.isfinite(run.worst)), default=math.nan)
 
 
 def read_run(path: Path) -> RunView:
@@ -121,6 +147,7 @@ def read_run(path: Path) -> RunView:
     manifest = read_json(path / MANIFEST)
     records = _rounds(path / ROUNDS)
     begun = _checked(path / MANIFEST, lambda: _begun(manifest, records))
+    begun = replace(begun, federation=(path / FEDERATION).exists())
     if not (path / RESULT).exists():
         return begun
     result = read_json(path / RESULT)
@@ -150,6 +177,7 @@ def _begun(manifest: Mapping[str, Any], records: tuple[RoundRecord, ...]) -> Run
         command=str(manifest.get("command", "")),
         started=str(manifest.get("started", "")),
         config=config,
+        not_covered=tuple(map(str, manifest.get("not_covered", ()))),
         config_hash=str(manifest.get("config_hash", "")),
         versions={str(name): str(version) for name, version in manifest.get("versions", {}).items()},
         records=records,
@@ -182,17 +210,19 @@ def _comparison(path: Path, raw: Mapping[str, Any]) -> ComparisonView:
             metrics=_numbers(entry.get("metrics", {})),
             not_covered=tuple(map(str, entry.get("not_covered", ()))),
             runs=tuple(_seed(path, run, primary) for run in entry["runs"]),
+            place=tuple(map(str, entry.get("place", ()))),
         )
         for name, entry in raw["recipes"].items()
     )
     sign = -1.0 if primary.higher_is_better else 1.0
     best_first = sorted(recipes, key=lambda recipe: _or(sign * recipe.score["mean"], math.inf))
     return ComparisonView(
-        str(raw.get("command", "")),
-        tuple(int(seed) for seed in raw["seeds"]),
-        tuple(best_first),
-        primary,
-        None if beside is None else metric_named(beside),
+        command=str(raw.get("command", "")),
+        seeds=tuple(int(seed) for seed in raw["seeds"]),
+        recipes=tuple(best_first),
+        primary=primary,
+        beside=None if beside is None else metric_named(beside),
+        axes={str(key): tuple(map(str, values)) for key, values in raw.get("axes", {}).items()},
     )
 
 

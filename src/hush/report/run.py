@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 
 from hush.objective.metrics import METRICS, Metric, shown
-from hush.report.charts_accuracy import accuracy_by_client, accuracy_by_round
+from hush.pages.chart import Chart
+from hush.pages.document import Cell, banner, command, facts, page, panels, table, tiles
+from hush.pages.wording import NONE, between, capital, count, figure, safe
+from hush.report.charts_accuracy import accuracy_by_client, accuracy_by_round, loss_by_round
+from hush.report.charts_clusters import clusters
 from hush.report.charts_noise import noise, weights
 from hush.report.charts_privacy import privacy_by_round
-from hush.report.page import Cell, banner, command, facts, page, panels, table, tiles
+from hush.report.participation import members_table
 from hush.report.read import RunView
 from hush.report.toml import toml
 from hush.report.verdict import over_budget, unprotected, verdict
-from hush.report.wording import NONE, between, count, figure, safe
+from hush.report.worst_client import worst_client
 from hush.types import Guarantee
 
 _COLLAPSED_ABOVE = 50
+_CARDS = 200
 _HEADS = (
     ("client", ""), ("budget ε", ""), ("spent ε", ""), ("remaining ε", ""), ("ε against a third party", ""),
     ("other releases", "text"), ("δ", ""), ("relation", "text"),
     ("sampler", "text"), ("accountant", "text"), ("noise", "text"), ("noise multiplier", ""), ("clip", ""),
     ("batch", ""), ("samples", ""), ("rounds", ""),
 )  # fmt: skip
+_SHAREABLE = ("other releases", "δ", "relation", "sampler", "accountant", "noise", "clip", "rounds")
 _MEANING = (
     "Each row states an (ε, δ)-differential-privacy guarantee against the server, which sees every update of that "
     "client. "
@@ -39,19 +46,37 @@ _UNTRAINED = "This run released no update: the spent epsilon is from earlier run
 
 def run_page(view: RunView) -> str:
     """Return the complete HTML document."""
-    charts = [accuracy_by_round(view), accuracy_by_client(view), weights(view), noise(view), privacy_by_round(view)]
-    title = f"{view.recipe} on {view.dataset}"
+    title, judged = f"{view.recipe} on {view.dataset}", verdict(view)
     body = [
-        banner(verdict(view), view.not_covered, view.warnings),
+        banner(judged.tone, judged.headline, judged.words, view.not_covered, view.warnings),
         f"<h1>{safe(title)}</h1>",
         f'<p class="subtitle">{safe(_subtitle(view))}</p>',
         tiles(_headline(view)),
-        panels(charts),
+        panels(_charts(view)),
+        _worst(view),
+        members_table(view) if view.federation else "",
         _metrics(view),
         _card(view),
         _again(view),
     ]
-    return page(f"{title} · Hush", "run report", "\n".join(body), charts)
+    return page(f"{title} · Hush", "federation report" if view.federation else "run report", "\n".join(body))
+
+
+def _charts(view: RunView) -> list[Chart]:
+    """Return the charts; in a federation, scores are of models, not of members."""
+    of_clients = [] if view.federation else [accuracy_by_client(view)]
+    return [
+        accuracy_by_round(view), loss_by_round(view), *of_clients, weights(view), noise(view), *clusters(view),
+        privacy_by_round(view),
+    ]  # fmt: skip
+
+
+def _worst(view: RunView) -> str:
+    sentences = () if view.federation else worst_client(view)
+    if not sentences:
+        return ""
+    listed = "".join(f"<li>{safe(sentence)}</li>" for sentence in sentences[1:])
+    return f'<h2 id="worst">The worst client</h2><div class="panel"><p>{safe(sentences[0])}</p><ul>{listed}</ul></div>'
 
 
 def _subtitle(view: RunView) -> str:
@@ -68,21 +93,21 @@ def _subtitle(view: RunView) -> str:
 
 def _headline(view: RunView) -> list[tuple[str, str, str]]:
     values, primary = [a for a in view.scores if math.isfinite(a)], view.primary
-    mean = f"Mean {primary.label}"
-    tests = "over the clients' test sets" + ("; the initial model" if view.untrained else "")
-    if values:
+    mean = capital(primary.label) if view.federation else f"Mean {primary.label}"
+    where = "on the coordinator's public test set" if view.federation else "over the clients' test sets"
+    tests = where + ("; the initial model" if view.untrained else "")
+    if not values:
+        rows = [(mean, NONE, "no round evaluated yet")]
+        return rows + ([] if view.federation else [("Worst client", NONE, rows[0][2])]) + _privacy_headline(view)
+    rows = [(mean, shown(primary, statistics.fmean(values)), tests)]
+    if view.federation:
+        used = statistics.fmean(len(record.weights) for record in view.records)
+        rows.append(("Updates per round", figure(used, 3), f"of {count(view.clients, 'member')}, mean over rounds"))
+    else:
         worst, best = (min, max) if primary.higher_is_better else (max, min)
         last = worst(values)
-        rows = [
-            (mean, shown(primary, statistics.fmean(values)), tests),
-            (
-                "Worst client",
-                shown(primary, last),
-                f"client {view.name(view.scores.index(last))}; best {shown(primary, best(values))}",
-            ),
-        ]
-    else:
-        rows = [(mean, NONE, "no round evaluated yet"), ("Worst client", NONE, "no round evaluated yet")]
+        note = f"client {view.name(view.scores.index(last))}; best {shown(primary, best(values))}"
+        rows.append(("Worst client", shown(primary, last), note))
     return rows + _privacy_headline(view)
 
 
@@ -110,7 +135,7 @@ def _metrics(view: RunView) -> str:
         ]
     )
     notes = "".join(f'<p class="soft">{safe(note)}.</p>' for note in found["notes"])
-    return f'<h2 id="metrics">Metrics</h2>{table(heads, cells)}{notes}'
+    return f'<h2 id="metrics">Metrics</h2>{table(heads, cells, "Metrics")}{notes}'
 
 
 def _metric_cell(metric: Metric | None, value: float | None) -> Cell:
@@ -147,17 +172,45 @@ def _card(view: RunView) -> str:
     words = _NO_MEANING if unprotected(view) == len(view.guarantees) else _MEANING
     if view.untrained:
         words = f"{_MEANING} {_UNTRAINED}"
-    made = table(_HEADS, [_row(guarantee) for guarantee in view.guarantees])
-    if len(view.guarantees) > _COLLAPSED_ABOVE:
-        made = f"<details><summary>Show all {count(len(view.guarantees), 'client')}</summary>{made}</details>"
+    columns = [_cells(g) for g in view.guarantees]
+    # What is the same for all clients is said once.
+    same = [n for n in range(len(_HEADS)) if _HEADS[n][0] in _SHAREABLE and len({row[n][1] for row in columns}) == 1]
+    common = "; ".join(f"{_HEADS[n][0]} {columns[0][n][1]}" for n in same)
+    heads = [head for n, head in enumerate(_HEADS) if n not in same]
+    rows = [[cell for n, cell in enumerate(row) if n not in same] for row in columns]
+    hint = '<p class="hint">The table scrolls sideways where the window is too narrow for it.</p>'
+    small = len(rows) <= _CARDS
+    wide = f"{hint}{table(heads, rows, 'Guarantee card')}"
+    made = f'<div class="beside-cards">{wide}</div>{_cards(view, heads, rows)}' if small else wide
+    if len(rows) > _COLLAPSED_ABOVE:
+        made = f"<details><summary>Show all {count(len(rows), 'client')}</summary>{made}</details>"
     views = sorted({guarantee.third_party for guarantee in view.guarantees if guarantee.third_party})
     third = "".join(
         f'<p class="soft">Against a third party, who sees only the models: {safe(each)}.</p>' for each in views
     )
-    return f'{head}<p class="soft">{safe(words)}</p>{third}{made}'
+    shared = f"<p>The same for every client: {safe(common)}.</p>" if common else ""
+    return f'{head}<p class="soft">{safe(words)}</p>{third}{shared}{made}'
 
 
-def _row(g: Guarantee) -> list[Cell]:
+def _cards(view: RunView, heads: Sequence[tuple[str, str]], rows: Sequence[Sequence[Cell]]) -> str:
+    """Return one card per client, which the style sheet shows in place of the table on a narrow screen."""
+    made = []
+    for g, row in zip(view.guarantees, rows, strict=True):
+        listed = "".join(
+            f'<dt>{safe(head)}</dt><dd class="{"over" if "over" in style else ""}">{safe(shown_)}</dd>'
+            for (head, _), (_, shown_, style) in list(zip(heads, row, strict=True))[1:]
+        )
+        meter = ""
+        if g.epsilon_spent is not None and g.epsilon_budget and math.isfinite(g.epsilon_budget + g.epsilon_spent):
+            share = min(100.0, 100 * g.epsilon_spent / g.epsilon_budget)
+            over = " over" if over_budget(g) else ""
+            meter = f'<div class="meter{over}" aria-hidden="true"><span style="width:{share:.0f}%"></span></div>'
+        name = safe(view.name(g.client) if not g.name else g.name)
+        made.append(f'<section class="panel"><h3>client {name}</h3>{meter}<dl class="facts">{listed}</dl></section>')
+    return f'<div class="cards">{"".join(made)}</div>'
+
+
+def _cells(g: Guarantee) -> list[Cell]:
     spent, budget = g.epsilon_spent, g.epsilon_budget
     over = "over" if over_budget(g) else ""
     left = None if spent is None or budget is None or not math.isfinite(spent) else budget - spent

@@ -67,7 +67,7 @@ def spending(view: RunView) -> Spending:
         if cost is not None and rounds:
             budget = guarantee.epsilon_budget or 0.0
             groups.setdefault((cost, budget, rounds), []).append(guarantee)
-    chosen = _spread(sorted(groups.items(), key=lambda group: group[1][0].epsilon_spent or 0.0), LINES)
+    chosen = evenly(sorted(groups.items(), key=lambda group: group[1][0].epsilon_spent or 0.0), LINES)
     known = _epsilons((cost, rounds, held[0]) for (cost, _, rounds), held in chosen)
     lines = tuple(
         Line(
@@ -98,7 +98,7 @@ def _cost(guarantee: Guarantee, charged: tuple[int, ...]) -> _Cost | None:
 
 
 def _looked_at(rounds: Sequence[int]) -> list[int]:
-    return _spread(range(1, len(rounds) + 1), POINTS)
+    return evenly(range(1, len(rounds) + 1), POINTS)
 
 
 def _epsilons(wanted: Iterable[tuple[_Cost, tuple[int, ...], Guarantee]]) -> dict[tuple[_Cost, int], float]:
@@ -113,7 +113,7 @@ def _epsilons(wanted: Iterable[tuple[_Cost, tuple[int, ...], Guarantee]]) -> dic
     return known
 
 
-def _spread(items: Sequence[T], most: int) -> list[T]:
+def evenly(items: Sequence[T], most: int) -> list[T]:
     """Return at most the given number of items, evenly spaced, including the first and the last."""
     if len(items) <= most:
         return list(items)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from hush.pages.document import Tone
+from hush.pages.wording import count
 from hush.report.read import RunView
-from hush.report.wording import count
 from hush.server.participation import nothing_trained, out_of_budget, spent_words
 from hush.types import Guarantee
 
-Tone = Literal["good", "plain", "warn", "bad"]
 _SLACK = 1e-6
 UNPROTECTED = "none"
 

@@ -30,6 +30,11 @@ def figure(value: float | None, digits: int = 4) -> str:
     return "∞" if math.isinf(value) else f"{value:.{digits}g}"
 
 
+def times(value: float) -> str:
+    """Return a factor with three significant digits, or whole from a hundred on."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def between(values: Sequence[float]) -> str:
     """Return the range of some numbers."""
     low, high = figure(min(values), 3), figure(max(values), 3)
