@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,8 +22,11 @@ TOOLS = (
     ("ruff", "format", "--check", "--quiet", "--config", str(SETTINGS)),
     # A block of a page is no module: it needs neither docstrings nor types of its own, may print, and may show a value.
     ("ruff", "check", "--quiet", "--config", str(SETTINGS), "--ignore", "D1,T201,B018"),
-    ("mypy", "--no-error-summary", "--allow-untyped-defs", "--allow-untyped-calls", "--config-file", str(SETTINGS)),
+    # Together with the files that mypy checks by itself, and with the settings that pyproject.toml has for the package
+    # of the blocks: other options, or other files, would discard the cache of `mypy`, and `mypy` that of this call.
+    ("mypy", "--no-error-summary", *tomllib.loads(SETTINGS.read_text(encoding="utf-8"))["tool"]["mypy"]["files"]),
 )
+PACKAGE = "docs_code"
 _IMPORT = re.compile(r"^(import|from) ", re.MULTILINE)
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -64,7 +68,10 @@ def check(files: Sequence[Path]) -> bool:
 def main() -> None:
     """Extract and check."""
     with TemporaryDirectory() as folder:
-        files = extract(pages(), Path(folder))
+        package = Path(folder) / PACKAGE
+        package.mkdir()
+        (package / "__init__.py").touch()
+        files = extract(pages(), package)
         if not check(files):
             raise SystemExit("the code of the documentation has faults; files are named PAGE_line_LINE.py")
     print(f"{len(files)} code blocks of the documentation are fine")
