@@ -57,6 +57,19 @@ def test_digits() -> None:
         load("digits", root=None, part="test")
 
 
+def test_digits_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sklearn.datasets import load_digits
+
+    images, classes = load_digits().images, load_digits().target
+    quick = synthetic.digits()
+    monkeypatch.setattr(synthetic, "find_spec", lambda name: None)
+    for x, y in (quick, synthetic.digits()):
+        np.testing.assert_array_equal(x[:, 0], (images / 16).astype(np.float32))
+        np.testing.assert_array_equal(y, classes)
+        assert x.dtype == np.float32
+        assert y.dtype == np.int64
+
+
 def test_synthetic_users_do_not_depend_on_their_number() -> None:
     few = load("synthetic", root=None, clients=2, samples=50, alpha=1, beta=0.5, seed=3)
     more = load("synthetic", root=None, clients=4, samples=50, alpha=1, beta=0.5, seed=3)

@@ -52,7 +52,7 @@ def build_model(
         shape = tuple(features(torch.zeros(1, *shape)).shape[1:])
     described = _described(config, shape, classes)
     check_memory(_size(described), key=_size_key(config))
-    module = described.to_empty(device="cpu")
+    module = _allocated(described)
     _initialise(module, seed)
     return wrap(config.name, module, features)
 
@@ -84,6 +84,14 @@ def _described(config: ModelConfig, shape: Shape, classes: int) -> nn.Module:
         raise HushError(
             f"{key}: {config.name} cannot be built at this size: {reason}; accepted: a smaller model", key
         ) from None
+
+
+def _allocated(described: nn.Module) -> nn.Module:
+    """The same module with memory on the CPU. PyTorch's `to_empty` imports its symbolic shapes first: half a second."""
+    for part in described.modules():
+        for name, value in part.named_parameters(recurse=False):
+            setattr(part, name, nn.Parameter(torch.empty(value.shape, dtype=value.dtype)))
+    return described
 
 
 def _own_size(name: str, shape: Shape, classes: int) -> int:
