@@ -91,18 +91,17 @@ def data_root() -> str:
 
 
 @pytest.fixture(scope="session")
-def parent() -> Iterator[ForkServer]:
+def parent() -> ForkServer:
     """The fork server of all processes that a test worker starts; its start takes seconds."""
     from tests.support.fork_server import fork_server
 
-    with fork_server() as held:
-        yield held
+    return fork_server()
 
 
 @pytest.fixture(scope="session")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveFederation]:
-    """A federation of three with a real SuperLink, which also takes seconds to start."""
+def live(tmp_path_factory: pytest.TempPathFactory, parent: ForkServer) -> Iterator[LiveFederation]:
+    """A federation of three with a real SuperLink."""
     from tests.support.live_federation import LiveFederation
 
-    with LiveFederation(tmp_path_factory.mktemp("live") / "fed").up() as up:
+    with LiveFederation(tmp_path_factory.mktemp("live") / "fed").up(parent) as up:
         yield up

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from hush.deploy.transport.messages import Message
 from hush.pages.wording import safe
 from hush.text import LONGEST, printable
 from hush.types import HushError
+from tests.support.fork_server import command
 from tests.support.report_runs import CLIENTS, make_run, record
 
 with warnings.catch_warnings():
@@ -152,12 +151,8 @@ def test_names_of_recipes_files_and_seeds_reach_the_terminal_as_plain_text(capsy
 def test_a_run_in_a_directory_with_a_hostile_name_is_shown(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text('rounds = 1\n[recipe]\nname = "dp-fedavg"\n[data]\nclients = 2\n')
-    run = "from hush.cli.main import main; main()"
     for name in ("x[/red]", "\x1b[2J"):
-        command = [sys.executable, "-W", "ignore", "-c", run]
-        made = subprocess.run(
-            [*command, "run", str(config), "--out", str(tmp_path / name)], capture_output=True, text=True
-        )
+        made = command("run", config, "--out", tmp_path / name, cwd=tmp_path)
         assert made.returncode == 0, made.stderr
-        again = subprocess.run([*command, "report", str(tmp_path / name)], capture_output=True, text=True)
+        again = command("report", tmp_path / name, cwd=tmp_path)
         assert harmless(made.stdout + made.stderr + again.stdout, breaks=100)

@@ -12,7 +12,7 @@ import pandas
 import pytest
 
 import hush
-from tests.cli.test_main import command
+from tests.support.fork_server import command
 from tests.support.trained_models import CONFIG, fitted, tokens
 
 

@@ -23,8 +23,8 @@ import torch
 import hush
 from hush.config import parse as parse_config
 from hush.deploy.admin import localhost
-from hush.deploy.admin.processes import stopping
 from hush.recipes import RECIPES, SLOTS, Recipe, parse
+from tests.support.fork_server import ForkServer
 from tests.support.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -341,7 +341,7 @@ def test_a_side_release_needs_a_budget_and_a_name_of_its_own() -> None:
 
 @pytest.mark.usefixtures("beside")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of typer about click
-def test_a_side_release_of_ones_own_between_machines(tmp_path: Path) -> None:
+def test_a_side_release_of_ones_own_between_machines(tmp_path: Path, parent: ForkServer) -> None:
     """A federation of two members on localhost: both release the counts, which are charged as in a simulation."""
     pytest.importorskip("flwr", reason="needs the deploy extra")
     recipe = {"weight": "label_balance:LabelBalance"}
@@ -350,8 +350,12 @@ def test_a_side_release_of_ones_own_between_machines(tmp_path: Path) -> None:
     for policy in (tmp_path / "federation" / "kits").glob("*/policy.toml"):
         text = policy.read_text()
         policy.write_text(text.replace("[accept]", '[accept]\nmodels = ["label_balance:LabelBalance"]', 1))
-    with stopping([]) as programs:
-        localhost.start(place, programs)
+    with parent.tidy() as held:
+        held.start(["federation", "serve", place.path], place.server / "superlink.log").wait_for("ready at", 60)
+        for name in place.members():
+            kit = place.path / "kits" / name
+            words = ["federation", "join", kit, "--data", kit / "data.npz"]
+            held.start(words, kit / "join.log", cwd=EXAMPLES).wait_for("is online", 60)
         result = localhost.coordinator(place, 10).run(config, place.runs / localhost.RUN)
     alone = hush.simulate(config)
     lines = (place.runs / localhost.RUN / "rounds.jsonl").read_text().splitlines()

@@ -1,11 +1,13 @@
 """A fork server for `hush` commands: a process with all imports done forks real processes, which start at once.
 
 Each has a process number, a log, a ledger and sockets of its own, and dies of `kill -9` like any other. What is saved
-is two seconds of imports for each, which would be most of the time of a test that starts hundreds.
+is two seconds of imports for each, which would be most of the time of a test that starts hundreds. The server has one
+thread, so that it can be forked safely.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import json
@@ -13,16 +15,19 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tests.support.paths import environment, helper
 
 
 class Child:
-    """A forked `hush` command."""
+    """A forked process."""
 
     def __init__(self, pid: int, log: Path) -> None:
         self.pid, self.log = pid, log
@@ -42,6 +47,16 @@ class Child:
         while self.alive():
             time.sleep(0.005)
 
+    def interrupt(self) -> None:
+        """As Ctrl-C would."""
+        os.kill(self.pid, signal.SIGINT)
+
+    def status(self, seconds: float = 120.0) -> int:
+        """Its exit status, once it has ended by itself; -9 if a signal ended it."""
+        self.ended(seconds)
+        path = _status_file(self.log, self.pid)
+        return int(path.read_text()) if path.exists() else -signal.SIGKILL
+
     def said(self) -> str:
         return self.log.read_bytes()[self._from :].decode(errors="replace") if self.log.exists() else ""
 
@@ -57,7 +72,7 @@ class Child:
         deadline = time.monotonic() + seconds
         while self.alive():
             assert time.monotonic() < deadline, self.said()[-2000:]
-            time.sleep(0.02)
+            time.sleep(0.005)
 
     def memory(self, what: str = "VmRSS") -> int:
         """Bytes held now, or at most so far (`VmHWM`)."""
@@ -76,30 +91,59 @@ class ForkServer:
         )  # fmt: skip
         self.children: list[Child] = []
 
-    def start(self, arguments: Sequence[object], log: Path, namespace: str = "", witness: str = "") -> Child:
-        """Run a `hush` command, in a network namespace, or with a witness of ledgers, if one is named."""
+    def start(
+        self, arguments: Sequence[object], log: Path, *, namespace: str = "", cwd: Path | None = None,
+        errors: Path | None = None, environment: Mapping[str, str | None] | None = None,
+    ) -> Child:  # fmt: skip
+        """Run a `hush` command, in a network namespace, a folder, or with changes of the environment, if named.
+
+        What it says goes to the log; its standard error to a file of its own, if one is named.
+        """
+        words = [str(word) for word in arguments]
+        return self._ordered(log, arguments=words, namespace=namespace, cwd=str(cwd or ""), errors=str(errors or ""),
+                             environment=dict(environment or {}))  # fmt: skip
+
+    def call(self, module: str, function: str, log: Path, *given: object) -> Child:
+        """Call a function of a module with texts in place of a command."""
+        return self._ordered(log, module=module, function=function, arguments=[str(each) for each in given])
+
+    def command(self, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+        """A command that has ended, without the public data files, as a person without them would run it."""
+        with tempfile.TemporaryDirectory() as folder:
+            out, errors = Path(folder) / "out", Path(folder) / "errors"
+            child = self.start(arguments, out, cwd=cwd, errors=errors, environment={"HUSH_DATA": None})
+            status = child.status(300)
+            self.children.remove(child)
+            return subprocess.CompletedProcess(
+                [str(word) for word in arguments], status, out.read_text(), errors.read_text()
+            )
+
+    def _ordered(self, log: Path, **order: Any) -> Child:
         assert self._parent.stdin is not None
         assert self._parent.stdout is not None
-        known = Child(0, log)
-        order = {"arguments": [str(word) for word in arguments], "log": str(log), "namespace": namespace}
-        order["witness"] = witness
-        self._parent.stdin.write(json.dumps(order) + "\n")
+        child = Child(0, log)
+        self._parent.stdin.write(json.dumps({"log": str(log), **order}) + "\n")
         self._parent.stdin.flush()
-        known.pid = int(self._parent.stdout.readline())
-        self.children.append(known)
-        return known
+        child.pid = int(self._parent.stdout.readline())
+        self.children.append(child)
+        return child
 
     @contextlib.contextmanager
     def tidy(self) -> Iterator[ForkServer]:
-        """Leave no command running, however it ends."""
+        """Leave nothing running that is started within, however it ends."""
+        before = list(self.children)
         try:
             yield self
         finally:
             for child in self.children:
-                child.kill()
-            self.children = []
+                if child not in before:
+                    child.kill()
+            self.children = before
 
     def close(self) -> None:
+        """Stop all that it has started, and the server."""
+        for child in self.children:
+            child.kill()
         assert self._parent.stdin is not None
         assert self._parent.stdout is not None
         self._parent.stdin.close()
@@ -107,59 +151,92 @@ class ForkServer:
         self._parent.stdout.close()
 
 
-@contextlib.contextmanager
-def fork_server() -> Iterator[ForkServer]:
-    held = ForkServer()
-    try:
-        with held.tidy():
-            yield held
-    finally:
-        held.close()
+@cache
+def fork_server() -> ForkServer:
+    """The one server of this process; its start takes seconds."""
+    made = ForkServer()
+    atexit.register(made.close)
+    return made
+
+
+def command(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A `hush` command in a process of its own that has its imports already."""
+    return fork_server().command(*arguments, cwd=cwd)
+
+
+def _status_file(log: Path, pid: int) -> Path:
+    return log.with_name(f"{log.name}.{pid}.status")
 
 
 def _serve() -> None:
-    """Fork a command for each line of the input, until it ends."""
+    """Fork a process for each line of the input, until it ends."""
     for name in (
+        "auditing.run",
+        "cli.main",
         "deploy.coordinator.run",
         "deploy.admin.localhost",
         "deploy.member.service",
         "deploy.transport.flower",
         "report",
+        "simulation",
     ):
-        importlib.import_module(f"hush.{name}")
-    from hush.cli.main import main
-    from hush.config import parse
-    from hush.engines.setup import prepare
+        with contextlib.suppress(ImportError):  # without the deploy extra
+            importlib.import_module(f"hush.{name}")
+    import hush
 
-    # What is imported only when it is needed: accountants, models, recipes.
-    prepare(parse({"rounds": 2, "data": {"name": "digits", "clients": 2}, "recipe": {"name": "robust-hdp"}}))
+    # What is imported only when it is needed: accountants, models, recipes, reports.
+    config = {"rounds": 1, "data": {"name": "digits", "clients": 2}, "recipe": {"name": "robust-hdp"}}
+    with tempfile.TemporaryDirectory() as folder:
+        hush.simulate(config, out=Path(folder) / "run")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:
         order = json.loads(line)
         pid = os.fork()
         if pid == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            if order["namespace"]:
-                _enter(order["namespace"])
-            log = os.open(order["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            for descriptor in (1, 2):
-                os.dup2(log, descriptor)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            os.environ["HUSH_PARENT"] = str(os.getppid())
-            os.environ["HUSH_WITNESS"] = order["witness"] or os.environ.get("HUSH_WITNESS", "")
-            sys.argv = ["hush", *order["arguments"]]
             status = 1
             try:
-                main()
-                status = 0
-            except SystemExit as end:
-                status = end.code if isinstance(end.code, int) else 1
-            except BaseException:
-                traceback.print_exc()
+                status = _run(order)
             finally:
+                _status_file(Path(order["log"]), os.getpid()).write_text(str(status))
                 os._exit(status)
         sys.stdout.write(f"{pid}\n")
         sys.stdout.flush()
+
+
+def _run(order: dict[str, Any]) -> int:
+    """Do in a child what was ordered, and return its exit status."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # A shell's background jobs ignore the signal, and so would what the tests start when they are one.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if order.get("namespace"):
+        _enter(order["namespace"])
+    for path, descriptors in ((order["log"], (1, 2)), (order.get("errors"), (2,))):
+        if path:
+            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            for descriptor in descriptors:
+                os.dup2(file, descriptor)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for name, value in {"HUSH_PARENT": str(os.getppid()), **order.get("environment", {})}.items():
+        os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+    if order.get("cwd"):
+        os.chdir(order["cwd"])
+    try:
+        if "function" in order:
+            getattr(importlib.import_module(order["module"]), order["function"])(*order["arguments"])
+            return 0
+        from hush.cli.main import main
+
+        sys.argv = ["hush", *order["arguments"]]
+        main()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
 
 
 def _enter(namespace: str) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 from hush.config import Config, parse
 from hush.deploy.admin import keys, localhost
 from hush.deploy.admin.folders import FederationFolder, open_kit
-from hush.deploy.admin.processes import Program, stopping
 from hush.deploy.coordinator.run import Coordinator
 from hush.deploy.member import service
 from hush.deploy.transport import messages
 from hush.deploy.transport.flower import NodeClient
 from hush.privacy.ledger.statement import export
+from tests.support.fork_server import Child, ForkServer
 
 CLASSES = 10
 Twist = Callable[[bytes, bytes], bytes | None]
@@ -94,16 +94,14 @@ class LiveFederation:
         for policy in path.glob("kits/*/policy.toml"):
             text = policy.read_text().replace("# lifetime = 2.0", "lifetime = 100.0")
             policy.write_text(text.replace('["robust-hdp"]', '["any"]'))
-        self.programs: list[Program] = []
+        self.link: Child
         self.runs = 0
 
     @contextlib.contextmanager
-    def up(self) -> Iterator[LiveFederation]:
-        with stopping(self.programs):
-            self.programs.append(
-                Program(["federation", "serve", str(self.place.path)], self.place.server / "superlink.log")
-            )
-            self.programs[0].wait_for("ready at", 120)
+    def up(self, server: ForkServer) -> Iterator[LiveFederation]:
+        with server.tidy():
+            self.link = server.start(["federation", "serve", self.place.path], self.place.server / "superlink.log")
+            self.link.wait_for("ready at", 120)
             yield self
 
     @contextlib.contextmanager

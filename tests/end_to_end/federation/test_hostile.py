@@ -32,6 +32,7 @@ from hush.deploy.transport.flower import CoordinatorClient
 from hush.deploy.transport.messages import Message
 from hush.privacy.ledger.statement import export
 from hush.types import HushError
+from tests.support.fork_server import ForkServer
 from tests.support.live_federation import CLASSES, LiveFederation, config, resigned
 
 SHAPE, SIZE = [1, 8, 8], 650
@@ -128,9 +129,9 @@ def test_a_malicious_coordinator_gets_refusals_and_the_ledger_does_not_move(live
         undo()
 
 
-def test_a_member_whose_rows_do_not_fit_stays_out_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_member_whose_rows_do_not_fit_stays_out_and_the_run_goes_on(tmp_path: Path, parent: ForkServer) -> None:
     # A federation of its own: a ledger that covers other rows would not let this member start.
-    with LiveFederation(tmp_path / "fed").up() as live:
+    with LiveFederation(tmp_path / "fed").up(parent) as live:
         np.savez(live.place.path / "kits" / "m002" / "data.npz", x=np.zeros((40, 7)), y=np.arange(40) % 10)
         with live.members():
             seen = federation_status(live.place)

@@ -96,7 +96,7 @@ def started(path: Path, held: ForkServer, wire: Wire, run_: Any, patience: float
     for name, namespace in zip(place.members(), ("", "", wire.namespace), strict=True):
         kit = place.path / "kits" / name
         words = ["federation", "join", kit, "--data", kit / "data.npz"]
-        children.append(held.start(words, kit / "log", namespace))
+        children.append(held.start(words, kit / "log", namespace=namespace))
     for child in children:
         child.wait_for("is online", 60)
     return place

@@ -17,6 +17,7 @@ from hush.cli import federation
 from hush.deploy.admin import audit_log
 from hush.deploy.coordinator import exchange
 from hush.types import RunResult
+from tests.support.fork_server import ForkServer
 from tests.support.live_federation import LiveFederation, config, resigned, until
 
 
@@ -107,8 +108,8 @@ def test_a_member_whose_answers_are_unusable_is_evicted_and_named(
 
 
 @pytest.mark.soak
-def test_three_of_twenty_that_stall_cost_at_most_half_the_time_again(tmp_path: Path) -> None:
-    with LiveFederation(tmp_path / "fed", 20).up() as live:
+def test_three_of_twenty_that_stall_cost_at_most_half_the_time_again(tmp_path: Path, parent: ForkServer) -> None:
+    with LiveFederation(tmp_path / "fed", 20).up(parent) as live:
         _, honest = timed(live, 20, {})
         result, stalled = timed(live, 20, {f"m{number:03d}": Stall() for number in (3, 8, 15)})
     print(f"20 members, 20 rounds: {honest:.1f} s; with 3 that stall {stalled:.1f} s")

@@ -87,7 +87,7 @@ def test_bad_answers_cost_their_sender_the_round_and_nothing_else(
     for line, words in zip(rounds(out), bad, strict=True):
         assert set(line["weights"]) == {"0", "1"}, line
         assert words in line["refused"]["2"], (words, line["refused"])
-    assert live.programs[0].memory() < 700 << 20
+    assert live.link.memory() < 700 << 20
 
 
 def _key(live: LiveFederation) -> Any:
@@ -178,7 +178,7 @@ def test_a_broken_file_among_the_keys_lets_nobody_in_and_keeps_nobody_out(live: 
         line.close()
     finally:
         odd.unlink()
-    assert live.programs[0].said().count("odd.pub: not a public key") == 1
+    assert live.link.said().count("odd.pub: not a public key") == 1
 
 
 def test_replayed_and_repeated_answers_change_nothing(live: LiveFederation) -> None:
@@ -280,7 +280,7 @@ def test_impostors_are_refused(live: LiveFederation, tmp_path: Path, monkeypatch
             assert found.status_code == status, path
         chunked = client.post(f"https://{address}/v1/fleet/push-object", content=iter([b"x"] * 10))
         assert chunked.status_code == 411
-    assert live.programs[0].process.poll() is None
+    assert live.link.alive()
 
 
 def test_a_revoked_key_is_out_at_once(live: LiveFederation) -> None:
