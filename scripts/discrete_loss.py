@@ -1,4 +1,4 @@
-"""Measure what discrete noise costs: the demo with and without it, over some seeds, into results/discrete.json.
+"""Measure what discrete noise costs: mixed_budgets.toml with and without it, over seeds, into results/discrete.json.
 
 Run it from the repository: `.venv/bin/python -m scripts.discrete_loss [SEEDS]`. Takes some minutes on one core.
 """
@@ -21,7 +21,7 @@ def measured(seeds: list[int]) -> dict[str, Any]:
     from hush.config import load
     from hush.engines.results import versions
 
-    file = ROOT / "src" / "hush" / "demo.toml"
+    file = ROOT / "scripts" / "mixed_budgets.toml"
     accuracy = {
         kind: [
             hush.simulate(file, overrides=[f"seed={seed}", f"privacy.discrete={value}"]).accuracy["mean"]

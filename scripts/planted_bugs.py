@@ -120,7 +120,7 @@ def correct() -> list[str]:
     from tests.support.worst_case import worst_case
 
     full = worst_case()
-    demo = target(prepare(load(ROOT / "src" / "hush" / "demo.toml")))
+    mixed = target(prepare(load(ROOT / "scripts" / "mixed_budgets.toml")))
     settings: list[tuple[str, Any, dict[str, Any]]] = [
         ("worst case, one full batch", full, {"runs": 10_000}),
         ("worst case, one full batch", full, {"runs": 20_000, "confidence": 0.999}),
@@ -128,7 +128,8 @@ def correct() -> list[str]:
         ("half batches, 2 rounds of 2 steps", worst_case(batch=4, rounds=2), {"runs": 5_000}),
         ("worst case of 1,000 rows, delta 1e-5", worst_case(samples=1000, batch=1000, delta=1e-5),
          {"kind": "one-run", "canaries": 1000}),
-        (f"`hush demo`, client {demo.client}, {demo.plan.rounds * demo.plan.steps} steps", demo, {"kind": "one-run"}),
+        (f"digits, mixed budgets, client {mixed.client}, {mixed.plan.rounds * mixed.plan.steps} steps", mixed,
+         {"kind": "one-run"}),
         ("one full batch, delta 0.01", worst_case(delta=1e-2), {"runs": 10_000, "confidence": 0.999}),
         ("a row replaced, delta 0.01", worst_case(delta=1e-2, relation="replace-one"),
          {"runs": 10_000, "confidence": 0.999}),

@@ -265,3 +265,27 @@ def test_what_is_silent_elsewhere_is_said(here: Path) -> None:
     assert "Warning: local.epochs = 4 has no effect, because local.steps = 2 is given" in done.stdout
     nothing = command("run", "run.toml", "--resume", cwd=here)
     assert (nothing.returncode, "nothing to resume; start without --resume" in nothing.stderr) == (2, True)
+
+
+def test_the_demo_ends_with_a_table_and_its_report(tmp_path: Path) -> None:
+    done = command("demo", "--seeds", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.strip().splitlines()[-1]
+    assert (tmp_path / last.removeprefix("Report: ")).is_file()
+    private = re.findall(r"│ ([\w-]+) +│ +[\d.]+%.*│ +[\d.]+ │ +[\d.]+ │", done.stdout)
+    assert private[0] == "hush"
+    assert len(private) == 5
+    refused = command("demo", "--federation", "--seeds", "2", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "leave it out with --federation" in refused.stderr
+
+
+@pytest.mark.soak
+def test_the_demo_of_a_federation_trains_with_three_processes(tmp_path: Path) -> None:
+    done = fresh("demo", "--federation", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "round 30: updates from m000, m001, m002" in done.stderr
+    assert done.stdout.strip().splitlines()[-1].endswith("Report: runs/demo-federation/runs/run/report.html")
+    result = json.loads((tmp_path / "runs/demo-federation/runs/run/result.json").read_text())
+    assert [card["epsilon_budget"] for card in result["guarantees"]] == [0.2, 1.0, 5.0]
+    assert result["accuracy"]["mean"] > 0.8

@@ -20,6 +20,7 @@ from click.exceptions import NoArgsIsHelpError
 
 from hush.cli.data import data_app
 from hush.cli.federation import federation_app
+from hush.cli.federation import local as run_locally
 from hush.cli.predict import predict
 from hush.cli.privacy import audit, ledger_app
 from hush.cli.reproduce import reproduce
@@ -57,7 +58,9 @@ Sets = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in the output directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON to standard output.")]
 Data = Annotated[str | None, typer.Option(help="Directory with the public dataset files (or HUSH_DATA).")]
-DEMO_RECIPES = "dp-fedavg,weiavg,minimum,robust-hdp"
+DEMO_RECIPES = "hush,robust-hdp,weiavg,dp-fedavg,minimum,fedavg"
+# Three members with the demo's three budgets. One of them has most of what is known, and in a demo it is trusted.
+DEMO_FEDERATION = ("privacy.budgets=[0.2, 1.0, 5.0]", "max_weight=1.0")
 
 
 @app.callback(invoke_without_command=True)
@@ -72,12 +75,26 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
 @app.command()
 def demo(
     out: Out = None,
-    seeds: Annotated[int, typer.Option(help="Number of seeds to average over.")] = 1,
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds to average over.  [default: 3]")] = None,
+    federation: Annotated[
+        bool, typer.Option("--federation", help="Run hush in a federation of three real processes on this machine.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare four recipes on built-in data, with different budgets and batch sizes per client."""
+    """Compare hush with the recipes of the papers on built-in data, where every client has a budget of its own."""
+    from hush.recipes.presets import SUMMARIES
+
+    if federation and seeds is not None:
+        raise HushError("--seeds: a federation's noise is secure and has no seed; leave it out with --federation")
     with as_file(files("hush").joinpath("demo.toml")) as path:
-        _compare(path, DEMO_RECIPES, seeds, out or _fresh("demo"), (), False, None, as_json)
+        if federation:
+            print("Three members train a model together; they allow epsilon 0.2, 1 and 5.", file=sys.stderr)
+            run_locally(path, directory=out or _fresh("demo-federation"), sets=list(DEMO_FEDERATION), as_json=as_json)
+            return
+        if not as_json:
+            print("Ten clients share the digits. Four allow epsilon 0.2 (strict), four allow 1, two allow 5 (loose).")
+            print("\n".join(f"  {name:11} {SUMMARIES[name]}" for name in DEMO_RECIPES.split(",")))
+        _compare(path, DEMO_RECIPES, 3 if seeds is None else seeds, out or _fresh("demo"), (), False, None, as_json)
 
 
 @app.command()
