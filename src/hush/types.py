@@ -170,9 +170,21 @@ class SideAnswers:
     releases: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class HeldVector:
+    """What is checked of a vector that is held elsewhere. The norm is not finite where the vector is not."""
+
+    size: int
+    dtype: str
+    norm: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """One round's sealed answer: a flat float32 vector released by a ledger receipt, and what accompanies it."""
+    """One round's sealed answer: a flat float32 vector released by a ledger receipt, and what accompanies it.
+
+    In a simulation of many numbers the vector may be held elsewhere: then `vector` is empty, and `held` has its facts.
+    """
 
     client: int
     round: int
@@ -180,6 +192,7 @@ class Update:
     layout: Layout
     receipt: Receipt
     side: SideAnswers = field(default_factory=SideAnswers)
+    held: HeldVector | None = None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from hush.engines.enrolment import enrolled
 from hush.engines.run_ledgers import RunLedgers
 from hush.engines.setup import Federation, prepare
 from hush.engines.simulator import Simulator, run
-from hush.privacy.ledger import Ledger
+from hush.privacy.ledger import MemoryLedger
 from hush.privacy.plan import UPDATE
 from hush.recipes import RECIPES
 from hush.recipes.presets import FAITHFUL
@@ -59,7 +59,7 @@ def federation(name: str, mode: str) -> Federation:
 class Driven:
     """A run by hand: who was asked what, what was sent, what came of it."""
 
-    ledgers: list[Ledger]
+    ledgers: list[MemoryLedger]
     tasks: list[list[Task]] = field(default_factory=list)
     answers: list[list[Answer]] = field(default_factory=list)
     states: list[ServerState] = field(default_factory=list)
@@ -135,7 +135,7 @@ def test_shapes(name: str, mode: str) -> None:
         assert all(0 <= model < models for model in record.placed.values() if record.weights)
 
 
-def charged(ledger: Ledger) -> dict[tuple[str, str], int]:
+def charged(ledger: MemoryLedger) -> dict[tuple[str, str], int]:
     return {(what, str(kind)): steps for (what, kind), steps in ledger.released().items() if steps}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scripts import trace_round
 
-FILES = 25
+FILES = 28
 SWITCHES = 15
 
 

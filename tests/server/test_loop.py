@@ -94,7 +94,7 @@ def run(made: RunTerms, answers: list[list[Update]]) -> tuple[ServerState, list[
     next(loop)
     try:
         for answer in answers:
-            loop.send(answer)  # type: ignore[arg-type]
+            loop.send(answer)
     except StopIteration as end:
         return end.value, records
     raise AssertionError("the loop did not end")

@@ -228,7 +228,7 @@ def play(
             while True:
                 updates = [respond(task) for task in tasks]
                 played.sent.append({update.client: update for update in updates})
-                tasks = serving.send(updates)  # type: ignore[arg-type]
+                tasks = serving.send(updates)
         except StopIteration:
             return played
 

@@ -55,6 +55,9 @@ class Clients:
     def arrays(self, round_number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs and labels of all clients in a round."""
         data = self.dataset
+        if all((share.rotate, share.flip, share.salt) == (0, 0, ()) for share in self.shares):
+            everyone = np.concatenate(self._rows())
+            return data.x[everyone], data.y[everyone]
         low, high = transforms.limits(data.x)
         parts = [
             transforms.apply(

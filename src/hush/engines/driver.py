@@ -20,9 +20,9 @@ from hush.engines.setup import Federation
 from hush.engines.trained import trained_model
 from hush.models import Model
 from hush.objective.evaluation import evaluate_metrics
-from hush.privacy.ledger import Ledger
+from hush.privacy.ledger import Spending
 from hush.recipes.context import State
-from hush.server.loop import Answer, ServerState, serve, short_of_quorum, start
+from hush.server.loop import Answers, ServerState, serve, short_of_quorum, start
 from hush.server.run_directory import RunDir
 from hush.trained_model import contents
 from hush.training import input_mean
@@ -51,14 +51,14 @@ class CompletedRun:
     federation: Federation
 
 
-Rounds = Generator[list[Task], list[Answer], CompletedRun]
+Rounds = Generator[list[Task], Answers, CompletedRun]
 
 
 class Host(Protocol):
     """Where the clients of a run are: in this process, or on machines of their own."""
 
     @property
-    def ledgers(self) -> Sequence[Ledger]:
+    def ledgers(self) -> Sequence[Spending]:
         """What each client has spent, as far as it is known here."""
         ...
 
@@ -161,7 +161,7 @@ def released(federation: Federation, state: ServerState) -> tuple[Tensor, tuple[
     return uncentred(federation, state.released, state.slots["protect"]), tuple(homes)
 
 
-def run_rounds(rounds: Rounds, answer: Callable[[list[Task]], list[Answer]]) -> CompletedRun:
+def run_rounds(rounds: Rounds, answer: Callable[[list[Task]], Answers]) -> CompletedRun:
     """Run all rounds with answers that a function obtains."""
     try:
         tasks = next(rounds)

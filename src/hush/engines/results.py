@@ -13,7 +13,7 @@ from typing import Any
 
 from hush.config import config_hash
 from hush.engines.setup import Federation
-from hush.privacy.ledger import Ledger
+from hush.privacy.ledger import Spending
 from hush.privacy.weak_guarantees import gathered
 from hush.server.participation import nothing_trained, out_of_budget, trained
 from hush.types import RoundRecord, RunResult
@@ -51,7 +51,7 @@ def manifest(federation: Federation, command: str) -> dict[str, Any]:
 
 
 def outcome(
-    federation: Federation, ledgers: Sequence[Ledger], records: Sequence[RoundRecord], ended: str,
+    federation: Federation, ledgers: Sequence[Spending], records: Sequence[RoundRecord], ended: str,
     names: Sequence[str] = (), metrics: Mapping[str, Any] | None = None,
 ) -> RunResult:  # fmt: skip
     """The result of a run whose last round is the last record; `names` of clients, where members have none."""

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from urllib.parse import quote
 
 from hush.privacy.accounting.cost import Cost
-from hush.privacy.ledger import Ledger, account, witness
+from hush.privacy.ledger import Ledger, Spending, account, witness
 from hush.privacy.ledger.binding import bind
 from hush.privacy.ledger.fingerprints import Rows
 from hush.privacy.ledger.ledger import inspect
@@ -28,7 +28,7 @@ Warn: TypeAlias = Callable[[str], None]
 class RunLedgers:
     """The ledgers of all clients, in order of client number, for one run."""
 
-    def __init__(self, ledgers: Sequence[Ledger], run: str = "", *, durable: bool = False) -> None:
+    def __init__(self, ledgers: Sequence[Spending], run: str = "", *, durable: bool = False) -> None:
         self.ledgers = ledgers
         self._run = run
         self._durable = durable
@@ -39,9 +39,9 @@ class RunLedgers:
         A charge of this round that a dead process left without sealed bytes is forfeited and made again. None: the
         round was answered, and its bytes are no longer stored. It is not charged, and nothing may be released for it.
         """
-        ledger = self.ledgers[client]
         if not self._durable:
-            return ledger.reserve(costs, self._run, number)
+            return self.ledgers[client].reserve(costs, self._run, number)
+        ledger = self._file(client)
         ledger.forfeit_unsealed(self._run, number)
         attempt = ledger.next_attempt(self._run, number)
         # A file may identify its client by name; the run identifies it by number.
@@ -53,30 +53,34 @@ class RunLedgers:
     def seal(self, client: int, receipt: Receipt, payload: Callable[[], bytes]) -> None:
         """Store the bytes of an answer before it is sent, if ledgers persist."""
         if self._durable:
-            ledger = self.ledgers[client]
+            ledger = self._file(client)
             ledger.seal(replace(receipt, client=ledger.terms.client), payload())
 
     def sent(self, client: int, number: int) -> None:
         """Record that the server has saved a round's answer. Bytes not recorded as sent are never deleted."""
-        if self._durable and (kept := self.ledgers[client].sealed(self._run, number)) is not None:
-            self.ledgers[client].sent(kept[0])
+        if self._durable and (kept := self._file(client).sealed(self._run, number)) is not None:
+            self._file(client).sent(kept[0])
 
     def recharge(self, client: int, costs: Sequence[Cost], number: int) -> None:
         """Charge a round that a resumed run has already released; a file without it is a `HushError`."""
-        ledger = self.ledgers[client]
         if not self._durable:
-            ledger.reserve(costs, self._run, number)
-        elif number != ENROLMENT and ledger.next_attempt(self._run, number) == 1:
+            self.ledgers[client].reserve(costs, self._run, number)
+        elif number != ENROLMENT and self._file(client).next_attempt(self._run, number) == 1:
             raise HushError(
-                f"{ledger.where}: has no charge for round {number} of the run to resume; accepted: the ledgers that it "
-                "was started with, or none if it was started without"
+                f"{self._file(client).where}: has no charge for round {number} of the run to resume; accepted: the "
+                "ledgers that it was started with, or none if it was started without"
             )
 
     def close(self) -> None:
         """Close the files."""
         if self._durable:
-            for ledger in self.ledgers:
-                ledger.close()
+            for client in range(len(self.ledgers)):
+                self._file(client).close()
+
+    def _file(self, client: int) -> Ledger:
+        ledger = self.ledgers[client]
+        assert isinstance(ledger, Ledger)
+        return ledger
 
 
 def ignore(warning: str) -> None:
@@ -146,7 +150,7 @@ def _stricter(path: Path, client: int | str, policy: Policy, lifetime: float | N
     return strict
 
 
-def approve(ledgers: Iterable[Ledger], costs: Iterable[Sequence[Cost]]) -> None:
+def approve(ledgers: Iterable[Spending], costs: Iterable[Sequence[Cost]]) -> None:
     """Check each client's whole schedule at once if its budget covers it; otherwise rounds are checked separately."""
     for ledger, wanted in zip(ledgers, costs, strict=True):
         if ledger.affords(wanted):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from hush.models import Model
 from hush.objective import Objective
 from hush.privacy import noise
 from hush.privacy.accounting.cost import Cost
-from hush.privacy.ledger import Ledger
+from hush.privacy.ledger import Ledger, MemoryLedger, Spending
 from hush.privacy.plan import UPDATE, PrivacyPlan
 from hush.privacy.schedule import ENROLMENT, Output, PrivacySchedule, Stage, StageTable
 from hush.privacy.side_release import ReleaseShape
@@ -44,7 +44,7 @@ from hush.types import Guarantee, HushError, Member, Policy
 
 _log = logging.getLogger("hush")
 # What a client's plan and its ledger in memory take, measured; and a row of made data, while it is made.
-_LEDGER_BYTES, _SETUP, _ROW_BYTES = 1 << 16, 6e-4, 640
+_LEDGER_BYTES, _SETUP, _ROW_BYTES = 1 << 14, 3e-4, 640
 _MANY = 10_000
 _AUTO_RATE = (
     "privacy plan: budget, batch size and sample count are treated as public at enrolment and determine the "
@@ -167,12 +167,19 @@ class Federation:
             ]
         )
 
-    def ledgers(self, directory: Path | None = None, warn: run_ledgers.Warn = run_ledgers.ignore) -> list[Ledger]:
+    @overload
+    def ledgers(self, directory: None = None, warn: run_ledgers.Warn = ...) -> list[MemoryLedger]: ...
+    @overload
+    def ledgers(self, directory: Path, warn: run_ledgers.Warn = ...) -> list[Ledger]: ...
+    def ledgers(
+        self, directory: Path | None = None, warn: run_ledgers.Warn = run_ledgers.ignore
+    ) -> list[MemoryLedger] | list[Ledger]:
         """A ledger for each client, its schedule approved: fresh ones in memory, or the files of a directory.
 
         `warn` is told where a file is stricter or less strict than the config.
         """
         accountant = self.schedules[0].plan.accountant
+        made: list[MemoryLedger] | list[Ledger]
         if directory is not None:
             names, data = [member.name for member in self.members], self.data.dataset
             lifetimes = _lifetimes(self.config, names)
@@ -183,7 +190,7 @@ class Federation:
             except OSError as error:
                 raise HushError(f"{directory}: cannot hold ledgers: {error.strerror or error}") from None
         else:
-            made = [Ledger.in_memory(c, policy, accountant) for c, policy in enumerate(self.policies)]
+            made = [MemoryLedger(c, policy, accountant) for c, policy in enumerate(self.policies)]
         run_ledgers.approve(made, [self.costs(member.client) for member in self.members])
         return made
 
@@ -223,7 +230,7 @@ class Federation:
         config = self.config
         return third_party_view(self.recipe, self.schedules, config.participation, config.rounds)
 
-    def guarantees(self, ledgers: Sequence[Ledger]) -> tuple[Guarantee, ...]:
+    def guarantees(self, ledgers: Sequence[Spending]) -> tuple[Guarantee, ...]:
         """The guarantee card of each client."""
         label = noise.SEEDED if self.config.privacy.noise == "seeded" else noise.SECURE
         view, named = self.third_party(), self.not_covered()
@@ -232,7 +239,7 @@ class Federation:
             for member, ledger in zip(self.members, ledgers, strict=True)
         )
 
-    def _card(self, client: int, ledger: Ledger, label: str, view: str, named: tuple[str, ...]) -> Guarantee:
+    def _card(self, client: int, ledger: Spending, label: str, view: str, named: tuple[str, ...]) -> Guarantee:
         member, policy, schedule = self.members[client], self.policies[client], self.schedules[client]
         plan, spent, held = schedule.plan, ledger.spent(), ledger.terms
         # A ledger file may have a budget for its life, over all runs: then that is what the spending is held against.
@@ -306,7 +313,7 @@ def prepare(
     if config.quorum > number:
         raise HushError(f"quorum: {config.quorum} is more than the {number} clients; accepted: 1 to {number}", "quorum")
     model = _model(config, module, held.dataset)
-    models.check_memory(model.layout.size, len(members))
+    models.check_memory(model.layout.size, len(members) if recipe.local.remembers else 0)
     if module is not None and not recipe.assign.alike:
         raise HushError(
             "recipe.assign: requires models with different initial weights, which a custom module does not provide"

@@ -23,9 +23,10 @@ from hush.engines.driver import CompletedRun, drive, evaluate, measure, released
 from hush.engines.enrolment import enrolled
 from hush.engines.fingerprint import Hashes, identity
 from hush.engines.results import manifest
+from hush.engines.round_answers import RoundAnswers
 from hush.engines.run_ledgers import RunLedgers
 from hush.engines.setup import Federation
-from hush.privacy.ledger import BudgetSpentError, Ledger
+from hush.privacy.ledger import BudgetSpentError, Spending
 from hush.privacy.schedule import ENROLMENT
 from hush.recipes.context import State
 from hush.server.loop import Answer, ServerState
@@ -75,7 +76,7 @@ class Simulator:
         self.idle = 0.0
 
     @property
-    def ledgers(self) -> Sequence[Ledger]:
+    def ledgers(self) -> Sequence[Spending]:
         """Those of all clients, in order of their numbers."""
         return self._ledgers.ledgers
 
@@ -123,6 +124,11 @@ class Simulator:
         """Return the answers of a round, for one run alone."""
         works, declined = self.accept(tasks)
         return [*declined, *self.seal(works, train_together([(self, works)])[0])]
+
+    def collecting(self, tasks: Sequence[Task]) -> RoundAnswers:
+        """Return the collection of a round's answers, block by block."""
+        federation = self.federation
+        return RoundAnswers(federation.recipe, tasks, federation.model.layout.size, federation.device.type)
 
     def seal(self, works: Sequence[Work], vectors: Sequence[Tensor]) -> list[Answer]:
         """Return the updates to send back."""
@@ -251,9 +257,13 @@ def execution(
         try:
             tasks = next(rounds)
             while True:
-                works, declined = simulator.accept(tasks)
-                vectors = yield simulator, works
-                tasks = rounds.send([*declined, *simulator.seal(works, vectors)])
+                with simulator.collecting(tasks) as collected:
+                    for block in collected.blocks:
+                        works, declined = simulator.accept(block)
+                        vectors = yield simulator, works
+                        collected.add([*declined, *simulator.seal(works, vectors)])
+                        works, vectors = [], []
+                    tasks = rounds.send(collected.answers())
         except StopIteration as end:
             return _notify_end(end.value, callbacks)
     finally:

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from hush.recipes.rows import DenseRows, Rows
 from hush.types import Layout
 
 State = Mapping[str, Tensor]
@@ -34,7 +35,7 @@ class RoundView:
     Attributes:
         round: The round number.
         clients: The client numbers.
-        updates: The updates, n x p.
+        updates: The updates, n x p; without columns where they are held elsewhere and no option needs them whole.
         samples: The number of training samples of each, as declared at enrolment.
         epsilon: The declared budget of each.
         planned_noise: The expected squared norm of the noise in each update, by the client's plan.
@@ -45,6 +46,7 @@ class RoundView:
         budgets: The declared epsilon of all enrolled clients, including those that did not answer.
         groups: The true cluster of all clients, known in simulations only.
         rounds: The total number of rounds.
+        held: The updates, where they are held elsewhere.
     """
 
     round: int
@@ -60,6 +62,12 @@ class RoundView:
     budgets: Tensor = field(default_factory=lambda: torch.ones(0))
     groups: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     rounds: int = 1
+    held: Rows | None = None
+
+    @property
+    def matrix(self) -> Rows:
+        """The updates, wherever they are. An option that reads them through this never needs them all in memory."""
+        return DenseRows(self.updates) if self.held is None else self.held
 
     def rows(self, chosen: Tensor) -> RoundView:
         """The view restricted to some of its rows."""
@@ -67,6 +75,7 @@ class RoundView:
             self,
             clients=tuple(self.clients[i] for i in chosen.tolist()),
             updates=self.updates[chosen],
+            held=None if self.held is None else self.held.take(chosen),
             samples=self.samples[chosen],
             epsilon=self.epsilon[chosen],
             planned_noise=self.planned_noise[chosen],

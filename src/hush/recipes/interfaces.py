@@ -21,7 +21,11 @@ from torch import Tensor
 from hush.config import Config
 from hush.privacy.schedule import Output, PrivacySchedule, RoundSpec, StageTable
 from hush.recipes.context import RoundView, ServerRng, State, Weights
+from hush.recipes.rows import ProjectedRows, Rows
 from hush.types import Layout, Member, Policy, Release, TaskExtras
+
+# The updates to aggregate: n x p, or rows that are held elsewhere.
+Projected = Tensor | Rows | ProjectedRows
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,15 @@ class ModelFacts:
 
 class Option:
     """Base of all options. By default an option releases nothing, asks for ordinary training, and sends no extras."""
+
+    @property
+    def blockwise(self) -> bool:
+        """Whether it reads updates through `RoundView.matrix` alone; for others they are gathered in `updates`.
+
+        True for the options of this package. An option of your own sets it in its own class: it is not inherited, since
+        a subclass may read what its base does not.
+        """
+        return bool(vars(type(self)).get("reads_blocks", type(self).__module__.startswith("hush.recipes.")))
 
     def fitted(self, model: ModelFacts) -> Self:
         """The option as it is used with this model: without what does not apply to it."""
@@ -168,6 +181,11 @@ class Protect(Option, ABC):
 class LocalRule(Option):
     """What the local steps do in addition to following the noisy gradient."""
 
+    @property
+    def remembers(self) -> bool:
+        """Whether the server keeps a vector for every client, as large as a model."""
+        return False
+
     def pull(self) -> float:
         """The strength of the proximal term towards the model that was sent."""
         return 0.0
@@ -269,9 +287,9 @@ class Project(Option):
         """The clients whose updates determine how the others are projected, or None."""
         return None
 
-    def project(self, view: RoundView, state: State, rng: ServerRng) -> tuple[Tensor, State]:
+    def project(self, view: RoundView, state: State, rng: ServerRng) -> tuple[Projected, State]:
         """Return the updates to aggregate, n x p."""
-        return view.updates, state
+        return view.matrix, state
 
 
 class Weight(Option, ABC):

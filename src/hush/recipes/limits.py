@@ -96,11 +96,11 @@ def norm_limits(view: RoundView, noise: Tensor) -> Tensor:
     `noise` is the maximum norm of the noise in an honest update. The limit grows with the number of steps for a client
     that takes more steps than the median.
     """
-    clients, size = view.updates.shape
+    clients, size = view.matrix.shape
     if clients < _FEWEST:
         return torch.full((clients,), math.inf, dtype=torch.float64)
     planned = view.planned_noise
-    excess = view.updates.double().square().sum(1) - planned
+    excess = view.matrix.squared_norms() - planned
     error = float(planned.median()) * math.sqrt(2 / (size * clients))
     signal = max(0.0, float(excess.median())) + _ERRORS * error
     steps = (view.reach / view.reach.median()).clamp(min=1.0)

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from hush.recipes.context import NOWHERE, RoundView, ServerRng, State, Weights
+from hush.recipes.interfaces import Projected
 from hush.recipes.limits import InfluenceLimits, capped, norm_limits
 from hush.recipes.recipe import Recipe, SlotStates
+from hush.recipes.rows import Rows
 from hush.types import Layout, Task, TaskExtras, Update
 
 _DECIDERS = 3  # clients below which one malicious client may decide for all
@@ -99,6 +101,7 @@ def aggregate(
     *,
     limits: InfluenceLimits,
     step: bool,
+    held: Rows | None = None,
 ) -> Aggregate:
     """Return the next models and states.
 
@@ -112,6 +115,7 @@ def aggregate(
         rng: The server's random numbers of the round.
         limits: Limits on one client's influence.
         step: Whether this round changes the models.
+        held: The decoded updates, in the same order, where they are held elsewhere.
     """
     new: dict[str, State] = dict(slots)
     move = torch.zeros_like(models)
@@ -120,20 +124,21 @@ def aggregate(
     into: dict[int, int] = {}
     warnings: dict[int, str] = {}
     if updates:
-        view, warnings = _norm_limited(_view(recipe, facts, invitation.tasks, updates), invitation.tasks, limits)
+        view, warnings = _norm_limited(_view(recipe, facts, invitation.tasks, updates, held), invitation.tasks, limits)
         worked = [_worked_on(invitation, update) for update in updates]
 
         # Assign: the model to which each update is added.
         joined, new["assign"] = recipe.assign.absorb(view, worked, slots["assign"], rng)
         into = dict(zip(view.clients, joined, strict=True))
-        rebased = replace(view, updates=view.updates + _rebasing(models, worked, joined))
+        rebased = _rebased(view, models, worked, joined)
         for model, rows in _by_model(joined):
             part = rebased if len(rows) == len(view.clients) else rebased.rows(rows)
 
             # Project, unless one or two clients alone determine the projection and the ceiling forbids that much
             # influence.
             key, share = f"project-{model}", limits.ceiling(len(part.clients))
-            projected, few = part.updates, _few(recipe.project.deciders(part), share)
+            few = _few(recipe.project.deciders(part), share)
+            projected: Projected = part.matrix
             if not few:
                 projected, new[key] = recipe.project.project(part, slots.get(key, {}), rng)
 
@@ -141,7 +146,7 @@ def aggregate(
             key = f"weight-{model}"
             weighting, new[key] = recipe.weight.weight(part, slots.get(key, {}))
             limited = weighting.weights if share >= 1 else capped(weighting.weights, part.reach, share)
-            move[model] = limited.to(move.dtype) @ projected
+            move[model] = _weighted_sum(limited, projected).to(move.dtype)
             weights.update(zip(part.clients, limited.tolist(), strict=True))
             warnings = _joined(warnings, _warned(part, weighting, limited, share), _undecided(part, few))
             if weighting.noise is not None:
@@ -163,8 +168,15 @@ def aggregate(
     )
 
 
-def _view(recipe: Recipe, facts: RoundView, tasks: Sequence[Task], updates: Sequence[Update]) -> RoundView:
+def _view(
+    recipe: Recipe, facts: RoundView, tasks: Sequence[Task], updates: Sequence[Update], held: Rows | None
+) -> RoundView:
     """Return the facts with the decoded updates and the side releases."""
+    if held is not None:
+        answers = {what: torch.stack([u.side.releases[what] for u in updates]) for what in updates[0].side.releases}
+        if all(option.blockwise for option in recipe.options.values()):
+            return replace(facts, held=held, answers=answers)
+        return replace(facts, updates=held.whole(), answers=answers)
     sent = {task.client: task for task in tasks}
     vectors = [recipe.project.decode(u.vector, facts.layout, sent[u.client].extras) for u in updates]
     answers = {what: torch.stack([u.side.releases[what] for u in updates]) for what in updates[0].side.releases}
@@ -176,10 +188,18 @@ def _worked_on(invitation: Invitation, update: Update) -> int:
     return invitation.placed[update.client] if chosen is None or not invitation.open_choice else chosen
 
 
-def _rebasing(models: Tensor, worked: Sequence[int], joined: Sequence[int]) -> Tensor:
-    """Return the offset for updates that were computed on one model and are added to another."""
+def _rebased(view: RoundView, models: Tensor, worked: Sequence[int], joined: Sequence[int]) -> RoundView:
+    """Return the view with updates of the models that they are added to, in place of those they were computed on."""
     to = [there if there != NOWHERE else here for here, there in zip(worked, joined, strict=True)]
-    return models[list(worked)] - models[to]
+    if view.held is not None:
+        return replace(view, held=view.held.rebased(models, worked, to))
+    return replace(view, updates=view.updates + (models[list(worked)] - models[to]))
+
+
+def _weighted_sum(weights: Tensor, projected: Projected) -> Tensor:
+    if isinstance(projected, Tensor):
+        return weights.to(projected.dtype) @ projected
+    return projected.combined(weights)
 
 
 def _by_model(joined: Sequence[int]) -> list[tuple[int, Tensor]]:
@@ -197,7 +217,7 @@ def _norm_limited(view: RoundView, tasks: Sequence[Task], limits: InfluenceLimit
     clip = tasks[0].extras.clip
     scale = 1.0 if clip is None else clip / limits.clip
     most = norm_limits(replace(view, planned_noise=scale**2 * view.planned_noise), scale * limits.noise_bounds)
-    norms = view.updates.double().norm(dim=1)
+    norms = view.matrix.norms()
     long = norms > most
     if not bool(long.any()):
         return view, {}
@@ -207,6 +227,8 @@ def _norm_limited(view: RoundView, tasks: Sequence[Task], limits: InfluenceLimit
         f"{most[row]:.3g} (max_weight = 1.0 in the run's config turns this off)"
         for row in long.nonzero().flatten().tolist()
     }
+    if view.held is not None:
+        return replace(view, held=view.held.scaled(factors)), words
     return replace(view, updates=view.updates * factors[:, None].to(view.updates.dtype)), words
 
 

@@ -14,6 +14,7 @@ from hush.recipes.context import RoundView, ServerRng, State
 from hush.recipes.limits import NONE, Ceiling, InfluenceLimits
 from hush.recipes.recipe import Recipe, SlotStates
 from hush.recipes.round import aggregate, invite
+from hush.recipes.rows import Rows
 from hush.server.participation import Participants
 from hush.server.validation import validate
 from hush.types import Decline, Layout, Member, RoundRecord, Task, Update
@@ -76,6 +77,17 @@ class ServerState:
 
 
 Answer = Update | Decline
+
+
+@dataclass(frozen=True, eq=False)
+class HeldAnswers:
+    """Answers whose vectors are held elsewhere: `rows` has the decoded vector of each update among them, in order."""
+
+    answers: Sequence[Answer]
+    rows: Rows
+
+
+Answers = Sequence[Answer] | HeldAnswers
 Keep = Callable[[ServerState, RoundRecord], bool | None]
 
 
@@ -107,7 +119,7 @@ def short_of_quorum(terms: RunTerms, state: ServerState) -> str | None:
     return f"after round {state.round}: {able}, quorum {terms.quorum}"
 
 
-def serve(terms: RunTerms, state: ServerState, keep: Keep) -> Generator[list[Task], list[Answer], ServerState]:
+def serve(terms: RunTerms, state: ServerState, keep: Keep) -> Generator[list[Task], Answers, ServerState]:
     """Run the remaining rounds. `keep` is called with the new state and the record after each round; it ends the run
     by returning True.
 
@@ -125,7 +137,8 @@ def serve(terms: RunTerms, state: ServerState, keep: Keep) -> Generator[list[Tas
         invitation = invite(recipe, invited, state.models, slots, rng, choose=spec.choose)
 
         # 2. Wait for the answers.
-        answers = yield invitation.tasks
+        received = yield invitation.tasks
+        answers = received.answers if isinstance(received, HeldAnswers) else received
 
         # 3. Accept valid updates, and record clients that leave.
         updates = [answer for answer in answers if isinstance(answer, Update)]
@@ -139,8 +152,11 @@ def serve(terms: RunTerms, state: ServerState, keep: Keep) -> Generator[list[Tas
         # 4. Aggregate: assign, project, weight, step.
         used = accepted if len(accepted) >= terms.quorum else []
         facts, limits = _facts(terms, number, [update.client for update in used]), _limits(terms, number, used)
-        move = not spec.still
-        found = aggregate(recipe, facts, invitation, used, state.models, slots, rng, limits=limits, step=move)
+        held = _held(received, updates, used)
+        found = aggregate(
+            recipe, facts, invitation, used, state.models, slots, rng,
+            limits=limits, step=not spec.still, held=held,
+        )  # fmt: skip
 
         # 5. Record.
         state = ServerState(number, found.models, found.released, found.slots)
@@ -162,11 +178,19 @@ def serve(terms: RunTerms, state: ServerState, keep: Keep) -> Generator[list[Tas
     return state
 
 
+def _held(received: Answers, updates: Sequence[Update], used: Sequence[Update]) -> Rows | None:
+    """Return the rows of the updates that are used, if they are held elsewhere."""
+    if not isinstance(received, HeldAnswers) or not used:
+        return None
+    places = {id(update): row for row, update in enumerate(updates)}
+    return received.rows.take(torch.tensor([places[id(update)] for update in used]))
+
+
 def bytes_of_update(update: Update) -> int:
     """Return the payload of an update in bytes: float32 for the vector, float64 for each additional number."""
     side = update.side
     numbers = int(side.choice is not None) + sum(answer.numel() for answer in side.releases.values())
-    return 4 * update.vector.numel() + 8 * numbers
+    return 4 * (update.vector.numel() if update.held is None else update.held.size) + 8 * numbers
 
 
 def bytes_of_task(task: Task) -> int:

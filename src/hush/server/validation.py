@@ -54,15 +54,22 @@ def _fault(task: Task, update: Update, bound: float) -> str | None:
         return f"answers round {update.round}, not {task.round}"
     if (update.receipt.client, update.receipt.round) != (update.client, update.round):
         return "its receipt is for another client or round"
-    if update.layout != task.answer or tuple(update.vector.shape) != (task.answer.size,):
+    if update.layout != task.answer or _shape(update) != (task.answer.size,):
         return "its layout is not the requested one"
-    if update.vector.dtype != torch.float32:
-        return f"its dtype is {update.vector.dtype}, not float32"
-    if not bool(torch.isfinite(update.vector).all()):
+    dtype = str(update.vector.dtype) if update.held is None else update.held.dtype
+    if dtype != str(torch.float32):
+        return f"its dtype is {dtype}, not float32"
+    # The norm of finite float32 numbers is finite in float64.
+    norm = float(update.vector.double().norm()) if update.held is None else update.held.norm
+    if not math.isfinite(norm):
         return "it contains values that are not finite"
-    if float(update.vector.double().norm()) > bound:
+    if norm > bound:
         return f"its norm exceeds the {bound:.4g} that its plan allows"
     return None
+
+
+def _shape(update: Update) -> tuple[int, ...]:
+    return tuple(update.vector.shape) if update.held is None else (update.held.size,)
 
 
 def _side_fault(

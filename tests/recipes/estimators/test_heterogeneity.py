@@ -93,5 +93,6 @@ def test_one_client_or_one_round_tells_no_difference() -> None:
 
 def test_many_columns_are_thinned_evenly() -> None:
     wide = torch.arange(3_000_000.0).view(1, -1)
-    assert 60_000 < columns(wide).shape[1] <= 1 << 17
-    assert columns(wide[:, :1000]).shape[1] == 1000
+    assert 60_000 < columns(3_000_000, 20).of(wide).shape[1] <= 1 << 17
+    assert columns(1000, 20).of(wide[:, :1000]).shape[1] == 1000
+    assert 10_000 * columns(3_000_000, 10_000).of(wide).shape[1] <= 1 << 26

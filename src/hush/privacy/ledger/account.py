@@ -18,15 +18,54 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import Protocol
 
 from hush.privacy.accounting import api
 from hush.privacy.accounting.cost import Cost, Kind, from_json
 from hush.privacy.ledger.book import BURNED, Book, CostKey, Totals, add_costs
 from hush.privacy.ledger.errors import BudgetSpentError
 from hush.privacy.ledger.terms import LedgerTerms
-from hush.types import Accountant, Policy
+from hush.types import Accountant, Policy, Receipt
 
 SLACK = 1e-9
+
+
+class Spending(Protocol):
+    """What a run asks of a client's ledger, which is a file (`Ledger`) or in memory (`MemoryLedger`)."""
+
+    @property
+    def terms(self) -> LedgerTerms:
+        """The client, its policy and its accountant."""
+        ...
+
+    @property
+    def rounds(self) -> int:
+        """The number of charges so far."""
+        ...
+
+    def released(self) -> dict[tuple[str, Kind], int]:
+        """The number of noisy steps so far, by name and kind of release."""
+        ...
+
+    def spent(self) -> float:
+        """The epsilon of all charges."""
+        ...
+
+    def left(self) -> float:
+        """The budget minus what is spent."""
+        ...
+
+    def affords(self, costs: Sequence[Cost]) -> bool:
+        """Whether these costs can be charged now."""
+        ...
+
+    def approve(self, costs: Iterable[Cost]) -> None:
+        """Check that all these costs fit the budget in addition to what is spent, or raise `BudgetSpentError`."""
+        ...
+
+    def reserve(self, costs: Sequence[Cost], run: str, round_number: int) -> Receipt:
+        """Charge everything that one round releases, or raise `BudgetSpentError`."""
+        ...
 
 
 class Account:

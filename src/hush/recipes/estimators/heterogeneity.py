@@ -10,13 +10,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_COLUMNS = 1 << 17
+from hush.recipes.rows import Strided
+
+_COLUMNS, _FEWEST = 1 << 17, 1 << 10
+_NUMBERS = 1 << 26  # of all clients' columns together
+_CHUNK = 1 << 24  # numbers of the means that are in float64 at a time
 _FLOOR = 1e-9  # relative to the largest energy: without noise, all pairs have equal weight
 
 
-def columns(U: Tensor) -> Tensor:
-    """Return evenly spaced columns of U, few enough to keep one copy per client."""
-    return U[:, :: -(-U.shape[1] // _COLUMNS) or 1]
+def columns(parameters: int, clients: int) -> Strided:
+    """Return which columns of the updates to keep a copy of for each client: evenly spaced, and few enough."""
+    most = max(_FEWEST, min(_COLUMNS, _NUMBERS // max(1, clients)))
+    return Strided(-(-parameters // most) or 1)
 
 
 def difference(sums: Tensor, noise: Tensor, seen: Tensor) -> Tensor:
@@ -30,10 +35,21 @@ def difference(sums: Tensor, noise: Tensor, seen: Tensor) -> Tensor:
     known = (seen > 0).nonzero().flatten()
     if len(known) < 2:
         return torch.zeros((), dtype=torch.float64)
-    means = sums[known].double() / seen[known, None]
     energy = noise[known] / seen[known].square()
-    G = means @ means.T
+    G = _gram_of_means(sums, known, seen)
     apart = G.diagonal()[:, None] + G.diagonal() - 2 * G
     both = energy[:, None] + energy
     weights = (both + _FLOOR * G.diagonal().max().clamp_min(1e-300)).pow(-2).fill_diagonal_(0.0)
     return (0.5 * (weights * (apart - both)).sum() / weights.sum()).clamp_min(0.0)
+
+
+def _gram_of_means(sums: Tensor, known: Tensor, seen: Tensor) -> Tensor:
+    """Return the Gram matrix of the clients' means, some columns at a time."""
+    if len(known) * sums.shape[1] <= _CHUNK:
+        means = sums[known].double() / seen[known, None]
+        return means @ means.T
+    G = torch.zeros(len(known), len(known), dtype=torch.float64)
+    for part in sums.split(max(1, _CHUNK // len(known)), dim=1):
+        means = part[known].double() / seen[known, None]
+        G.addmm_(means, means.T)
+    return G

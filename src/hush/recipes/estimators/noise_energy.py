@@ -16,17 +16,21 @@ float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from hush.recipes.rows import Rows, Spaced
+
 _BLOCK = 1 << 17  # entries of U converted to float64 at a time
 _MANY = 1 << 17  # entries of M above which one iteration is expensive
-_COLUMNS = 1 << 19  # columns of U that are sufficient to estimate energies within a fifth
 _RUN = 1024  # columns in each contiguous run, where not all columns are used
 _SHORT = 64  # the same if fewer columns are used: still several cache lines
+COLUMNS = Spaced(1 << 19, _RUN)  # columns of U that are sufficient to estimate energies within a fifth
+FEW_COLUMNS = Spaced(200_000, _SHORT)  # the same for `rpca`
+_TOGETHER = 128  # clients whose energies are estimated from each other
 _RIDGE = 1e-13  # relative to the largest diagonal entry of the Gram matrix: identical updates make it singular
 _FLOOR = 1e-10  # smallest estimate, relative to the largest
 _TINY = 1e-300
@@ -68,7 +72,7 @@ def quiet(estimates: Tensor, planned: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(below, least.to(estimates.dtype), estimates), below
 
 
-def pairwise(U: Tensor) -> Tensor:
+def pairwise(U: Tensor, parameters: int | None = None) -> Tensor:
     """Estimate the noise energies of the rows of U from the Gram matrix alone.
 
     The first estimate is the least-squares solution of D_ij = sigma_i^2 + sigma_j^2 with weights 1/D_ij. It is kept if
@@ -77,15 +81,16 @@ def pairwise(U: Tensor) -> Tensor:
 
     Args:
         U: Updates, (n, p); rows are clients. If there are millions of columns, evenly spaced runs of them are used.
+        parameters: How many columns there are, if U is a sample of them.
 
     Returns:
         Estimates (n,) in float64, positive. A row of zeros gets the largest estimate of the other rows, so that a
         client that sends zeros does not receive all the weight.
     """
-    used = _spaced(U, _COLUMNS)
+    used, p = COLUMNS.of(U), parameters or U.shape[1]
     G = _gram(used)
     nonzero = G.diagonal() > 0
-    energies = _energies(G[nonzero][:, nonzero], used.shape[1]) * (U.shape[1] / max(1, used.shape[1]))
+    energies = _energies(G[nonzero][:, nonzero], used.shape[1]) * (p / max(1, used.shape[1]))
     return _filled(energies, nonzero).to(U.device)
 
 
@@ -95,7 +100,8 @@ def rpca(
     growth: float | None = None,
     tolerance: float | None = None,
     iterations: int = 200,
-    rows: int = 200_000,
+    rows: int = FEW_COLUMNS.most,
+    parameters: int | None = None,
 ) -> Tensor:
     """Estimate the noise energies of the rows of U as Robust-HDP does: squared norms of the sparse part of M = U'.
 
@@ -110,12 +116,13 @@ def rpca(
         tolerance: Stop when ||M - L - S|| / ||M|| is below it; 4e-4, or less if iterations are cheap.
         iterations: Maximum number of iterations.
         rows: Approximate maximum number of rows of M to use, in evenly spaced runs of 64. The energies are rescaled.
+        parameters: How many rows of M there are, if U is a sample of them.
 
     Returns:
         Estimates (n,) in float64. A row of zeros gets the largest estimate of the other rows.
     """
-    n, p = U.shape
-    sub = _spaced(U, rows, _SHORT)
+    n, p = U.shape[0], parameters or U.shape[1]
+    sub = Spaced(rows, _SHORT).of(U)
     M = sub.to(torch.promote_types(U.dtype, torch.float32))
     G = _gram(M)
     nonzero = G.diagonal() > 0
@@ -126,6 +133,22 @@ def rpca(
     used = M if bool(nonzero.all()) else M[nonzero.to(M.device)]
     energies = _sparse_energies(used, top, growth or pace[0], tolerance or pace[1], iterations)
     return _filled(energies.cpu() * (top**2 * p / sub.shape[1]), nonzero).to(U.device)
+
+
+def estimated(rows: Rows, estimate: Callable[[Tensor, int], Tensor], columns: Spaced) -> Tensor:
+    """Return the estimates of all rows from a sample of their columns; `estimate` is also told the number of columns.
+
+    Many clients are divided into groups, every so many-th of them into one, and estimated group by group: a hundred
+    others tell what is noise as well as a thousand, and time grows with the number of clients in place of its square.
+    """
+    (n, p), groups = rows.shape, -(-len(rows) // _TOGETHER)
+    if groups == 1:
+        return estimate(rows.columns(columns), p)
+    found = torch.zeros(n, dtype=torch.float64)
+    for group in range(groups):
+        own = torch.arange(group, n, groups)
+        found[own] = estimate(rows.take(own).columns(columns), p).double().cpu()
+    return found
 
 
 def _sparse_energies(M: Tensor, top: float, growth: float, tolerance: float, iterations: int) -> Tensor:
@@ -240,19 +263,6 @@ def _filled(energies: Tensor, nonzero: Tensor) -> Tensor:
         out[nonzero] = energies
         out[~nonzero] = energies.max()
     return out
-
-
-def _spaced(U: Tensor, most: int, run: int = _RUN) -> Tensor:
-    """Return evenly spaced runs of columns, about that many in total, or all columns if there are no more."""
-    p = U.shape[1]
-    if p <= most:
-        return U
-    whole = p // run
-    if whole < 2:
-        return U[:, :most]
-    step = -(-whole * run // most)
-    runs: Tensor = U[:, : whole * run].unflatten(1, (whole, run))
-    return runs[:, ::step].flatten(1)
 
 
 def _gram(U: Tensor) -> Tensor:

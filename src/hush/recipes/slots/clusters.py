@@ -205,7 +205,7 @@ class GmmThenLoss(_Choosing):
         if view.round > 1:
             return super().absorb(view, placed, state, rng)
         seed = int(rng.uniform("mixture", 1) * 2**31)
-        found = mixture.fitted(mixture.plane(view.updates, self.features), self.clusters, seed, self.most)
+        found = mixture.fitted(mixture.plane(view.matrix.sample(), self.features), self.clusters, seed, self.most)
         number = found.soft.shape[1]
         # Who was not there may be of any of the clusters that were found.
         soft = torch.zeros_like(state["soft"])
@@ -234,7 +234,7 @@ class KMeansEachRound(_Several):
 
     def absorb(self, view: RoundView, placed: Sequence[int], state: State, rng: ServerRng) -> tuple[list[int], State]:
         """Cluster the updates; a cluster takes the name that most of its members had."""
-        labels = mixture.kmeans(view.updates, self.clusters, int(rng.uniform("kmeans", 1) * 2**31))
+        labels = mixture.kmeans(view.matrix.sample(), self.clusters, int(rng.uniform("kmeans", 1) * 2**31))
         joined = mixture.matched(labels, list(placed), self.clusters)
         return joined, _moved(state, view.clients, joined)
 

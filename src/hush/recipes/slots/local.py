@@ -57,6 +57,11 @@ class ControlVariates(LocalRule):
         if self.warm < 0:
             raise ValueError(f"warm: expected 0 or more rounds, found {self.warm}")
 
+    @property
+    def remembers(self) -> bool:
+        """The correction of each client."""
+        return True
+
     def round_spec(self, number: int, rounds: int) -> RoundSpec:
         """Return a round in which models do not move, for warm-up rounds."""
         return RoundSpec(train=number > 0, still=0 < number <= self.warm)
@@ -78,7 +83,9 @@ class ControlVariates(LocalRule):
         """Move the c_i of those who answered."""
         own, rows = state["own"].clone(), list(view.clients)
         means = _means(own, homes, max(*homes, *placed) + 1)
-        own[rows] = own[rows] - means[list(placed)] - (view.updates / view.reach[:, None]).to(own.dtype)
+        for at, updates in view.matrix.blocks():
+            some, reach = rows[at], view.reach[at, None]
+            own[some] = own[some] - means[list(placed[at])] - (updates / reach).to(own.dtype)
         return {"own": own}
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from hush.recipes.context import RoundView, ServerRng, State
 from hush.recipes.estimators import subspace
-from hush.recipes.interfaces import Extra, Project, TaskShape
+from hush.recipes.interfaces import Extra, Project, Projected, TaskShape
+from hush.recipes.rows import Listed, ProjectedRows, Rows
 from hush.types import HushError, Layout, Release, TaskExtras
 
 _BUDGETS = Release(
@@ -53,14 +54,13 @@ class PublicSubspace(Project):
         if not self.centred and self.k > 1:
             raise ValueError(f"k: {self.k} is above the rank; without centring there is one direction, accepted: 1")
 
-    def project(self, view: RoundView, state: State, rng: ServerRng) -> tuple[Tensor, State]:
+    def project(self, view: RoundView, state: State, rng: ServerRng) -> tuple[Projected, State]:
         """Keep the public updates, and of the others what lies in their directions."""
         trusted = self.trusted(view)
         if not bool(trusted.any()):
-            return view.updates, state
+            return view.matrix, state
         middle, basis = self.found(view.rows(trusted.nonzero().flatten()))
-        kept = _projected(view.updates, middle, basis, view.layout)
-        return torch.where(trusted[:, None], view.updates, kept), state
+        return _projected(view, trusted, middle, basis), state
 
     def trusted(self, view: RoundView) -> Tensor:
         """Return which clients of a view are public."""
@@ -72,6 +72,8 @@ class PublicSubspace(Project):
 
     def found(self, public: RoundView) -> tuple[Tensor, Tensor]:
         """Return the mean (p) and the directions (k x p) of the public updates."""
+        if public.held is not None:
+            return self._found_by_block(public, public.held)
         updates = public.updates.double()
         if self.centred and len(updates) > 1:
             middle = updates.mean(0)
@@ -79,6 +81,20 @@ class PublicSubspace(Project):
         weights = public.epsilon / public.epsilon.sum()
         mean = (weights @ updates)[None]
         return torch.zeros_like(mean[0]), subspace.directions(mean, self.k, public.layout)
+
+    def _found_by_block(self, public: RoundView, rows: Rows) -> tuple[Tensor, Tensor]:
+        """The same for updates held elsewhere: which sums of them to form follows from a sample of each tensor."""
+        clients, layout = len(public.clients), public.layout
+        if not (self.centred and clients > 1):
+            weights = public.epsilon / public.epsilon.sum()
+            mean = rows.combined(weights).double()[None]
+            return torch.zeros_like(mean[0]), subspace.directions(mean, self.k, layout)
+        middle = rows.combined(torch.full((clients,), 1 / clients, dtype=torch.float64)).double()
+        numbers = subspace.sampled_columns(layout, clients)
+        sample = rows.columns(Listed(torch.cat(numbers))).double()
+        sums = subspace.leading_sums(sample - sample.mean(0), self.k, [len(own) for own in numbers])
+        combined = rows.combined_parts(sums, layout) - subspace.by_tensor(sums.sum(2), layout) * middle
+        return middle, subspace.orthonormal(combined, layout)
 
     def releases(self) -> tuple[Release, ...]:
         """Declare that the budgets determine who is public."""
@@ -137,11 +153,11 @@ class DelayedPublicSubspace(PublicSubspace):
         restored = extras.slots["middle"] + subspace.combined(far, extras.slots["basis"], layout)[0]
         return restored.to(vector.dtype)
 
-    def project(self, view: RoundView, state: State, rng: ServerRng) -> tuple[Tensor, State]:
+    def project(self, view: RoundView, state: State, rng: ServerRng) -> tuple[Projected, State]:
         """What private clients sent lies in the directions already; the public ones give the next round's."""
         trusted = self.trusted(view)
         first = "basis" not in state
-        kept, _ = super().project(view, state, rng) if first else (view.updates, state)
+        kept, _ = super().project(view, state, rng) if first else (view.matrix, state)
         if not bool(trusted.any()):
             return kept, state
         middle, basis = self.found(view.rows(trusted.nonzero().flatten()))
@@ -158,18 +174,21 @@ class RandomSubspace(PublicSubspace):
         """Return no client's: the directions are random."""
         return None
 
-    def project(self, view: RoundView, state: State, rng: ServerRng) -> tuple[Tensor, State]:
+    def project(self, view: RoundView, state: State, rng: ServerRng) -> tuple[Projected, State]:
         """Keep the components in the random directions."""
-        trusted = self.trusted(view)
-        basis = subspace.random_directions(rng.normal("directions", self.k, view.updates.shape[1]), view.layout)
-        kept = _projected(view.updates, torch.zeros(view.updates.shape[1], dtype=torch.float64), basis, view.layout)
-        return torch.where(trusted[:, None], view.updates, kept), state
+        parameters = view.matrix.shape[1]
+        basis = subspace.random_directions(rng.normal("directions", self.k, parameters), view.layout)
+        return _projected(view, self.trusted(view), torch.zeros(parameters, dtype=torch.float64), basis), state
 
 
-def _projected(updates: Tensor, middle: Tensor, basis: Tensor, layout: Layout) -> Tensor:
-    around = updates.double() - middle
+def _projected(view: RoundView, trusted: Tensor, middle: Tensor, basis: Tensor) -> Projected:
+    """Return the updates with those of clients that are not trusted projected."""
+    layout = view.layout
+    if view.held is not None:
+        return ProjectedRows(rows=view.held, kept=trusted, middle=middle, basis=basis, layout=layout)
+    around = view.updates.double() - middle
     inside = subspace.combined(subspace.coefficients(around, basis, layout), basis, layout)
-    return (middle + inside).to(updates.dtype)
+    return torch.where(trusted[:, None], view.updates, (middle + inside).to(view.updates.dtype))
 
 
 @lru_cache(maxsize=256)

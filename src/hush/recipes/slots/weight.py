@@ -194,7 +194,11 @@ class EstimatedNoise(Weight):
     def _noise(self, view: RoundView) -> Tensor:
         if self.estimator == "declared":
             return view.planned_noise
-        return (noise_energy.rpca if self.estimator == "rpca" else noise_energy.pairwise)(view.updates)
+        if self.estimator == "pairwise":
+            return _pairwise(view)
+        return noise_energy.estimated(
+            view.matrix, lambda sample, p: noise_energy.rpca(sample, parameters=p), noise_energy.FEW_COLUMNS
+        )
 
     def foreseen(self, view: RoundView) -> Tensor:
         """As if the estimates were perfect."""
@@ -227,9 +231,9 @@ class Balanced(Weight):
 
     def weight(self, view: RoundView, state: State) -> tuple[Weights, State]:
         """In proportion to 1 / (sigma_i^2 + stress R tau^2)."""
-        noise, below = _floored(view, noise_energy.pairwise(view.updates), self.floor)
+        noise, below = _floored(view, _pairwise(view), self.floor)
         state = _remembered(view, noise, state)
-        parameters = view.updates.shape[1]
+        parameters = view.matrix.shape[1]
         stress = max(1.0, parameters / _DIRECTIONS) if self.stress == "auto" else self.stress
         differing = stress * view.rounds * heterogeneity.difference(state["sum"], state["noise"], state["seen"])
         scale = parameters / max(1, state["sum"].shape[1])
@@ -240,6 +244,10 @@ class Balanced(Weight):
         return noise_energy.inverse(view.planned_noise)
 
 
+def _pairwise(view: RoundView) -> Tensor:
+    return noise_energy.estimated(view.matrix, noise_energy.pairwise, noise_energy.COLUMNS)
+
+
 def _floored(view: RoundView, noise: Tensor, floor: str) -> tuple[Tensor, Tensor | None]:
     """Noise energies with the floor that is asked for, and whose were below it."""
     return noise_energy.quiet(noise, view.planned_noise.to(noise.device)) if floor == "plan" else (noise, None)
@@ -247,14 +255,14 @@ def _floored(view: RoundView, noise: Tensor, floor: str) -> tuple[Tensor, Tensor
 
 def _remembered(view: RoundView, noise: Tensor, state: State) -> State:
     """Per client: the sum of its updates so far (of some columns, where there are many), its noise, its rounds."""
-    used = heterogeneity.columns(view.updates)
-    clients, at = len(view.budgets), torch.tensor(view.clients)
+    clients, at, parameters = len(view.budgets), torch.tensor(view.clients), view.matrix.shape[1]
+    used = view.matrix.columns(heterogeneity.columns(parameters, clients))
     kept = dict(state) or {
         "sum": torch.zeros(clients, used.shape[1], dtype=used.dtype),
         "noise": torch.zeros(clients, dtype=torch.float64),
         "seen": torch.zeros(clients, dtype=torch.float64),
     }
-    part = used.shape[1] / max(1, view.updates.shape[1])
+    part = used.shape[1] / max(1, parameters)
     return {
         "sum": kept["sum"].index_add(0, at, used.cpu()),
         "noise": kept["noise"].index_add(0, at, part * noise.double().cpu()),

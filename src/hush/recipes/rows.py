@@ -1,0 +1,380 @@
+"""The rows of a round's updates, n x p, as recipes see them: one tensor, or rows that stay where they were computed.
+
+Recipes never need all numbers at once. They ask for norms, for a sample of the columns, and for weighted sums of the
+rows; what follows from these (a Gram matrix, clusters, a subspace, the next model) is small. So one interface serves a
+tensor in memory, blocks on a disk, and blocks on the workers of a cluster, and memory is O(p + n x sample).
+
+Guarantees:
+    - `DenseRows` computes on the whole tensor at once.
+    - `HeldRows` forms sums block by block in float64: what they are to seven digits does not depend on the blocks, and
+      where the blocks are equal, not at all on where they are held.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hush.types import Layout
+
+SAMPLE = 1 << 26  # numbers of a sample of all clients' columns
+_RUN = 64  # neighbouring columns in a sample
+
+
+@dataclass(frozen=True)
+class Spaced:
+    """Evenly spaced runs of columns, about `most` in total, or all columns if there are no more."""
+
+    most: int
+    run: int = _RUN
+
+    def of(self, block: Tensor) -> Tensor:
+        """Return these columns of some rows."""
+        p = block.shape[1]
+        if p <= self.most:
+            return block
+        whole = p // self.run
+        if whole < 2:
+            return block[:, : self.most]
+        step = -(-whole * self.run // self.most)
+        runs: Tensor = block[:, : whole * self.run].unflatten(1, (whole, self.run))
+        return runs[:, ::step].flatten(1)
+
+
+@dataclass(frozen=True)
+class Strided:
+    """One column in every `step`."""
+
+    step: int
+
+    def of(self, block: Tensor) -> Tensor:
+        """Return these columns of some rows."""
+        return block[:, :: self.step]
+
+
+@dataclass(frozen=True, eq=False)
+class Listed:
+    """The columns with these numbers."""
+
+    index: Tensor
+
+    def of(self, block: Tensor) -> Tensor:
+        """Return these columns of some rows."""
+        return block[:, self.index]
+
+
+Columns = Spaced | Strided | Listed
+
+
+class Rows(ABC):
+    """The updates of a round, n x p."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """The numbers of rows and of columns."""
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @abstractmethod
+    def take(self, chosen: Tensor) -> Rows:
+        """Return some of the rows."""
+
+    @abstractmethod
+    def norms(self) -> Tensor:
+        """Return the norm of each row, in float64."""
+
+    def squared_norms(self) -> Tensor:
+        """Return the squared norm of each row, in float64."""
+        return self.norms().square()
+
+    @abstractmethod
+    def scaled(self, factors: Tensor) -> Rows:
+        """Return the rows times a factor each."""
+
+    @abstractmethod
+    def rebased(self, models: Tensor, worked: Sequence[int], to: Sequence[int]) -> Rows:
+        """Return the rows as updates of other models: each plus the model it was computed on, minus the other."""
+
+    @abstractmethod
+    def columns(self, which: Columns) -> Tensor:
+        """Return some columns of all rows, gathered."""
+
+    @abstractmethod
+    def combined(self, weights: Tensor) -> Tensor:
+        """Return the sum of the rows with one weight each (p), or with several (k x p)."""
+
+    @abstractmethod
+    def combined_parts(self, weights: Tensor, layout: Layout) -> Tensor:
+        """Return sums of the rows, k x p in float64, with weights of their own in each tensor: tensors x k x n."""
+
+    @abstractmethod
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield all rows, a block at a time, with their places."""
+
+    def whole(self) -> Tensor:
+        """Return all numbers, n x p."""
+        return torch.cat([block for _, block in self.blocks()])
+
+    def sample(self) -> Tensor:
+        """Return all columns, or where there are very many numbers, evenly spaced ones."""
+        n, p = self.shape
+        return self.columns(Spaced(p if n * p <= SAMPLE else max(_RUN, SAMPLE // n)))
+
+
+class DenseRows(Rows):
+    """All rows in one tensor."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._values = values
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The numbers of rows and of columns."""
+        return self._values.shape[0], self._values.shape[1]
+
+    def take(self, chosen: Tensor) -> Rows:
+        """Return some of the rows."""
+        return DenseRows(self._values[chosen])
+
+    def norms(self) -> Tensor:
+        """Return the norm of each row, in float64."""
+        found: Tensor = self._values.double().norm(dim=1)
+        return found
+
+    def squared_norms(self) -> Tensor:
+        """Return the squared norm of each row, in float64."""
+        return self._values.double().square().sum(1)
+
+    def scaled(self, factors: Tensor) -> Rows:
+        """Return the rows times a factor each."""
+        return DenseRows(self._values * factors[:, None].to(self._values.dtype))
+
+    def rebased(self, models: Tensor, worked: Sequence[int], to: Sequence[int]) -> Rows:
+        """Return the rows as updates of other models."""
+        return DenseRows(self._values + (models[list(worked)] - models[list(to)]))
+
+    def columns(self, which: Columns) -> Tensor:
+        """Return some columns of all rows."""
+        return which.of(self._values)
+
+    def combined(self, weights: Tensor) -> Tensor:
+        """Return the sum of the rows with one weight each (p), or with several (k x p)."""
+        total: Tensor = weights.to(self._values.dtype) @ self._values
+        return total
+
+    def combined_parts(self, weights: Tensor, layout: Layout) -> Tensor:
+        """Return sums of the rows, with weights of their own in each tensor."""
+        return summed_parts(self._values, weights, layout)
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the tensor."""
+        yield slice(None), self._values
+
+    def whole(self) -> Tensor:
+        """Return the tensor."""
+        return self._values
+
+
+class RowStore(Protocol):
+    """Where rows are held: in memory, on a disk, or by the workers of a cluster, in blocks of consecutive rows."""
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """The number of rows in each block."""
+        ...
+
+    @property
+    def parameters(self) -> int:
+        """The number of columns."""
+        ...
+
+    def norms(self) -> Tensor:
+        """Return the norm of each row, in float64."""
+        ...
+
+    def columns(self, chosen: Sequence[Tensor], which: Columns) -> list[Tensor]:
+        """Return some columns of the chosen rows of each block."""
+        ...
+
+    def combined(self, weights: Sequence[Tensor], layout: Layout | None) -> Tensor:
+        """Return the sum over all blocks of `summed` (weights k x rows), or with a layout of `summed_parts`."""
+        ...
+
+    def block(self, number: int) -> Tensor:
+        """Return one block."""
+        ...
+
+
+def summed(block: Tensor, weights: Tensor) -> Tensor:
+    """Return sums of a block's rows in float64, k x p, formed in the precision of the block."""
+    return (weights.to(block.dtype) @ block).double()
+
+
+def summed_parts(block: Tensor, weights: Tensor, layout: Layout) -> Tensor:
+    """Return sums of a block's rows in float64, k x p, with weights of their own in each tensor, tensors x k x rows."""
+    parts = zip(weights.double(), block.split(layout.sizes, dim=1), strict=True)
+    return torch.cat([own @ part.double() for own, part in parts], dim=1)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeldRows(Rows):
+    """Rows of a store: some of them, scaled and moved as asked for. Nothing of this touches the store.
+
+    Attributes:
+        store: Where they are.
+        chosen: The number of each row in the store.
+        factors: What each row is multiplied by.
+        models: The models between which rows are moved, models x p, if they are.
+        worked: The model that each row was computed on.
+        to: The model that each is moved to.
+    """
+
+    store: RowStore
+    chosen: Tensor
+    factors: Tensor
+    models: Tensor | None = None
+    worked: tuple[int, ...] = ()
+    to: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, store: RowStore) -> HeldRows:
+        """Return all rows of a store."""
+        total = sum(store.counts)
+        return cls(store=store, chosen=torch.arange(total), factors=torch.ones(total, dtype=torch.float64))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The numbers of rows and of columns."""
+        return len(self.chosen), self.store.parameters
+
+    def take(self, chosen: Tensor) -> Rows:
+        """Return some of the rows."""
+        at = chosen.nonzero().flatten() if chosen.dtype == torch.bool else chosen
+        worked = tuple(self.worked[i] for i in at.tolist()) if self.worked else ()
+        to = tuple(self.to[i] for i in at.tolist()) if self.to else ()
+        return replace(self, chosen=self.chosen[at], factors=self.factors[at], worked=worked, to=to)
+
+    def norms(self) -> Tensor:
+        """Return the norm of each row, in float64; of moved rows, computed anew."""
+        if self.models is None:
+            return self.store.norms()[self.chosen] * self.factors
+        return torch.cat([block.double().norm(dim=1) for _, block in self.blocks()])
+
+    def scaled(self, factors: Tensor) -> Rows:
+        """Return the rows times a factor each."""
+        if self.models is not None:
+            raise ValueError("rows are scaled before they are moved")
+        return replace(self, factors=self.factors * factors)
+
+    def rebased(self, models: Tensor, worked: Sequence[int], to: Sequence[int]) -> Rows:
+        """Return the rows as updates of other models."""
+        if list(worked) == list(to):
+            return self
+        return replace(self, models=models, worked=tuple(worked), to=tuple(to))
+
+    def columns(self, which: Columns) -> Tensor:
+        """Return some columns of all rows, gathered."""
+        numbers = self._by_block(torch.arange(len(self.chosen)))
+        found = self.store.columns([self.chosen[at] - first for at, first in numbers], which)
+        out = torch.empty(len(self.chosen), found[0].shape[1], dtype=found[0].dtype)
+        for (at, _), part in zip(numbers, found, strict=True):
+            out[at] = part
+        if bool((self.factors != 1).any()):
+            out *= self.factors[:, None].to(out.dtype)
+        if self.models is not None:
+            moved = which.of(self.models)
+            out += moved[list(self.worked)] - moved[list(self.to)]
+        return out
+
+    def combined(self, weights: Tensor) -> Tensor:
+        """Return the sum of the rows with one weight each (p), or with several (k x p)."""
+        several = weights.double().reshape(-1, len(self.chosen))
+        total = self.store.combined(self._spread(several * self.factors), None)
+        if self.models is not None:
+            total += self._moves(several) @ self.models.double()
+        return total.float().reshape(*weights.shape[:-1], -1)
+
+    def combined_parts(self, weights: Tensor, layout: Layout) -> Tensor:
+        """Return sums of the rows, with weights of their own in each tensor."""
+        several = weights.double()
+        total = self.store.combined(self._spread(several * self.factors), layout)
+        if self.models is not None:
+            parts = zip(several, self.models.double().split(layout.sizes, dim=1), strict=True)
+            total += torch.cat([self._moves(own) @ part for own, part in parts], dim=1)
+        return total
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield all rows, a block at a time, with their places, where rows are in the order of the store."""
+        if bool((self.chosen.diff() <= 0).any()):
+            raise ValueError("blocks are read in the order of the store")
+        begun = 0
+        for number, (at, first) in enumerate(self._by_block(torch.arange(len(self.chosen)))):
+            if not len(at):
+                continue
+            block = self.store.block(number)[self.chosen[at] - first]
+            block = block * self.factors[at, None].to(block.dtype)
+            if self.models is not None:
+                block += torch.stack([self.models[self.worked[i]] - self.models[self.to[i]] for i in at.tolist()])
+            yield slice(begun, begun + len(at)), block
+            begun += len(at)
+
+    def _by_block(self, places: Tensor) -> list[tuple[Tensor, int]]:
+        """Return which rows each block has, and the number of its first row in the store."""
+        found, first = [], 0
+        for count in self.store.counts:
+            found.append((places[(self.chosen >= first) & (self.chosen < first + count)], first))
+            first += count
+        return found
+
+    def _spread(self, weights: Tensor) -> list[Tensor]:
+        """Return weights of these rows as weights of all rows of each block."""
+        counts = list(self.store.counts)
+        everyone = torch.zeros(*weights.shape[:-1], sum(counts), dtype=torch.float64)
+        everyone[..., self.chosen] = weights
+        return list(everyone.split(counts, dim=-1))
+
+    def _moves(self, weights: Tensor) -> Tensor:
+        """Return how often each model is added, less how often it is taken away: k x models."""
+        assert self.models is not None
+        counted = torch.zeros(len(weights), len(self.models), dtype=torch.float64)
+        counted.index_add_(1, torch.tensor(self.worked), weights)
+        return counted.index_add_(1, torch.tensor(self.to), -weights)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ProjectedRows:
+    """Rows of which some are replaced by their projection onto a subspace about a middle. Only their sum is asked for.
+
+    A weighted sum of projections is the projection of the weighted sum, so no row is ever projected by itself.
+
+    Attributes:
+        rows: All rows.
+        kept: Which rows are kept as they are.
+        middle: The point that the subspace goes through, p.
+        basis: Directions of each tensor, k x p.
+        layout: How a row splits into tensors.
+    """
+
+    rows: Rows
+    kept: Tensor
+    middle: Tensor
+    basis: Tensor
+    layout: Layout
+
+    def combined(self, weights: Tensor) -> Tensor:
+        """Return the sum with one weight each, p."""
+        given = weights.double()
+        whole, inside = self.rows.combined(torch.stack([given * self.kept, given * ~self.kept])).double()
+        mass = (given * ~self.kept).sum()
+        around = (inside - mass * self.middle)[None]
+        pairs = zip(around.split(self.layout.sizes, dim=1), self.basis.split(self.layout.sizes, dim=1), strict=True)
+        projected = torch.cat([(part @ basis.T) @ basis for part, basis in pairs], dim=1)[0]
+        total: Tensor = whole + mass * self.middle + projected
+        return total.float()

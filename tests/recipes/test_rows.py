@@ -1,0 +1,85 @@
+"""Rows in one tensor and rows in blocks elsewhere: the same norms, columns and sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+import torch
+from torch import Tensor
+
+from hush.engines.round_answers import FiledRows
+from hush.recipes.rows import DenseRows, HeldRows, Listed, ProjectedRows, Rows, Spaced, Strided
+from hush.types import Layout
+
+LAYOUT = Layout(("a", "b"), ((40, 10), (100,)))
+N, P = 11, LAYOUT.size
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.fixture
+def both() -> Iterator[tuple[Rows, Rows]]:
+    values = numbers(N, P)
+    with ExitStack() as resources:
+        store = FiledRows(P, resources)
+        for block in values.split([3, 1, 5, 2]):
+            store.add(block)
+        yield DenseRows(values), HeldRows.of(store)
+
+
+def close(one: Tensor, other: Tensor) -> None:
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6, check_dtype=False)
+
+
+def check(dense: Rows, held: Rows) -> None:
+    weights = numbers(len(dense)).double()
+    assert dense.shape == held.shape
+    close(dense.norms(), held.norms())
+    close(dense.squared_norms(), held.squared_norms())
+    for which in (Spaced(P), Spaced(200, 16), Strided(7), Listed(torch.tensor([4, 2, 450]))):
+        close(dense.columns(which), held.columns(which))
+    close(dense.combined(weights), held.combined(weights))
+    close(dense.combined(torch.stack([weights, -2 * weights])), held.combined(torch.stack([weights, -2 * weights])))
+    parts = numbers(2, 3, len(dense)).double()
+    close(dense.combined_parts(parts, LAYOUT), held.combined_parts(parts, LAYOUT))
+    close(dense.whole(), held.whole())
+    close(dense.sample(), held.sample())
+
+
+def test_blocks_hold_the_same_rows(both: tuple[Rows, Rows]) -> None:
+    check(*both)
+
+
+def test_some_rows_scaled_and_moved_between_models(both: tuple[Rows, Rows]) -> None:
+    factors, models = torch.linspace(0.1, 1.0, N).double(), numbers(3, P)
+    worked, to = [i % 3 for i in range(N)], [i % 2 for i in range(N)]
+    changed = [rows.scaled(factors).rebased(models, worked, to) for rows in both]
+    check(changed[0], changed[1])
+    some = torch.tensor([0, 3, 4, 9])
+    check(changed[0].take(some), changed[1].take(some))
+    mask = torch.arange(N) % 2 == 0
+    check(both[0].take(mask), both[1].take(mask))
+
+
+def test_the_sum_of_projections_is_the_projection_of_the_sum(both: tuple[Rows, Rows]) -> None:
+    dense, held = both
+    kept = torch.arange(N) < 4
+    basis = torch.cat([torch.linalg.qr(part.T)[0].T for part in numbers(2, P).double().split(LAYOUT.sizes, 1)], 1)
+    middle, weights = numbers(P).double(), torch.rand(N, generator=torch.Generator().manual_seed(1)).double()
+    pieces = []
+    for part, center, own in zip(
+        dense.whole().double().split(LAYOUT.sizes, 1),
+        middle.split(LAYOUT.sizes),
+        basis.split(LAYOUT.sizes, 1),
+        strict=True,
+    ):
+        inside = center + (part - center) @ own.T @ own
+        pieces.append(torch.where(kept[:, None], part, inside))
+    expected = weights @ torch.cat(pieces, 1)
+    for rows in (dense, held):
+        projected = ProjectedRows(rows=rows, kept=kept, middle=middle, basis=basis, layout=LAYOUT)
+        close(projected.combined(weights), expected)
