@@ -50,7 +50,7 @@ def init(
     ] = True,
 ) -> None:
     """Create a new federation: CA, server certificate and one kit per member."""
-    _need_flower()
+    need_flower()
     from hush.deploy.admin.folders import create
     from hush.deploy.member.policy_template import template
 
@@ -71,7 +71,7 @@ def init(
 @federation_app.command()
 def admit(directory: Folder, name: str, public_key: Annotated[Path, typer.Argument(metavar="NAME.pub")]) -> None:
     """Add a member by its public key."""
-    _need_flower()
+    need_flower()
     from hush.deploy.admin.folders import FederationFolder
     from hush.deploy.admin.keys import read
 
@@ -82,7 +82,7 @@ def admit(directory: Folder, name: str, public_key: Annotated[Path, typer.Argume
 @federation_app.command()
 def revoke(directory: Folder, name: str) -> None:
     """Remove a member; a running SuperLink rejects its key within a second."""
-    _need_flower()
+    need_flower()
     from hush.deploy.admin.folders import FederationFolder
 
     FederationFolder(directory).revoke(name)
@@ -98,7 +98,7 @@ def renew(
     days: Annotated[int, typer.Option(help="Validity of the new certificate, in days.")] = 365,
 ) -> None:
     """Create a new server certificate signed by the same CA; members need no change."""
-    _need_flower()
+    need_flower()
     from hush.deploy.admin.folders import FederationFolder
     from hush.deploy.admin.keys import make_server
 
@@ -124,7 +124,7 @@ def serve(
     listen: Annotated[str | None, typer.Option(help="The address to listen on, such as 0.0.0.0.")] = None,
 ) -> None:
     """Run the SuperLink with TLS and node authentication, behind the gateway."""
-    _need_flower()
+    need_flower()
     from hush.deploy.admin.folders import FederationFolder
     from hush.deploy.admin.processes import follow_parent
     from hush.deploy.transport.server import serve as run_link
@@ -141,7 +141,7 @@ def join(
     wait: Annotated[float, typer.Option(help="Seconds to wait for an unreachable SuperLink.")] = 3600.0,
 ) -> None:
     """Take part in a federation as a member."""
-    _need_flower()
+    need_flower()
     from hush.deploy.admin.folders import open_kit
     from hush.deploy.admin.processes import follow_parent
     from hush.deploy.member.service import join as take_part
@@ -162,7 +162,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Dry-run a config as a member on synthetic rows: report its cost and the remaining budget. Charges nothing."""
-    _need_flower()
+    need_flower()
     from dataclasses import asdict
 
     from hush.config import load
@@ -201,6 +201,9 @@ def run(
         typer.Option(help="The public test set, which also defines the schema; default: DIR/test.* or data.name."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run directory; default: DIR/runs/NAME.")] = None,
+    purpose: Annotated[
+        str, typer.Option(help="What the run is for, as the members' operators see it before they approve it.")
+    ] = "",
     label: Annotated[str, typer.Option(help="The label column of CSV and Parquet files.")] = "label",
     classes: Annotated[int | None, typer.Option(help="Number of classes; default: the largest label plus one.")] = None,
     sets: Sets = None,
@@ -209,7 +212,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run a config with the online members."""
-    _need_flower()
+    need_flower()
     from hush import report
     from hush.config import load
     from hush.deploy.admin.folders import FederationFolder
@@ -223,7 +226,9 @@ def run(
     path = out or place.runs / file.stem
     command = shlex.join(["hush", *sys.argv[1:]])
     progress = None if as_json else _progress
-    result = Coordinator(place, hub, rows).run(config, path, resume=resume, command=command, progress=progress)
+    result = Coordinator(place, hub, rows).run(
+        config, path, resume=resume, command=command, progress=progress, purpose=purpose, say=_say
+    )
     report.write(path)
     _finish(result, path, as_json)
 
@@ -231,7 +236,7 @@ def run(
 @federation_app.command()
 def status(directory: Folder, as_json: AsJson = False) -> None:
     """Show members, which of them are online, and the progress of runs."""
-    _need_flower()
+    need_flower()
     from hush.deploy.admin.folders import FederationFolder
     from hush.deploy.coordinator.status import federation_status
 
@@ -259,7 +264,7 @@ def local(
     as_json: AsJson = False,
 ) -> None:
     """Run a complete federation on this machine over loopback, with TLS and node authentication."""
-    _need_flower()
+    need_flower()
     from hush import report
     from hush.config import load
     from hush.deploy.admin import localhost as here
@@ -312,6 +317,7 @@ def _fresh(label: str) -> Path:
     return path
 
 
-def _need_flower() -> None:
+def need_flower() -> None:
+    """Raise a `HushError` that says what to install, unless Flower is."""
     if find_spec("flwr") is None:
         raise HushError("federation: Flower is not installed; install it with: pip install 'hush[deploy]'")

@@ -19,8 +19,8 @@ import typer.core
 from click.exceptions import NoArgsIsHelpError
 
 from hush.cli.data import data_app
-from hush.cli.federation import federation_app
 from hush.cli.federation import local as run_locally
+from hush.cli.federation_member import member_app
 from hush.cli.predict import predict
 from hush.cli.privacy import audit, ledger_app
 from hush.cli.reproduce import reproduce
@@ -44,7 +44,7 @@ app = typer.Typer(
 )
 
 app.add_typer(ledger_app, name="ledger")
-app.add_typer(federation_app, name="federation")
+app.add_typer(member_app, name="federation")
 app.add_typer(data_app, name="data")
 app.command()(audit)
 app.command()(reproduce)

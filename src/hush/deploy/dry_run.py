@@ -78,7 +78,10 @@ class DryRun:
 def dry_run(kit: Kit, policy_path: Path, data: Path, config: Config, run_schema: Schema | None = None) -> DryRun:
     """Dry-run a config. `run_schema` is the schema of the run, if known; otherwise the member's own is used."""
     policy = law.load(policy_path)
-    held = datasets.load(data, label=policy.data.label, loader=policy.data.loader, declared=datasets.declared(kit.path))
+    held = datasets.load(
+        data, label=policy.data.label, loader=policy.data.loader, declared=datasets.declared(kit.path),
+        columns=policy.data.columns,
+    )  # fmt: skip
     own = held.schema or Schema(shape=held.x.shape[1:])
     schema = run_schema or replace(own, classes=own.classes or held.classes)
     if schema.classes is None:

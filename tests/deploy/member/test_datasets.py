@@ -76,7 +76,9 @@ def toml(**changes: str) -> str:
 
 def trained(path: Path, schema: Schema = RUN) -> torch.Tensor | str:
     """The update of the first round, or the code of the refusal."""
-    (path / "policy.toml").write_text(kit.template(1.0, 1e-4, "add-remove", ["robust-hdp"], seeded=True))
+    (path / "policy.toml").write_text(
+        kit.template(1.0, 1e-4, "add-remove", ["robust-hdp"], seeded=True, auto_approve=True)
+    )
     node = prepare(Kit(path, "a", "nowhere:1"), path / "policy.toml", path / "rows.csv")
     asks = kit.Coordinator(node)
     one, wanted = node.policy.one_run, kit.config(data__clients=1)

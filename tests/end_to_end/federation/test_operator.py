@@ -56,7 +56,8 @@ def test_a_federation_from_init_to_report(tmp_path: Path, parent: ForkServer) ->
             (study / "kits" / name).rename(own)
             table(tmp_path / f"{name}.csv", 80, number)
             policy = tmp_path / f"{name}.toml"
-            policy.write_text((own / "policy.toml").read_text().replace('label = "label"', 'label = "outcome"'))
+            text = (own / "policy.toml").read_text().replace('label = "label"', 'label = "outcome"')
+            policy.write_text(text.replace("auto_approve = false", "auto_approve = true"))
             words = ["federation", "join", own, "--policy", policy, "--data", tmp_path / f"{name}.csv"]
             assert f"send {own / name}.pub" in done(*words)
             done("federation", "admit", study, name, own / f"{name}.pub")
@@ -80,7 +81,7 @@ def test_a_federation_from_init_to_report(tmp_path: Path, parent: ForkServer) ->
         assert ledger["spent"] == pytest.approx(card["epsilon_spent"], rel=1e-6)
         assert ledger["spent"] <= 1.0 + 1e-9
         events = [note["event"] for note in audit_log.read(tmp_path / name / "audit.jsonl")]
-        assert events == ["online", "enrolled", "began", "charged", "sent", "charged", "sent"]
+        assert events == ["online", "approved", "enrolled", "began", "charged", "sent", "charged", "sent"]
     events = [note["event"] for note in audit_log.read(study / "server" / "audit.jsonl")]
     for event, times in {"registered": 3, "enrolled": 3, "task": 6, "update": 6, "closed": 2, "ended": 1}.items():
         assert events.count(event) == times, event

@@ -39,6 +39,7 @@ class Settings:
         slack: How long a round waits for the remaining members, as a multiple of the time in which half of them
             answered. It is shorter for members that failed before.
         gather: How long a run waits for its members before the first round.
+        approval: How long a run waits for people at the members to approve it.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Settings:
     deadline: float = 600.0
     patience: float = 600.0
     gather: float = 60.0
+    approval: float = 3600.0
     slack: float = 5.0
     max_rows: float = 1e6
 

@@ -38,6 +38,7 @@ def make(
             member.policy.epsilon, member.policy.delta, member.policy.relation, [federation.recipe_name],
             accountant=accountant, seeded=config.privacy.noise == "seeded", uncovered=True,
             group=member.group if isinstance(federation.recipe.assign, Oracle) else None,
+            auto_approve=True, max_cpu=1.0, runs_per_day=1000,
         )  # fmt: skip
         (path / "kits" / name / "policy.toml").write_text(words)
     _hand_out(path, federation, names)

@@ -27,7 +27,7 @@ from hush.deploy.coordinator.replies import expected, opened, task_message, upda
 from hush.deploy.member.datasets import schema_of
 from hush.deploy.member.policy_template import code_hash
 from hush.deploy.shared import input_means
-from hush.deploy.shared.refusal import FAULT, REFUSAL, reason_of
+from hush.deploy.shared.refusal import FAULT, REFUSAL, RefusalCode, reason_of
 from hush.deploy.shared.roster import MEAN, RosterEntry
 from hush.deploy.shared.run_spec import assemble, check_objective, plausible, settled, tells_centre, width_of
 from hush.deploy.transport import messages
@@ -47,6 +47,9 @@ from hush.types import Decline, HushError, RoundRecord, RunResult, Task
 _WORDS_CAP = 1 << 20
 _AGAIN = 3  # so that a member that is online but never answers is not asked again forever
 
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 15.0  # seconds between two questions to a member that has not decided
+
+Say = Callable[[str], None]
 Progress = Callable[[RoundRecord, Mapping[str, str]], None]
 
 
@@ -64,11 +67,25 @@ class Coordinator:
         self._begun: set[str] = set()
         self._spent: set[int] = set()
         self._again: Counter[str] = Counter()
+        self._purpose = ""
+        self._say: Say = lambda words: None
 
     def run(
-        self, config: Config, out: Path, *, resume: bool = False, command: str = "", progress: Progress | None = None
-    ) -> RunResult:
-        """Run a config to the end, saving every round in `out`."""
+        self, config: Config, out: Path, *, resume: bool = False, command: str = "", progress: Progress | None = None,
+        purpose: str = "", say: Say = lambda words: None,
+    ) -> RunResult:  # fmt: skip
+        """Run a config to the end, saving every round in `out`.
+
+        Args:
+            config: The config.
+            out: The run directory.
+            resume: Whether to resume the run in it.
+            command: What started the run, for its manifest.
+            progress: Called after each round.
+            purpose: What the run is for, as the members' operators see it before they approve it.
+            say: Called with what happens before the first round.
+        """
+        self._purpose, self._say = purpose, say
         self.hub.open()
         status = "failed"
         try:
@@ -101,24 +118,29 @@ class Coordinator:
         """Ask every member that is online in time whether it takes part, and for its declaration."""
         check_objective(config, self.test.classes)
         run = uuid.uuid4().hex
+        numbers = {name: number for number, name in enumerate(self._public)}
         offer = agreed(
             run,
             [RosterEntry(name=name, epsilon=0.0, delta=0.0, relation="add-remove", samples=0) for name in self._public],
             config,
         ).config
         says = {"run": run, "config": offer.model_dump(), "code": code_hash(), "schema": self._schema()}
+        out = self._approved(says, numbers)
         letters = {
-            name: self._words("enrol", {**says, "number": number}, name) for number, name in enumerate(self._public)
+            name: self._words("enrol", {**says, "number": number}, name)
+            for name, number in numbers.items()
+            if out.get(name) == ""
         }
+        out = {name: reason for name, reason in out.items() if reason}
         inputs = tuple(self.test.x.shape[1:])
         model = models.build_model(config.model, inputs, self.test.classes, config.seed)
         recipe, _ = fitted(recipes.parse(config.recipe, config.mode)[1], model, inputs)
         centre = tells_centre(recipe, config.rounds)
         width = width_of(model) if centre else 0
         expected: messages.Spec = {MEAN: ("F64", (width,))} if centre else {}
-        replies = self._post.ask(letters, _WORDS_CAP + 8 * width, len(letters), gather=True)
-        declared, heard, out = dict[str, RosterEntry](), dict[str, EnrolmentAnswer](), dict[str, str]()
-        for number, name in enumerate(self._public):
+        replies = self._post.ask(letters, _WORDS_CAP + 8 * width, len(letters), gather=True) if letters else {}
+        declared, heard = dict[str, RosterEntry](), dict[str, EnrolmentAnswer]()
+        for name, number in numbers.items():
             if name not in replies:
                 continue
             letter = self._opened(name, replies[name], "facts", expected)
@@ -150,6 +172,41 @@ class Coordinator:
         joined = input_means.combined_mean([heard[fact.name] for fact in facts]) if centre else None
         made = agreed(run, facts, config, joined, config.local.lr == "auto" and recipe.protect.private)
         return replace(made, config=settled(made.config, facts, self.test))
+
+    def _approved(self, says: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, str]:
+        """Propose a run to every member, and wait until all that are online have decided, or for `approval` seconds.
+
+        Returns why each member that answered does not take part, or an empty text if it approves the run. Nothing is
+        charged, whatever the answers are.
+        """
+        run, found, waiting = says["run"], dict[str, str](), set(numbers)
+        told = {**says, "purpose": self._purpose, "members": list(numbers)}
+        ends, pause, gather = time.monotonic() + self.place.settings.approval, _FIRST_PAUSE, True
+        while waiting:
+            letters = {
+                name: self._words("propose", {**told, "number": numbers[name]}, name)
+                for name in numbers
+                if name in waiting
+            }
+            replies = self._post.ask(letters, _WORDS_CAP, len(letters) if gather else 1, gather=gather)
+            waiting, gather = set(), False
+            for name, reply in replies.items():
+                letter = self._opened(name, reply, "approved", {})
+                found[name] = reason_of(letter) if letter.kind == REFUSAL else ""
+                if letter.kind == REFUSAL and letter.says.get("code") == RefusalCode.PENDING:
+                    waiting.add(name)
+            if not waiting or time.monotonic() > ends:
+                break
+            if pause == _FIRST_PAUSE:
+                self.log.note("proposed", run=run, waiting=sorted(waiting))
+                self._say(
+                    f"waiting for approval by {', '.join(sorted(waiting))} (hush federation approve at the member)"
+                )
+            time.sleep(min(pause, max(0.0, ends - time.monotonic())))
+            pause = min(1.5 * pause, _LONGEST_PAUSE)
+        for name, reason in found.items():
+            self.log.note("proposal", run=run, member=name, answer=reason or "approved")
+        return found
 
     def _schema(self) -> dict[str, Any]:
         return schema_of(self.test).record()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,18 +31,19 @@ Pair = tuple[Array, Array]
 
 def load(
     path: Path, *, label: str = "label", loader: str | None = None, classes: int | None = None,
-    declared: Schema | None = None,
+    declared: Schema | None = None, columns: Sequence[str] = (),
 ) -> Dataset:  # fmt: skip
     """Load the rows in a file with their schema: features are finite, labels are integers from 0, columns are as
     `declared`.
 
-    Without a declared schema, a table has the columns of its header, all of them numeric, and arrays have only a shape.
+    If `columns` are given, all others of a table are left out. Without a declared schema, a table has the columns of
+    its header, all of them numeric, and arrays have only a shape.
     """
     if not path.exists():
         raise HushError(f"{path}: not found; accepted: {KINDS}")
     label = declared.label if declared is not None and declared.columns else label
     classes = declared.classes if declared is not None and declared.classes is not None else classes
-    names, x, y = (None, *_own(loader, path)) if loader else _read(path, label, declared)
+    names, x, y = (None, *_own(loader, path)) if loader else _read(path, label, declared, columns)
     try:
         if declared is not None and declared.columns and names is None:
             x = _checked_columns(np.asarray(x), declared)
@@ -106,8 +107,12 @@ def schema_of(data: Dataset) -> Schema:
     return replace(data.schema or Schema(shape=data.x.shape[1:]), classes=data.classes)
 
 
-def _read(path: Path, label: str, declared: Schema | None) -> tuple[list[str] | None, Array, Array]:
+def _read(
+    path: Path, label: str, declared: Schema | None, only: Sequence[str]
+) -> tuple[list[str] | None, Array, Array]:
     """Read column names, if there are any, encoded features, and labels."""
+    if only and path.suffix not in (".csv", ".parquet"):
+        raise HushError(f"{path}: has no column names; data.columns is accepted for .csv and .parquet", "data.columns")
     if path.is_dir():
         return (None, *_idx(path))
     if path.suffix == ".npz":
@@ -119,6 +124,14 @@ def _read(path: Path, label: str, declared: Schema | None) -> tuple[list[str] | 
         raise HushError(f"{path}: unknown file type {path.suffix or '(none)'}; accepted: {KINDS}")
     table = read_table(path)
     table.require([label])
+    if only:
+        if lacking := sorted(set(only) - set(table.columns)):
+            raise HushError(
+                f"{path}: no columns {', '.join(lacking)[:200]}, which data.columns lists; accepted: some of "
+                f"{', '.join(table.columns)[:200]}",
+                "data.columns",
+            )
+        table = table.without([name for name in table.columns if name not in (*only, label)])
     rest, names = table.without([label]), [name for name in table.columns if name != label]
     if declared is None or not declared.columns:
         wanted = named(names, label).columns

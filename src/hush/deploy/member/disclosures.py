@@ -116,6 +116,14 @@ class Disclosures:
         ]
         return (*found, *((Cost(what=CENTRE, kind="gaussian", noise=self.centre, steps=1),) if self.centre else ()))
 
+    def expected(self, samples: int) -> RosterEntry:
+        """The declaration with its public numbers, and this number of rows if theirs is noisy; nothing is sampled."""
+        noised = {n.what: (n.noise, n.noise * n.row) for n in self.numbers.values() if n.noise}
+        if self.centre:
+            noised[CENTRE] = (self.centre, self.centre)
+        noisy_count = bool(self.numbers["samples"].noise)
+        return replace(self.fact, samples=samples if noisy_count else self.fact.samples, noised=noised)
+
     def drawn(self) -> tuple[RosterEntry, dict[str, Tensor]]:
         """Sample the numbers and the mean. Must be called only once per run."""
         told = {name: number.noised(self._normal) for name, number in self.numbers.items()}

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hush.config import Config, located
 from hush.data import budgets
+from hush.deploy.member import opening
 from hush.deploy.member.policy_template import code_hash
 from hush.privacy import limits
 from hush.privacy.limits import Limits
@@ -55,6 +56,9 @@ class Bounds(_Strict):
         max_parameters: The maximum number of parameters of a model.
         max_memory: The maximum memory, in MiB, for messages and training in this process.
         max_message: The maximum size of a message, in MiB.
+        max_cpu: The share of this machine's cores that the member may use, on average.
+        runs_per_day: The maximum number of runs that begin within 24 hours.
+        hours: The local hours in which the member takes part, such as `18:00-06:00`; empty: at any time.
     """
 
     max_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -67,6 +71,23 @@ class Bounds(_Strict):
     max_parameters: Annotated[int, Field(ge=1)] = 20_000_000
     max_memory: Annotated[int, Field(ge=1)] = 4096
     max_message: Annotated[int, Field(ge=1)] = 256
+    max_cpu: Annotated[float, Field(gt=0, le=1)] = 1.0
+    runs_per_day: Annotated[int, Field(ge=1)] = 10
+    hours: str = ""
+
+
+class Consent(_Strict):
+    """`[consent]`: whether a person approves each run (`hush federation approve`), or these rules do.
+
+    Attributes:
+        auto_approve: Whether a run within the limits of the policy and the rules below starts without approval.
+        max_epsilon: The largest epsilon of a run that is approved automatically; by default that of the budget.
+        max_rounds: The most rounds of a run that is approved automatically; by default those of the limits.
+    """
+
+    auto_approve: bool = False
+    max_epsilon: Positive | None = None
+    max_rounds: Annotated[int, Field(ge=1)] | None = None
 
 
 class Accept(_Strict):
@@ -104,10 +125,17 @@ class Enrol(_Strict):
 
 
 class Data(_Strict):
-    """`[data]`: how the member's file is read; `loader` is a custom function, as `module:function`."""
+    """`[data]`: how the member's file is read.
+
+    Attributes:
+        label: The label column.
+        loader: A custom function, as `module:function`.
+        columns: The columns of the file that runs may use; others are left out when it is read. Empty: all columns.
+    """
 
     label: str = "label"
     loader: str | None = None
+    columns: list[str] = []
 
 
 class MemberPolicy(_Strict):
@@ -116,6 +144,7 @@ class MemberPolicy(_Strict):
     budget: Budget
     accept: Accept
     limits: Bounds = Bounds()
+    consent: Consent = Consent()
     enrol: Enrol = Enrol()
     data: Data = Data()
 
@@ -194,6 +223,12 @@ def _check(policy: MemberPolicy) -> None:
             f"limits.max_parameters: {bounds.max_parameters} do not fit max_memory {bounds.max_memory} MiB; accepted: "
             f"up to {bounds.max_memory * MIB // (2 * _STATE)}",
             "limits.max_parameters",
+        )
+    opening.parse(bounds.hours)
+    if policy.data.label in policy.data.columns:
+        raise HushError(
+            f"data.columns: contains the label column {policy.data.label!r:.80}; accepted: features only",
+            "data.columns",
         )
     if budget.lifetime is not None and budget.lifetime < budget.epsilon:
         raise HushError(

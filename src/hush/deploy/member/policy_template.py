@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -23,39 +24,56 @@ def code_hash() -> str:
 def template(
     epsilon: float, delta: float, relation: str, recipes: Sequence[str], *, accountant: str = "pld",
     seeded: bool = False, uncovered: bool = False, samples: str = "public", group: int | None = None,
+    auto_approve: bool = False, max_cpu: float = 0.5, runs_per_day: int = 10, lifetime: float | None = None,
+    label: str = "label", columns: Sequence[str] = (), hours: str = "", max_memory: int = 4096,
 ) -> str:  # fmt: skip
-    """Return a policy to start from."""
+    """Return a policy to start from, with the meaning of each value."""
     cluster = "# group = 0" if group is None else f"group = {group}"
-    names = ", ".join(f'"{name}"' for name in recipes)
-    return f"""# The policy of this member. Keys are optional unless marked as required; an unknown key is an error.
-[budget]
-epsilon = {epsilon!r}            # required: maximum epsilon of one run
-delta = {delta!r}                # required
-relation = "{relation}"          # or "replace-one"
+    names = ", ".join(map(quoted, recipes))
+    life = f"# lifetime = {epsilon!r}" if lifetime is None else f"lifetime = {lifetime!r}"
+    message = min(256, max_memory // 6)
+    parameters = min(20_000_000, (max_memory << 20) // 64)
+    return f"""# The policy of this member: what a run may do here. This machine enforces it.
+# Keys are optional unless marked as required; an unknown key is an error.
+# hush federation policy KIT --check explains this file in sentences.
+
+[budget]                         # how much the runs may reveal about one row (a smaller epsilon reveals less)
+epsilon = {epsilon!r}            # required: maximum epsilon of one run. Sensible: 0.1 to 5; above 10 protects little
+delta = {delta!r}                # required: the probability that the guarantee fails; well below 1 / number of rows
+relation = "{relation}"          # what changes between the datasets compared: one row added, or "replace-one"
 accountant = "{accountant}"
 # Maximum epsilon of all runs together on these rows. Default: equal to epsilon, so that ONE run, even a first
 # trial, can spend all of it permanently. Use `hush federation check` for a dry run, which charges nothing.
-# lifetime = {epsilon!r}
+{life}
 
-[limits]
-max_rate = 1.0
-max_steps = 10000                # per round
-max_rounds = 2000
-min_noise = 0.0
+[consent]                        # who decides whether a run takes place
+auto_approve = {str(auto_approve).lower()}             # false: a person approves each run
+# max_epsilon = {epsilon!r}      # with auto_approve: runs that cost more wait for a person
+# max_rounds = 100               # with auto_approve: runs with more rounds wait for a person
+
+[limits]                         # a run that exceeds one of these is refused, and costs nothing
+max_rate = 1.0                   # maximum part of the rows in one training step, on average
+max_steps = 10000                # training steps per round
+max_rounds = 2000                # rounds of a run. Sensible: 10 to 200
+min_noise = 0.0                  # minimum noise multiplier
 min_clip = 0.0
-max_clip = 1000000.0
-max_members = 200
-max_parameters = 20000000
-max_memory = 4096                # MiB, for messages and training together
-max_message = 256                # MiB
+max_clip = 1000000.0             # maximum clipping norm of one row
+max_members = 200                # members of a run
+max_parameters = {parameters:<14} # model size, in parameters of 4 bytes each
+max_memory = {max_memory:<16}    # MiB, for messages and training together
+max_message = {message:<15}    # MiB that one message may have
+max_cpu = {max_cpu:<18}     # share of this machine's cores, on average. Sensible: 0.25 to 1.0
+runs_per_day = {runs_per_day:<14}    # runs that may begin within 24 hours
+hours = {quoted(hours):<24} # local time in which the member takes part, such as "18:00-06:00"; empty: always
 
 [accept]
-recipes = [{names}]              # required; "any" accepts all
+recipes = [{names}]              # required; algorithms that are accepted; "any" accepts all
 code = ["{code_hash()}"]  # required: hush federation code
+models = []                      # code of other packages that may be imported, as "module:name"
 seeded = {str(seeded).lower()}               # true: accept seeded noise, which is not private; for experiments only
 uncovered = {str(uncovered).lower()}                # true: accept recipes with releases that are not covered
 
-[enrol]
+[enrol]                          # what the others learn about this member before training
 samples = "{samples}"            # number of rows; or "noised", which consumes budget
 budget = "public"                # the epsilon above; or "noised"
 impact = "public"                # the impact factor; or "noised"
@@ -65,7 +83,14 @@ noise = 10.0                     # noise multiplier of noised declarations, rela
 # budget_row = {epsilon!r}       # change of the budget, and of the factor, caused by one row
 # factor_row = 1.0
 
-[data]
-label = "label"                  # label column of CSV and Parquet files
+[data]                           # how the file with the rows is read
+label = {quoted(label):<24} # label column of CSV and Parquet files
+# The columns that runs may use, such as ["age", "sex"]; others are not read. Empty: all columns of the file.
+columns = [{", ".join(map(quoted, columns))}]
 # loader = "module:function"     # custom loader: receives the path, returns x and y
 """
+
+
+def quoted(text: str) -> str:
+    """Return a text as a TOML string."""
+    return json.dumps(text, ensure_ascii=False)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from hush.data.preprocessing import mapped
 from hush.data.schema import Schema, check_fits, from_record
 from hush.deploy.admin import keys
 from hush.deploy.admin.audit_log import AuditLog
+from hush.deploy.member import opening
+from hush.deploy.member.consent import Consents, PendingError, asks_why, decided, differences
 from hush.deploy.member.disclosures import Disclosures, count_is_noised, group, numbers
 from hush.deploy.member.policy import (
     MemberPolicy,
@@ -40,6 +42,7 @@ from hush.deploy.member.policy import (
     check_size,
     check_steps,
 )
+from hush.deploy.member.preview import Preview, as_sent, check_words, preview
 from hush.deploy.member.task_checks import check_header, checked
 from hush.deploy.shared import run_spec
 from hush.deploy.shared.extras import RELEASES
@@ -97,11 +100,13 @@ class Node:
         self.name, self.policy, self.data, self.ledger = name, policy, data, ledger
         self.schema = data.schema or Schema(shape=data.x.shape[1:])
         self.log = AuditLog(path / "audit.jsonl")
+        self.consents = Consents(path)
         self._runs = path / "runs"
         self._runs.mkdir(exist_ok=True)
         self._key = key
         self._own: dict[str, tuple[str, MemberSpec]] = {}
         self._fitting: set[str] = set()
+        self._by_person: set[str] = set()
         self._held: tuple[object, Tensor, Tensor] | None = None
         self.members, self.seconds = 1, 0.0
         self.say: Callable[[str], None] = lambda words: None
@@ -153,6 +158,10 @@ class Node:
         return own, number
 
     def _answer(self, letter: Message) -> tuple[bytes, Receipt | None]:
+        if letter.kind in ("propose", "enrol", "begin", "task"):
+            self._check_open(letter)
+        if letter.kind == "propose":
+            return self._propose(letter), None
         if letter.kind == "enrol":
             return self._enrol(letter)
         if letter.kind == "begin":
@@ -161,8 +170,99 @@ class Node:
             return self._task(letter)
         if letter.kind == "evicted":
             return self._evicted(letter), None
-        text = f"message: unknown kind {letter.kind[:40]!r}; accepted: enrol, begin, task, evicted"
+        text = f"message: unknown kind {letter.kind[:40]!r}; accepted: propose, enrol, begin, task, evicted"
         raise RefusalError(RefusalCode.MESSAGE, text)
+
+    def _check_open(self, letter: Message) -> None:
+        """Raise a refusal outside the hours of the policy, or for one run too many within 24 hours."""
+        with refusing(RefusalCode.MESSAGE):
+            run = str(letter.says.get("run"))
+            self._state(run)
+        with refusing(RefusalCode.CLOSED):
+            opening.check_hours(self.policy.limits.hours)
+            opening.check_runs(self._runs, run, self.policy.limits.runs_per_day)
+
+    def _propose(self, letter: Message) -> bytes:
+        """Answer whether this run is approved here; a run that nobody has decided on waits in the kit."""
+        with refusing(RefusalCode.MESSAGE):
+            run, _, code, _, number, _, text, names = want(
+                letter, "run", "config", "code", "schema", "number", "head", "purpose", "members"
+            )
+            purpose, members = check_words(text, names, self.name)
+        offer = self._offer(letter.says)
+        found = self._preview(offer, number, code, purpose, members)
+        if why := asks_why(self.policy, found.epsilon, found.rounds):
+            try:
+                proposal = decided(self.consents, why, found, run, lambda other: bool(self.ledger.charged(other)))
+            except PendingError as error:
+                if error.new:
+                    self.log.note(
+                        "proposed", run=run, proposal=error.proposal.preview.digest, purpose=printable(purpose)
+                    )
+                    self.say(
+                        f"{self.name}: a run waits for approval: hush federation preview KIT, then approve or decline "
+                        f"{error.proposal.name}"
+                    )
+                raise
+            self.log.note("approved", run=run, proposal=proposal.preview.digest)
+        else:
+            self.log.note("approved", run=run, proposal="by the rules of the policy")
+        return self._signed(Message("approved", {"run": run, "head": self.ledger.head}))
+
+    def _preview(self, offer: Offer, number: int, code: str, purpose: str, members: tuple[str, ...]) -> Preview:
+        """Return what a run asks of this member, planned by its own policy. No row is read."""
+        config = offer.config
+        disclosures = self._disclosures(offer, number)
+        fact = disclosures.expected(run_spec.supposed_rows(config, number))
+        with refusing(RefusalCode.LIMITS):
+            check_steps(self.policy, config, offer.recipe, [fact.samples] * config.data.clients)
+        with refusing(RefusalCode.CONFIG):
+            spec = run_spec.expected_spec(config, fact, number, self.policy.one_run, offer.schema)
+        with refusing(RefusalCode.LIMITS):
+            check_plans(self.policy, spec.schedule)
+        several = any(stage.choose for stage in spec.stage_table.specs)
+        return preview(
+            spec, self.policy, purpose=purpose, members=members, config=config, code=code, recipe=offer.name,
+            models=offer.recipe.assign.models if several else 1,
+        )  # fmt: skip
+
+    def _check_consent(self, run: str, offer: Offer, code: str) -> Preview | None:
+        """Return the approved preview of a run, or None if the rules of the policy decide; else raise a refusal."""
+        proposal = self.consents.of_run(run)
+        if proposal is None:
+            if not self.policy.consent.auto_approve:
+                raise RefusalError(RefusalCode.PENDING, "this run was not approved at this member")
+            return None
+        if proposal.decision != "approved":
+            raise RefusalError(RefusalCode.DECLINED, f"proposal {proposal.name} was declined")
+        config, schema = as_sent(offer.config.model_dump()), as_sent(offer.schema.record())
+        if found := differences(proposal.preview, config, code, schema):
+            text = f"the run differs from what was approved as {proposal.name}: {', '.join(found)}"
+            raise RefusalError(RefusalCode.PENDING, text)
+        return proposal.preview
+
+    def _check_standing(self, run: str) -> None:
+        """Raise a refusal if the approval of a run that began was withdrawn, or is used by another run."""
+        proposal = self.consents.of_run(run)
+        if proposal is None:
+            raise RefusalError(RefusalCode.PENDING, "another run uses the approval of this one")
+        if proposal.decision != "approved":
+            raise RefusalError(RefusalCode.DECLINED, f"proposal {proposal.name} was declined after the run began")
+
+    def _check_spending(self, approved: Preview | None, own: MemberSpec, names: Sequence[str]) -> None:
+        """Raise a refusal if a run would cost more than was approved, or has members that were not in the preview."""
+        wanted = book.add_costs({}, own.costs())
+        epsilon = account.epsilon(wanted, self.policy.one_run, self.policy.budget.accountant)
+        if approved is None:
+            if why := asks_why(self.policy, epsilon, own.schedule.rounds):
+                raise RefusalError(RefusalCode.PENDING, why)
+            return
+        if epsilon > approved.limit or own.schedule.rounds > approved.rounds:
+            text = f"{own.schedule.rounds} rounds of epsilon {epsilon:.4g} in total exceed what was approved"
+            raise RefusalError(RefusalCode.PENDING, text)
+        if unknown := sorted(set(names) - set(approved.members)):
+            text = f"members that were not in what was approved: {printable(', '.join(unknown))}"
+            raise RefusalError(RefusalCode.PENDING, text)
 
     def _offer(self, says: Mapping[str, Any]) -> Offer:
         """Return what a coordinator offers, if the policy and the declared schema accept it. No row is read."""
@@ -198,11 +298,15 @@ class Node:
     def _enrol(self, letter: Message) -> tuple[bytes, Receipt | None]:
         """Answer whether this member takes part, and with which declaration; repeated requests get the same answer."""
         with refusing(RefusalCode.MESSAGE):
-            run, *_, number, _ = want(letter, "run", "config", "code", "schema", "number", "head")
-            self._state(run)
+            run, _, code, _, number, _ = want(letter, "run", "config", "code", "schema", "number", "head")
         offer = self._offer(letter.says)
+        approved = self._check_consent(run, offer, code)
         disclosures = self._disclosures(offer, number)
         costs = disclosures.costs()
+        if costs and approved is None:
+            found = self._preview(offer, number, code, "", ())
+            if why := asks_why(self.policy, found.epsilon, found.rounds):
+                raise RefusalError(RefusalCode.PENDING, why)
         if not costs:
             return self._facts(run, offer.name, disclosures, self.ledger.head), None
         attempt = self._attempt(run, ENROLMENT)
@@ -327,6 +431,7 @@ class Node:
     def _computed(self, says: Mapping[str, Any]) -> MemberSpec:
         """Return a run as this member would take part in it, or raise a refusal. No row is read."""
         offer = self._offer(says)
+        approved = self._check_consent(says["run"], offer, says["code"])
         config, recipe = offer.config, offer.recipe
         with refusing(RefusalCode.CONFIG):
             if config.local.lr == "auto":
@@ -356,6 +461,9 @@ class Node:
                 raise HushError(
                     "begin: an input mean that the recipe does not use, or none although the recipe needs one"
                 )
+        self._check_spending(approved, own, [fact.name for fact in facts])
+        if approved is not None:
+            self._by_person.add(says["run"])
         return replace(own, centre=str(says["centre"]))
 
     def agreed(self, run: str) -> MemberSpec:
@@ -380,6 +488,8 @@ class Node:
         with refusing(RefusalCode.TASK):
             task = checked(own, letter, number, self.policy.bounds)
             asked = messages.digest(Message("task", {"run": run, "round": number}, letter.tensors))
+        if run in self._by_person:
+            self._check_standing(run)
         stage = own.schedule.stages[own.stage_table.of[number]]
         attempt = self._attempt(run, number)
         if attempt == 0:

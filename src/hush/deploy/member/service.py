@@ -13,6 +13,7 @@ from typing import Any
 from hush.deploy.admin.folders import Kit
 from hush.deploy.member import datasets
 from hush.deploy.member import policy as law
+from hush.deploy.member.cpu_share import CpuShare
 from hush.deploy.member.process import Node
 from hush.privacy.ledger import Ledger
 from hush.privacy.ledger.binding import bind
@@ -27,8 +28,9 @@ def prepare(kit: Kit, policy_path: Path, data: Path) -> Node:
     """Return a message handler with its policy, data and ledger; configuration errors are raised before it connects."""
     policy = law.load(policy_path)
     dataset = datasets.load(
-        data, label=policy.data.label, loader=policy.data.loader, declared=datasets.declared(kit.path)
-    )
+        data, label=policy.data.label, loader=policy.data.loader, declared=datasets.declared(kit.path),
+        columns=policy.data.columns,
+    )  # fmt: skip
     key = kit.key()
     terms = policy.for_life
     if kit.ledger.exists():
@@ -71,6 +73,8 @@ def _take_part(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], Non
 
     node = prepare(kit, policy_path, data)
     node.say = say
+    share = CpuShare(node.policy.limits.max_cpu)
+    share.limit_cores()
 
     def copied() -> None:
         node.log.note("copied", reason=_COPIED)
@@ -88,7 +92,7 @@ def _take_part(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], Non
         one = node.policy.one_run
         for text in warnings_of(one.epsilon, one.delta, len(node.data.y)):
             say(f"Warning: {text}")
-        serve(node, line)
+        serve(node, line, share=share)
     except KeyboardInterrupt:
         say(f"{kit.member} has disconnected")
         raise
@@ -104,9 +108,9 @@ def report(kit: Kit, line: Any) -> int:
     return int(line.open(int(before) if before.isdigit() else 0, lambda number: file.write_text(str(number))))
 
 
-def serve(node: Node, line: Any, going: Callable[[], bool] = lambda: True) -> None:
-    """Answer messages, one at a time, as long as `going` returns true."""
-    idle = time.monotonic()
+def serve(node: Node, line: Any, going: Callable[[], bool] = lambda: True, share: CpuShare | None = None) -> None:
+    """Answer messages, one at a time, as long as `going` returns true, within a share of the machine."""
+    idle, share = time.monotonic(), share or CpuShare(1.0)
     while going():
         try:
             parcel = line.poll(node.policy.message_cap)
@@ -131,6 +135,7 @@ def serve(node: Node, line: Any, going: Callable[[], bool] = lambda: True) -> No
                 node.ledger.sent(receipt)
                 spent = {"seconds": round(node.seconds, 4), **node.balance()}
                 node.log.note("sent", run=receipt.run, round=receipt.round, **spent)
+        share.pause()
         idle = time.monotonic()
 
 

@@ -22,6 +22,9 @@ class RefusalCode(StrEnum):
     """Why a member refuses."""
 
     MESSAGE = "message"
+    PENDING = "pending"
+    DECLINED = "declined"
+    CLOSED = "closed"
     SOFTWARE = "software"
     OFFER = "offer"
     CONFIG = "config"
@@ -37,6 +40,9 @@ class RefusalCode(StrEnum):
 
 MEANING: Mapping[RefusalCode, str] = {
     RefusalCode.MESSAGE: "the message is malformed or of an unknown type",
+    RefusalCode.PENDING: "nobody has approved the run at the member yet (hush federation preview KIT)",
+    RefusalCode.DECLINED: "the member declined the run",
+    RefusalCode.CLOSED: "its policy allows no run at this hour, or no further run within 24 hours",
     RefusalCode.SOFTWARE: "coordinator and member run different code, or accept.code does not list it",
     RefusalCode.OFFER: "its policy ([accept]) does not accept the recipe, the model, the noise or the releases",
     RefusalCode.CONFIG: "no valid plan exists for the config",
@@ -71,6 +77,9 @@ def refusing(code: RefusalCode) -> Iterator[None]:
         raise RefusalError(code, text) from error
 
 
+_FINAL = (RefusalCode.BUDGET, RefusalCode.DECLINED)
+
+
 def code_of(error: Exception) -> RefusalCode:
     """The code with which an error is answered."""
     if isinstance(error, RefusalError):
@@ -83,7 +92,7 @@ def code_of(error: Exception) -> RefusalCode:
 def refusal(run: str, error: Exception) -> Message:
     """The answer to a refused message: its size depends on the code alone."""
     code = code_of(error)
-    return Message(REFUSAL, {"run": run, "code": code.value, "final": code is RefusalCode.BUDGET})
+    return Message(REFUSAL, {"run": run, "code": code.value, "final": code in _FINAL})
 
 
 def reason_of(letter: Message) -> str:

@@ -146,7 +146,7 @@ def enrolment(
     must not depend on the true number: both sides assume a fixed number of batches.
     """
     if COUNT in fact.noised:
-        fact = replace(fact, samples=SUPPOSED_BATCHES * batch_of(config, number))
+        fact = replace(fact, samples=supposed_rows(config, number))
     facts = [fact if each == number else replace(fact, samples=_MANY) for each in range(config.data.clients)]
     members = list(roster(config, facts))
     members[number] = replace(members[number], policy=policy)
@@ -173,6 +173,11 @@ def plausible(config: Config, recipe: Recipe, fact: RosterEntry, number: int) ->
 def batch_of(config: Config, number: int) -> int:
     """The batch size of a member by the config."""
     return int(budgets.batch_sizes(config.local.batch_size, config.data.clients, config.seed)[number])
+
+
+def supposed_rows(config: Config, number: int) -> int:
+    """The number of rows that is assumed for a member before it declares a noisy one."""
+    return SUPPOSED_BATCHES * batch_of(config, number)
 
 
 def width_of(model: Model) -> int:
@@ -219,6 +224,15 @@ def member_spec(
         disclosed=mine.costs(),
         noised=COUNT in mine.noised,
     )
+
+
+def expected_spec(config: Config, fact: RosterEntry, number: int, policy: Policy, schema: Schema) -> MemberSpec:
+    """Return what a member would do before the other members are known."""
+    facts = [
+        fact if each == number else replace(fact, name="", samples=_MANY, noised={})
+        for each in range(config.data.clients)
+    ]
+    return member_spec(config, facts, number, policy, schema)
 
 
 def _schedule(
