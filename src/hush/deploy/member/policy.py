@@ -89,6 +89,11 @@ class Consent(_Strict):
     max_epsilon: Positive | None = None
     max_rounds: Annotated[int, Field(ge=1)] | None = None
 
+    @property
+    def has_rules(self) -> bool:
+        """Whether automatic approval depends on the run."""
+        return self.max_epsilon is not None or self.max_rounds is not None
+
 
 class Accept(_Strict):
     """`[accept]`: accepted recipes and code hashes, and accepted weakenings, each of which is off by default."""

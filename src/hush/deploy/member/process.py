@@ -303,7 +303,7 @@ class Node:
         approved = self._check_consent(run, offer, code)
         disclosures = self._disclosures(offer, number)
         costs = disclosures.costs()
-        if costs and approved is None:
+        if costs and approved is None and self.policy.consent.has_rules:
             found = self._preview(offer, number, code, "", ())
             if why := asks_why(self.policy, found.epsilon, found.rounds):
                 raise RefusalError(RefusalCode.PENDING, why)
