@@ -19,7 +19,7 @@ from hush.engines.simulator import Simulator
 from hush.privacy.ledger import BudgetSpentError, Ledger
 from hush.privacy.ledger.book import STATE_NAMES
 from hush.privacy.ledger.ledger import inspect
-from hush.types import Task, Update
+from hush.types import HushError, Task, Update
 
 _ROWS, _BATCH = 60, 12
 _SETTINGS: dict[str, Any] = {"epsilon": 3.0, "delta": 1e-5, "rounds": 3, "batch_size": _BATCH, "lr": 0.5, "classes": 3}
@@ -301,3 +301,28 @@ def test_arguments_are_named(net: Net, tmp_path: Path) -> None:
     x, y = _data()
     with pytest.raises(hush.HushError, match="x: holds the rows of 2 clients"):
         hush.PrivateTrainer(net, {"a": (x, y), "b": (x, y)}, ledger=tmp_path / "client.ledger", **_SETTINGS)
+
+
+def test_persons_are_what_a_trainer_samples_counts_and_protects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    rng = np.random.default_rng(0)
+    keys = rng.permutation(np.repeat(np.arange(30), 4))
+    x = rng.normal(size=(120, 3)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(int)
+
+    def trainer(person: object = keys, **more: Any) -> hush.PrivateTrainer:
+        return hush.PrivateTrainer(
+            nn.Linear(3, 2), x, y, epsilon=1.0, delta=1e-2, rounds=2, batch_size=6, lifetime=3.0,
+            ledger=tmp_path / "clinic.ledger", classes=2, person=person, **more,
+        )  # fmt: skip
+
+    made = trainer(rows_per_person=2)
+    assert (made.facts["num-examples"], made.plan.rate) == (30, 0.2)
+    done = made.fit(round=1)
+    assert (done.guarantee.unit, done.guarantee.samples) == ("person", 30)
+    with pytest.raises(HushError, match=r"unit of privacy: found row, and .* keeps person"):
+        trainer(person=None)
+    with pytest.raises(HushError, match="training rows were changed"):
+        trainer(person=keys // 2)

@@ -115,6 +115,7 @@ class DataConfig(_Strict):
     files: Files | None = None
     label: Name | None = None
     client: Name | None = None
+    person: Name | None = None
     # pydantic models have a method with the name of this key.
     table_schema: Table | None = Field(default=None, alias="schema")
     clients: Annotated[int, Field(ge=1)] = 20
@@ -165,6 +166,8 @@ class PrivacyConfig(_Strict):
     sampler: Literal["poisson", "fixed"] = "poisson"
     discrete: bool = False
     retries: Annotated[int, Field(ge=0, le=1000)] = 0
+    unit: Literal["auto", "row", "person"] = "auto"
+    rows_per_person: Annotated[int, Field(ge=1, le=10_000)] = 1
 
 
 class LocalConfig(_Strict):
@@ -248,6 +251,24 @@ def with_noise(config: Config, *, lasting: bool) -> Config:
         return config
     found = config.privacy.model_copy(update={"noise": "secure" if lasting else "seeded"})
     return config.model_copy(update={"privacy": found})
+
+
+def with_unit(config: Config, persons: bool) -> Config:
+    """Return the config with the unit of privacy that "auto" means: a person where `persons` are known, else a row."""
+    unit = config.privacy.unit
+    if unit == "person" and not persons:
+        raise HushError(
+            'privacy.unit: "person" needs to know which person each row is about; accepted with it: data.person, the '
+            "column with their keys (person= in Python)",
+            "privacy.unit",
+        )
+    found = ("person" if persons else "row") if unit == "auto" else unit
+    if found != "person" and config.privacy.rows_per_person != 1:
+        raise HushError(
+            f'privacy.rows_per_person: found {config.privacy.rows_per_person} with unit "{found}"; accepted there: 1',
+            "privacy.rows_per_person",
+        )
+    return config.model_copy(update={"privacy": config.privacy.model_copy(update={"unit": found})})
 
 
 def config_hash(config: Config) -> str:

@@ -39,21 +39,22 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from hush import models
-from hush.config import Config, locating, parse, with_noise
+from hush.config import Config, locating, parse, with_noise, with_unit
 from hush.data import client_data
-from hush.data.client_rows import Clients
+from hush.data.client_rows import Clients, persons_of
 from hush.data.datasets import Dataset
 from hush.data.partition import Share
 from hush.engines import client_round
 from hush.engines.objective import least_outputs, outputs_of, targets_of, task_of, with_objective
 from hush.engines.run_ledgers import RunLedgers
-from hush.engines.setup import Federation, build, device_named, own_name
+from hush.engines.setup import Federation, build, device_named, own_name, unit_of
 from hush.models import Model
 from hush.models.inputs import shapes_of
 from hush.models.user_module import given_module
 from hush.models.validation import copied
 from hush.privacy.ledger import Ledger, witness
 from hush.privacy.ledger.binding import bind
+from hush.privacy.ledger.fingerprints import Rows
 from hush.privacy.plan import PrivacyPlan
 from hush.recipes import Recipe
 from hush.recipes.slots.weight import Uniform
@@ -129,6 +130,9 @@ class PrivateTrainer:
         classes: The list of classes, or their number; by default those found in the rows, which no epsilon covers.
         device: "cpu", "cuda" or "auto".
         client: The client's name, in the ledger and on the card; by default that of the ledger file.
+        person: The key of the person that each row is about, or the column with the keys: the guarantee then protects
+            persons, and `batch_size` counts them.
+        rows_per_person: How many rows of a sampled person a step averages, 1 by default.
         run: The name of the run, the same for each process that goes on with it.
 
     Raises:
@@ -162,6 +166,8 @@ class PrivateTrainer:
         classes: int | Sequence[object] | None = None,
         device: str | None = None,
         client: str | None = None,
+        person: object = None,
+        rows_per_person: int | None = None,
         run: str | None = None,
     ) -> None:
         given = {
@@ -176,8 +182,9 @@ class PrivateTrainer:
         self._lifetime = lifetime
         self._run = uuid.uuid4().hex if run is None else _run_name(run)
         try:
-            config = _config({**given, "epsilon": float(epsilon)}, retries)
-            rows = client_data.clients(x, y, classes=classes, targets=targets_of(config))
+            config = _config({**given, "epsilon": float(epsilon)}, retries, rows_per_person)
+            rows = client_data.clients(x, y, classes=classes, targets=targets_of(config), person=person)
+            config = with_unit(config, rows.dataset.person is not None)
             if len(rows.names) > 1:
                 raise HushError(f"x: holds the rows of {len(rows.names)} clients; accepted: those of one")
             self._name = self.path.stem if client is None else client
@@ -283,6 +290,7 @@ class PrivateTrainer:
             source=client_round.source(config, 0, receipt.round, shared=False),
             shape=federation.terms.shape,
             pull=federation.pull,
+            persons=federation.persons(0),
         )
         try:
             work = client_round.work(task, receipt, self._stage, client)
@@ -315,7 +323,7 @@ class PrivateTrainer:
         try:
             _check_terms(ledger, policy, self._lifetime, self._federation.members[0].name, self.plan.accountant)
             rows = data.x if data.given is None else data.given
-            bind([ledger], [(rows, data.y)], sorted(self.path.parent.glob("*.ledger")))
+            bind([ledger], [Rows(rows, data.y, data.person)], sorted(self.path.parent.glob("*.ledger")))
             if self._lifetime is not None and self._lifetime < ledger.terms.policy.epsilon:
                 ledger.tighten(lifetime)
         except BaseException:
@@ -413,10 +421,12 @@ class _State:
         return made
 
 
-def _config(given: Mapping[str, Any], retries: int | None) -> Config:
+def _config(given: Mapping[str, Any], retries: int | None, rows_per_person: int | None) -> Config:
     raw: dict[str, dict[str, Any]] = {"data": {"clients": 1}, "recipe": {"name": "dp-fedsgd"}, "privacy": {}}
     if retries is not None:
         raw["privacy"]["retries"] = retries
+    if rows_per_person is not None:
+        raw["privacy"]["rows_per_person"] = rows_per_person
     for name, value in given.items():
         if value is not None:
             table, _, key = KEYWORDS[name].rpartition(".")
@@ -433,11 +443,16 @@ def _federation(config: Config, given: object, dataset: Dataset, client: str, na
     title = own_name(module)
     model = models.from_user(module, shape, least_outputs(task, dataset), title, dataset.inputs, key=None)
     model = with_objective(config, model, dataset, task)
-    rows = np.arange(len(dataset.y))
-    held = Clients(dataset, (Share(rows),), (rows,), (rows[:0],), config.seed)
-    policy = Policy(float(config.privacy.budgets), float(config.privacy.delta), config.privacy.relation)
+    persons = [np.array([row]) for row in range(len(dataset.y))] if dataset.person is None else persons_of(dataset)
+    rows, sizes = (
+        np.concatenate(persons),
+        (() if dataset.person is None else (np.array([len(own) for own in persons]),)),
+    )
+    held = Clients(dataset, (Share(rows),), (rows,), (rows[:0],), config.seed, sizes)
+    privacy = config.privacy
+    policy = Policy(float(privacy.budgets), float(privacy.delta), privacy.relation, unit_of(config))
     batch, name = int(config.local.batch_size), client if named else ""
-    member = Member(client=0, policy=policy, samples=len(rows), batch=batch, name=name)
+    member = Member(client=0, policy=policy, samples=len(persons), batch=batch, name=name)
     return build(
         config,
         "private trainer",
@@ -459,6 +474,7 @@ def _check_terms(ledger: Ledger, policy: Policy, lifetime: float | None, client:
     for name, found, kept in (
         ("delta", policy.delta, held.policy.delta),
         ("relation", policy.relation, held.policy.relation),
+        ("unit of privacy", policy.unit, held.policy.unit),
         ("accountant", accountant, held.accountant),
     ):
         if found != kept:

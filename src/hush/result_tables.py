@@ -18,6 +18,7 @@ _CARD = (
     "epsilon_budget",
     "delta",
     "relation",
+    "unit",
     "samples",
     "batch_size",
     "rounds",
@@ -25,7 +26,7 @@ _CARD = (
     "noise_multiplier",
 )
 _CLIENTS = 8  # whose own metrics are shown
-_DETAILS = ("third_party", "stages")
+_DETAILS = ("third_party", "stages", "protects")
 
 
 def history_table(records: Sequence[RoundRecord]) -> Table:
@@ -74,7 +75,8 @@ def guarantee_table(cards: Sequence[Guarantee], not_covered: Sequence[str], warn
         tuple(card.name or card.client if column == "client" else getattr(card, column) for column in columns)
         for card in cards
     )
-    about = [f"Toward a third party: {cards[0].third_party}"] if cards and cards[0].third_party else []
+    about = [f"Protects {text}" for text in dict.fromkeys(card.protects for card in cards) if text]
+    about += [f"Toward a third party: {cards[0].third_party}"] if cards and cards[0].third_party else []
     return Table(
         title="Guarantees toward the server, one per client",
         columns=columns,

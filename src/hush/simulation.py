@@ -62,6 +62,9 @@ KEYWORDS: Mapping[str, str] = {
     "partition": "data.partition",
     "label": "data.label",
     "client": "data.client",
+    "person": "data.person",
+    "rows_per_person": "privacy.rows_per_person",
+    "unit": "privacy.unit",
     "schema": "data.schema",
     "test_fraction": "data.test_fraction",
     "task": "objective.task",
@@ -97,6 +100,7 @@ class Simulation:
         partition: How rows are divided among clients that have none of their own.
         label: The column with the targets.
         client: The column with the names of the clients.
+        person: The column with the key of each row's person; for arrays, the keys, or a mapping from clients to theirs.
         schema: What columns may hold, declared in public.
         classes: The list of classes, or their number; by default those found in the rows, which no epsilon covers.
         test_fraction: The fraction of each client's rows that is held out.
@@ -111,6 +115,8 @@ class Simulation:
         clip: The clipping norm.
         noise: "seeded", "secure" or "auto": secure with ledger files, else seeded.
         relation: "add-remove" or "replace-one".
+        unit: What the guarantee protects: "row" or "person"; by default persons where `person` is given.
+        rows_per_person: How many rows of a sampled person a step averages.
         accountant: "pld" or "rdp".
         lifetime: The budgets for the life of the data, where ledgers outlive the run.
         participation: The fraction of clients in a round.
@@ -141,6 +147,7 @@ class Simulation:
         partition: str | Mapping[str, Any] | None = None,
         label: str | None = None,
         client: str | None = None,
+        person: object = None,
         schema: object = None,
         classes: int | Sequence[object] | None = None,
         test_fraction: float | None = None,
@@ -155,6 +162,8 @@ class Simulation:
         clip: float | None = None,
         noise: str | None = None,
         relation: str | None = None,
+        unit: str | None = None,
+        rows_per_person: int | None = None,
         accountant: str | None = None,
         lifetime: object = None,
         participation: float | None = None,
@@ -174,6 +183,8 @@ class Simulation:
             "relation": relation, "accountant": accountant, "rounds": rounds, "seed": seed,
             "participation": participation, "quorum": quorum, "max_weight": max_weight, "mode": mode,
             "clients": clients if owners is None else None, "partition": partition, "label": label, "client": client,
+            "unit": unit, "rows_per_person": rows_per_person,
+            "person": person if isinstance(person, str) else None,
             "schema": schema, "test_fraction": test_fraction, "task": task, "loss": loss,
             "metrics": metrics, "batch_size": batch_size, "epochs": epochs,
             "steps": steps, "lr": lr, "weight_decay": weight_decay, "device": device, "precision": precision,
@@ -199,7 +210,7 @@ class Simulation:
             if recipe is not None:
                 raw["recipe"] = as_table(recipe)
             self.config = parse(raw)
-            self._rows = self._own_rows(rows, owners, classes)
+            self._rows = self._own_rows(rows, owners, classes, None if isinstance(person, str) else person)
         self._loaded: dict[str, ClientData] = {}
         self._last: CompletedRun | None = None
 
@@ -471,7 +482,11 @@ class Simulation:
         with seeded(config.seed):
             return rows, _made(self._factory, config, rows)
 
-    def _own_rows(self, rows: object, owners: object, classes: int | Sequence[object] | None) -> ClientData | None:
+    def _own_rows(
+        self, rows: object, owners: object, classes: int | Sequence[object] | None, persons: object
+    ) -> ClientData | None:
+        if rows is None and persons is not None:
+            raise HushError("person: keys without data; accepted: those of the rows of your own data")
         if rows is None:
             if classes is not None:
                 raise HushError("classes: given without data; accepted: the classes of your own data")
@@ -480,10 +495,11 @@ class Simulation:
         if data.files is not None:
             raise HushError("data.files: given beside data; accepted: one of them", "data.files")
         if isinstance(rows, datasets.Dataset) and owners is None:
-            return ClientData(datasets.as_own(rows))
+            own = datasets.as_own(rows)
+            return ClientData(own if persons is None else client_data.with_persons(own, persons))
         return client_data.clients(
             rows, clients=owners, label=data.label, client=data.client, schema=data.table_schema, classes=classes,
-            targets=targets_of(self.config),
+            targets=targets_of(self.config), person=data.person if persons is None else persons,
         )  # fmt: skip
 
     @contextmanager

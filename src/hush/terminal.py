@@ -15,6 +15,7 @@ from rich.text import Text
 from hush.callbacks import Callback, RunStart
 from hush.objective.metrics import BESIDE, METRICS, Metric, metric_named, shown
 from hush.privacy.ledger.book import STATE_NAMES
+from hush.privacy.unit import protects
 from hush.server.participation import spent_words
 from hush.text import printable
 from hush.types import RunResult
@@ -231,6 +232,7 @@ def show_ledger(found: Mapping[str, Any]) -> None:
             "budget",
             f"epsilon {budget}, delta {policy['delta']:g}, {policy['relation']}, accountant {found['accountant']}",
         ),
+        ("protects", protects(policy["unit"])),
         ("spent", "unbounded" if found["spent"] is None else f"{found['spent']:.6g}"),
         ("left", "unbounded" if found["left"] is None else f"{found['left']:.6g}"),
         ("charges", ", ".join(f"{number} {STATE_NAMES[state]}" for state, number in found["charges"].items())),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Relation = Literal["add-remove", "replace-one"]
+Unit = Literal["row", "person", "client"]
 Accountant = Literal["pld", "rdp", "rdp-64"]
 InputType = Literal["float32", "int64", "bool"]
 TargetKind = Literal["classes", "multilabel", "continuous"]
@@ -81,11 +82,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class Policy:
-    """The privacy requirements of a client."""
+    """The privacy requirements of a client: `unit` is what the relation adds, removes or replaces."""
 
     epsilon: float
     delta: float
     relation: Relation = "add-remove"
+    unit: Unit = "row"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +265,8 @@ class Guarantee:
     `epsilon_spent` and `epsilon_left` hold against the server, which sees each of the client's updates;
     `epsilon_third_party` is claimed against someone who sees only the models, for the reasons in `third_party`.
     `stages` lists the costs of one round of each stage of the run. `warnings` reports weak parameters. `name` is the
-    client's name, empty if clients have numbers only.
+    client's name, empty if clients have numbers only. `unit` is the unit of privacy, of which there are `samples`, and
+    `protects` says it in words.
     """
 
     client: int
@@ -288,6 +291,8 @@ class Guarantee:
     stages: tuple[tuple[Mapping[str, Any], ...], ...] = ()
     warnings: tuple[str, ...] = ()
     name: str = ""
+    unit: Unit = "row"
+    protects: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

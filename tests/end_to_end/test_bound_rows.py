@@ -132,11 +132,11 @@ def test_until_the_first_charge_rows_may_be_replaced(tmp_path: Path) -> None:
 
 def rows(first: int, end: int) -> Rows:
     numbers = np.arange(first, end)
-    return np.stack([numbers, -numbers], axis=1).astype(np.float32), numbers % 3
+    return Rows(np.stack([numbers, -numbers], axis=1).astype(np.float32), numbers % 3)
 
 
 def joined(*parts: Rows) -> Rows:
-    return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
+    return Rows(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
 
 
 @pytest.mark.parametrize("charged", [False, True])
@@ -192,14 +192,14 @@ def test_more_rows_are_registered_and_fewer_are_fine(pair: tuple[Ledger, Ledger]
 
 def test_changed_rows_are_refused(pair: tuple[Ledger, Ledger]) -> None:
     one, _ = pair
-    x, y = rows(0, 100)
+    x, y, _ = rows(0, 100)
     for change in (np.float32(1e-3), np.float32(100.0)):
         with pytest.raises(HushError, match=r"rows were changed: 1 that it covers are gone, and 1 are new; accepted"):
-            binding.bind([one], [(np.concatenate([x[:1] + change, x[1:]]), y)])
+            binding.bind([one], [Rows(np.concatenate([x[:1] + change, x[1:]]), y)])
     with pytest.raises(HushError, match="rows were changed"):
-        binding.bind([one], [(x, np.concatenate([y[:1] + 1, y[1:]]))])
+        binding.bind([one], [Rows(x, np.concatenate([y[:1] + 1, y[1:]]))])
     order = np.random.default_rng(0).permutation(100)
-    binding.bind([one], [(x[order].reshape(100, 1, 2), y[order])])
+    binding.bind([one], [Rows(x[order].reshape(100, 1, 2), y[order])])
 
 
 def test_equal_rows_are_counted_and_belong_to_those_who_had_them_first(tmp_path: Path) -> None:
@@ -233,7 +233,8 @@ def test_a_leaked_ledger_tells_no_row(tmp_path: Path, pair: tuple[Ledger, Ledger
     content = Path(one.where).read_bytes()
     assert key.secret.hex().encode() not in content
     assert key.rows not in content
-    assert fingerprints.of((-rows(0, 1)[0], rows(0, 1)[1]), key.rows) == fingerprints.of(rows(0, 1), key.rows)
+    negated = Rows(-rows(0, 1).x, rows(0, 1).y)
+    assert fingerprints.of(negated, key.rows) == fingerprints.of(rows(0, 1), key.rows)
 
 
 def test_fingerprints_are_part_of_the_chain(pair: tuple[Ledger, Ledger]) -> None:

@@ -154,7 +154,7 @@ def test_neighbours_that_told_the_same_count_tell_the_same_mean() -> None:
     # A row that is not a number adds nothing to a sum.
     more = torch.cat([x, torch.full((1, 64), torch.nan)])
     told = [
-        answered(stage, len(rows), {0: rows}.__getitem__, 0, Answering((270.0 - len(rows)) / spread))
+        answered(stage, len(rows), {0: (rows, None)}.__getitem__, 0, Answering((270.0 - len(rows)) / spread))
         for rows in (x, more)
     ]
     assert told[0].mean is not None and told[1].mean is not None

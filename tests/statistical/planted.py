@@ -14,16 +14,19 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional
 
-from hush.engines import enrolment
+from hush.engines import enrolment, side_releases
+from hush.engines.side_releases import Evidence
 from hush.models import Model
 from hush.privacy import noise
 from hush.privacy.accounting import api
 from hush.privacy.accounting.cost import Cost
+from hush.privacy.persons import Persons
 from hush.privacy.plan import PrivacyPlan
 from hush.privacy.schedule import Stage
 from hush.privacy.source import Source
-from hush.recipes.slots.protect import BELOW
+from hush.recipes.slots.protect import BELOW, ClipQuantile
 from hush.recipes.slots.weight import COUNT
+from hush.training import job
 from hush.training.eager import EagerGroup, EagerSum, padded_rows
 from hush.training.input_mean import bound
 from hush.training.job import Job
@@ -35,6 +38,7 @@ _replayable, _calibrate, _epsilon = noise.Seeded, api.noise_multiplier, api.epsi
 _scale, _epsilon_of = api.noise_scale, api.epsilon_of
 _aside_noise, _noised_mean, _threshold = Stage.noise_of, enrolment.noised_mean, noise.threshold
 _bounded_sum = enrolment.bounded_sum  # type: ignore[attr-defined]
+_drawn, _answered, _quantile = Persons.drawn, enrolment.answered, side_releases.SUMS[ClipQuantile]
 
 
 @dataclass(frozen=True)
@@ -199,8 +203,8 @@ def _noise_of_aside(name: str, factor: float) -> Plant:
 
 
 def _mean_noise(factor: Callable[[Tensor], float]) -> Plant:
-    def wrong(x: Tensor, spread: float, samples: int, source: Source) -> Tensor:
-        return _noised_mean(x, factor(x) * spread, samples, source)
+    def wrong(x: Tensor, spread: float, samples: int, source: Source, persons: Persons | None) -> Tensor:
+        return _noised_mean(x, factor(x) * spread, samples, source, persons)
 
     return lambda: patch.object(enrolment, "noised_mean", wrong)
 
@@ -228,6 +232,28 @@ def _clamped() -> AbstractContextManager[Any]:
 
 def _at_batch_rate(plan: PrivacyPlan, source: Source) -> Tensor:
     return source.chosen(plan.samples, plan.batch / plan.samples)
+
+
+def all_rows(persons: Persons, chosen: Tensor, source: Source) -> Tensor:
+    every = [torch.arange(int(persons.starts[who]), int(persons.starts[who] + persons.sizes[who])) for who in chosen]
+    return torch.cat([torch.empty(0, dtype=torch.int64), *every])
+
+
+def _rows_at_the_rate(plan: PrivacyPlan, persons: Persons | None, source: Source) -> Tensor:
+    return plan.sample(source) if persons is None else source.chosen(persons.rows, plan.rate)
+
+
+def flattened(persons: Persons, chosen: Tensor, source: Source) -> Tensor:
+    return _drawn(persons, chosen, source).flatten()
+
+
+def _rows_counted(stage: Stage, samples: int, rows: Any, client: int, source: Source) -> enrolment.EnrolmentAnswer:
+    _, persons = rows(client)
+    return _answered(stage, samples if persons is None else persons.rows, rows, client, source)
+
+
+def _quantile_of_rows(release: Any, given: Evidence) -> Tensor:
+    return _quantile(release, replace(given, persons=None))
 
 
 BUGS = (
@@ -351,7 +377,7 @@ BUGS = (
     Bug(
         "mean-cut-late",
         "rows are clipped at three times the accounted bound before averaging",
-        lambda: patch.object(enrolment, "bounded_sum", lambda x, limit: _bounded_sum(x, 3 * limit)),
+        lambda: patch.object(enrolment, "bounded_sum", lambda x, limit, weights: _bounded_sum(x, 3 * limit, weights)),
         ("bound of mean of the inputs: protect = dp-sgd, centre = 0.1",),
     ),
     Bug(
@@ -389,5 +415,47 @@ BUGS = (
         "the clip quantile is released without noise",
         _noise_of_aside(BELOW, 0.0),
         ("draws of clip quantile: protect = dp-sgd, clip = adaptive", "audit_quantile"),
+    ),
+    Bug(
+        "person-clipped-row-by-row",
+        "all rows of a sampled person are clipped one by one and added up",
+        lambda: patch.object(Persons, "drawn", all_rows),
+        ("bound of model update: protect = dp-sgd, persons", "rate of model update: protect = dp-sgd, persons"),
+    ),
+    Bug(
+        "person-rows-not-averaged",
+        "two rows of a person in one batch are clipped one by one",
+        lambda: patch.object(Persons, "drawn", flattened),
+        ("bound of model update: protect = dp-sgd, persons, two rows each",),
+    ),
+    Bug(
+        "person-rate-of-rows",
+        "rows are sampled at the rate that is accounted for persons",
+        lambda: patch.object(job, "batch_rows", _rows_at_the_rate),
+        ("rate of model update: protect = dp-sgd, persons", "bound of model update: protect = dp-sgd, persons"),
+    ),
+    Bug(
+        "person-mean-of-rows",
+        "each row of a person counts fully in the mean of the inputs",
+        lambda: patch.object(enrolment, "sum_weights", lambda persons: None),
+        ("bound of mean of the inputs: protect = dp-sgd, centre = 0.1, persons",),
+    ),
+    Bug(
+        "person-count-of-rows",
+        "rows are counted where the noise of the count is for persons",
+        lambda: patch.object(enrolment, "answered", _rows_counted),
+        ("bound of number of training samples: weight = samples, counts = noisy, persons",),
+    ),
+    Bug(
+        "person-losses-of-rows",
+        "each row of a person counts fully in the losses behind a cluster choice",
+        lambda: patch.object(side_releases, "sum_weights", lambda persons: None),
+        ("bound of cluster choice: assign = gmm-then-loss, every = 1, persons",),
+    ),
+    Bug(
+        "person-quantile-of-rows",
+        "each of a person's two rows counts fully in the clip quantile",
+        lambda: patch.dict(side_releases.SUMS, {ClipQuantile: _quantile_of_rows}),
+        ("bound of clip quantile: protect = dp-sgd, clip = adaptive, persons, two rows each",),
     ),
 )

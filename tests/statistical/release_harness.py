@@ -21,7 +21,7 @@ import importlib.util
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 from hush.config import parse
 from hush.data import from_arrays
+from hush.data.client_data import with_persons
 from hush.engines import client_round, enrolment
 from hush.engines.run_ledgers import RunLedgers
 from hush.engines.setup import Federation, prepare
@@ -76,13 +77,17 @@ class Finding:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A covered release in one setting: the recipe, and how clients train."""
+    """A covered release in one setting: the recipe, and how clients train.
+
+    Where a person has more than one row, persons are protected: what is said of rows in this file then holds for them.
+    """
 
     what: str
     setting: str
     recipe: Mapping[str, Any] = field(default_factory=dict)
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     module: Callable[[], nn.Module] | None = None
+    rows: int = 1
 
     def __str__(self) -> str:
         return f"{self.what}: {self.setting}"
@@ -138,7 +143,17 @@ def cases() -> tuple[Case, ...]:
         Case(UPDATE, "discrete noise", changes={"privacy": {"discrete": True}}),
         Case(UPDATE, "weight decay", changes={"local": {"weight_decay": 0.01}}),
     )
-    return (*found.values(), *paths)
+    return (*found.values(), *paths, *_of_persons(tuple(found.values()), paths))
+
+
+def _of_persons(slots: Sequence[Case], paths: Sequence[Case]) -> Iterator[Case]:
+    """Each kind of release, and each path, with persons of three rows; several rows to a batch, where that differs."""
+    kinds = {case.what: case for case in reversed(slots)}
+    several = {"privacy": {"rows_per_person": 2}}
+    for case in (*kinds.values(), *paths[:3]):
+        yield replace(case, setting=f"{case.setting}, persons", rows=3)
+    for case in (kinds[UPDATE], kinds[BELOW]):
+        yield replace(case, setting=f"{case.setting}, persons, two rows each", rows=3, changes=several)
 
 
 def _usual(option: Any) -> dict[str, Any]:
@@ -158,7 +173,7 @@ def without_adapter() -> set[str]:
 
 @dataclass(frozen=True)
 class Run:
-    """A federation on rows that the harness chose: each client's are `x[client]`, `y[client]`."""
+    """A federation on rows that the harness chose: each client's are `x[client]`, `y[client]`, person after person."""
 
     case: Case
     federation: Federation
@@ -221,6 +236,11 @@ class Run:
         """Rounds in which it is released."""
         return (number for number in range(ROUNDS + 1) if self.cost(0, number) is not None)
 
+    @property
+    def samples(self) -> int:
+        """The number of rows, or of persons where they are protected."""
+        return self.x.shape[1] // self.case.rows
+
 
 def _updates(run: Run) -> Seen:
     """-(update) * batch / (lr * clip): the sum of the steps' noised sums, in clips."""
@@ -261,7 +281,7 @@ def _told(read: Callable[[enrolment.EnrolmentAnswer, int], Tensor]) -> Callable[
         cohort = run.cohort()
         with _heard(enrolment, "answered") as heard:
             cohort.enrol()
-        return {(client, ENROLMENT): read(told, run.x.shape[1]) for client, told in enumerate(heard)}
+        return {(client, ENROLMENT): read(told, run.samples) for client, told in enumerate(heard)}
 
     return adapter
 
@@ -379,9 +399,11 @@ def _federation(case: Case, samples: int, batch: int, steps: int | None, source:
     }
     for key, changed in case.changes.items():
         config[key] = {**config[key], **changed}
-    total = 2 * samples * CLIENTS
+    total = 2 * samples * CLIENTS * case.rows
     rows = np.random.default_rng(0).normal(size=(total, WIDTH)).astype(np.float32)
     dataset = from_arrays(rows, np.arange(total) % CLASSES, classes=CLASSES)
+    if case.rows > 1:
+        dataset = with_persons(dataset, np.arange(total) // case.rows)
     module = None if case.module is None else _filled(case.module())
     federation = prepare(parse({"seed": 1, "rounds": ROUNDS, **config}), dataset=dataset, module=module)
     if case.what != UPDATE or not federation.offers:
@@ -400,8 +422,9 @@ def run_of(
     source: str = "seeded",
     lr: float = 1e-3,
 ) -> Run:
-    """The case on these rows and labels, clients x samples."""
-    return Run(case, _federation(case, samples, batch, steps, source, lr), *rows)
+    """The case on these rows and labels, clients x samples; of persons, all rows are alike."""
+    x, y = (part.repeat_interleave(case.rows, 1) for part in rows)
+    return Run(case, _federation(case, samples, batch, steps, source, lr), x, y)
 
 
 def observed(run: Run) -> Seen:

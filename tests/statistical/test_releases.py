@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 from unittest.mock import patch
 
@@ -28,9 +28,10 @@ def test_release(name: str) -> None:
 @pytest.mark.parametrize("source", ["seeded", "secure"])
 @pytest.mark.parametrize("kind", harness.CHECKS)
 def test_a_release_of_ones_own(kind: str, source: str) -> None:
-    """The noise, bound and rate of the side release in examples/ are those that are charged."""
-    found = harness.CHECKS[kind](harness.example(), source)
-    assert found.ok, found.figure
+    """The noise, bound and rate of the side release in examples/ are those that are charged, of rows and of persons."""
+    for rows in (1, 3):
+        found = harness.CHECKS[kind](replace(harness.example(), rows=rows), source)
+        assert found.ok, found.figure
 
 
 @pytest.mark.parametrize("name", SOURCE_CHECKS)

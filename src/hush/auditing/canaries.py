@@ -74,11 +74,15 @@ def effects(model: Model, start: Tensor, canaries: Canaries, clip: float) -> Eff
     return Effects(present - absent, 0.5 * (present + absent).sum(0))
 
 
-def added(model: Model, start: Tensor, x: Tensor, y: Tensor, clip: float) -> Tensor:
-    """Return the joint contribution of rows, in units of the clipping norm."""
+def added(model: Model, start: Tensor, x: Tensor, y: Tensor, clip: float, weights: Tensor | None = None) -> Tensor:
+    """Return the joint contribution of rows, in units of the clipping norm; with weights, each times its own."""
     total = torch.zeros_like(start)
+    each = torch.ones(len(x)) if weights is None else weights
+    done = 0
     for part_x, part_y in _parts(start, x, y):
-        total += _clipped(model, start, part_x, part_y, clip).sum(0)
+        own = each[done : done + len(part_x)].to(start)
+        total += own @ _clipped(model, start, part_x, part_y, clip)
+        done += len(part_x)
     return total
 
 

@@ -30,6 +30,7 @@ from hush.config import Config
 from hush.data import ClientData
 from hush.engines.setup import prepare
 from hush.privacy import noise
+from hush.privacy.persons import sum_weights
 from hush.privacy.plan import UPDATE
 from hush.privacy.schedule import ENROLMENT
 from hush.privacy.source import Source
@@ -210,11 +211,14 @@ def _audited(target: Target, seen: Target) -> tuple[AuditedRelease, ...]:
 
 
 def _two_datasets(target: Target, runs: int, seed: int) -> tuple[Array, Array]:
-    """Scores of the runs without and with a canary in place of the last row, and raw releases if there are few."""
-    plan, (x, y) = target.plan, (target.x, target.y)
-    canary = plant(target.model, x[:-1], clip=plan.clip, relation=plan.relation, count=1, seed=seed)
-    both_x = torch.cat([x[:-1], canary.instead_x, x[:-1], canary.x])
-    both_y = torch.cat([y[:-1], canary.instead_y, y[:-1], canary.y])
+    """Scores of the runs without and with a canary in place of the last row (or of all rows of the last person), and
+    raw releases if there are few.
+    """
+    plan, others = target.plan, target.rows_before(1)
+    x, y = target.x[:others], target.y[:others]
+    canary = plant(target.model, x, clip=plan.clip, relation=plan.relation, count=1, seed=seed)
+    both_x = torch.cat([x, target.repeated(canary.instead_x), x, target.repeated(canary.x)])
+    both_y = torch.cat([y, target.repeated(canary.instead_y), y, target.repeated(canary.y)])
     gaps = torch.cat([effects(target.model, start, canary, plan.clip).gaps for start in target.starts])
     gaps = nn.functional.normalize(gaps, dim=1)[torch.arange(len(target.rounds)) % len(gaps)]
     keep = gaps.numel() <= _MOST_COLUMNS
@@ -228,7 +232,7 @@ def _two_datasets(target: Target, runs: int, seed: int) -> tuple[Array, Array]:
         sources = _sources(target, side_releases, world, numbers, seed, observed)
         seen = [
             ((part * gaps).sum(2).double().cpu().numpy(), part.flatten(1).double().cpu().numpy() if keep else None)
-            for part in _releases(target, both_x, both_y, [world * plan.samples] * runs, sources)
+            for part in _releases(target, both_x, both_y, [world * len(target.x)] * runs, sources)
         ]
         along.append(np.concatenate([one for one, _ in seen]))
         raw.append(np.concatenate([one for _, one in seen if one is not None]) if keep else np.empty((runs, 0)))
@@ -265,7 +269,8 @@ def _likelihoods(target: Target, along: Array) -> Array:
 def _scored_alone(target: Target, runs: int, seed: int) -> tuple[Array, Array]:
     """The same for side releases alone: scores, and the released numbers."""
     plan = target.plan
-    canary = plant(target.model, target.x[:-1], clip=plan.clip, relation=plan.relation, count=1, seed=seed)
+    others = target.x[: target.rows_before(1)]
+    canary = plant(target.model, others, clip=plan.clip, relation=plan.relation, count=1, seed=seed)
     side_releases, observations = SideReleases(target, canary), []
     for world in (0, 1):
         observed: list[list[Observation]] = []
@@ -300,13 +305,13 @@ def _sources(
 def _one_run(target: Target, canaries: int, runs: int, seed: int) -> tuple[Array, NDArray[np.bool_]]:
     """Scores of canaries in place of the last rows, and which of them were included, run after run."""
     plan, start = target.plan, target.starts[0]
-    others = plan.samples - canaries
+    others = target.rows_before(canaries)
     x, y = target.x[:others], target.y[:others]
     planted = plant(target.model, x, clip=plan.clip, relation=plan.relation, count=canaries, seed=seed)
     effect = effects(target.model, start, planted, plan.clip)
     plans = [stage.plan for stage in target.rounds]
     expected = math.fsum(own.steps * own.rate for own in plans)
-    rest = expected * (added(target.model, start, x, y, plan.clip) + effect.middle)
+    rest = expected * (added(target.model, start, x, y, plan.clip, sum_weights(target.persons)) + effect.middle)
     # The best linear estimate of inclusion, given that each canary is included with probability 1/2.
     spread = math.fsum(own.noise_multiplier**2 * own.steps for own in plans) / (0.5 * expected) ** 2
     gram = (effect.gaps @ effect.gaps.T).double()
@@ -316,8 +321,8 @@ def _one_run(target: Target, canaries: int, runs: int, seed: int) -> tuple[Array
         included = rng(seed, "audit", "included", run).random(canaries) < 0.5
         mask = torch.from_numpy(included).to(x.device)
         chosen = torch.where(mask.reshape(-1, *[1] * (x.ndim - 1)), planted.x, planted.instead_x)
-        rows_x = torch.cat([x, chosen])
-        rows_y = torch.cat([y, torch.where(mask, planted.y, planted.instead_y)])
+        rows_x = torch.cat([x, target.repeated(chosen)])
+        rows_y = torch.cat([y, target.repeated(torch.where(mask, planted.y, planted.instead_y))])
         (released,) = _releases(target, rows_x, rows_y, [0], _sources(target, None, 0, [run], seed, []))
         along = (effect.gaps @ (released[0].sum(0) - rest)).double()
         scores.append(torch.cholesky_solve(along[:, None], factor)[:, 0].cpu().numpy())
@@ -347,6 +352,7 @@ def _releases(
                 lr=target.lr,
                 source=source,
                 at_start=stage.spec.still,
+                persons=target.persons,
             )
             for first, run in zip(first_rows[start : start + width], sources, strict=False)
             for number, (stage, source) in enumerate(zip(rounds, run, strict=True))

@@ -19,6 +19,7 @@ from hush.auditing.canaries import Canaries, rivals
 from hush.auditing.target import Target
 from hush.engines import client_round, enrolment
 from hush.engines.side_releases import Evidence, exact_sum, noised_sum
+from hush.privacy.persons import Persons
 from hush.privacy.schedule import Stage
 from hush.privacy.side_release import SideRelease
 from hush.privacy.source import DeviceRng, Source
@@ -84,9 +85,10 @@ class SideReleases:
         self._target, self._shape = target, target.shape
         self._effects: dict[str, tuple[Tensor, float]] = {}
         self._removing = target.plan.relation == "add-remove"
-        others = target.x[:-1], target.y[:-1]
-        self._x = [torch.cat([others[0], last]) for last in (canary.instead_x, canary.x)]
-        self._y = [torch.cat([others[1], last]) for last in (canary.instead_y, canary.y)]
+        self._others = target.rows_before(1)
+        others = target.x[: self._others], target.y[: self._others]
+        self._x = [torch.cat([others[0], target.repeated(last)]) for last in (canary.instead_x, canary.x)]
+        self._y = [torch.cat([others[1], target.repeated(last)]) for last in (canary.instead_y, canary.y)]
         limit = bound(target.x[:1].numel())
         gap = bounded_sum(canary.x, limit) - bounded_sum(canary.instead_x, limit)
         self._along = gap.cpu() / gap.norm().cpu().clamp_min(1e-30)
@@ -102,7 +104,8 @@ class SideReleases:
         counted = any(side_release.what == COUNT for side_release in stage.spec.side_releases)
         removed = self._removing and world == 0 and counted
         samples = self._target.plan.samples - int(removed)
-        told = enrolment.answered(stage, samples, lambda _: self._x[world], self._target.client, source)
+        rows = self._x[world], self._target.persons
+        told = enrolment.answered(stage, samples, lambda _: rows, self._target.client, source)
         found = []
         if counted:
             found.append(Observation(told.count, float(self._removing), stage.noise_of(COUNT)))
@@ -118,8 +121,7 @@ class SideReleases:
         """What is computed from the side releases of a round, in the order in which a client draws them."""
         found, removed = [], self._removing and world == 0
         if CHOICE in (release.what for release in stage.spec.side_releases):
-            rows = slice(None, -1) if removed else slice(None)
-            chosen = client_round.choose(self._task(self._models), stage, self._client(world, rows, source))
+            chosen = client_round.choose(self._task(self._models), stage, self._client(world, removed, source))
             found.append(Observation(float(chosen == len(self._models) - 1), choice=True))
         for release in stage.spec.sent:
             found += self._numbers(release, stage, self._answer(release, stage, world, source))
@@ -131,7 +133,7 @@ class SideReleases:
             # Rows are sampled among as many as the plan has: an absent row is never sampled.
             return noised_sum(release, stage, given, _Without(source))
         if removed:
-            given = replace(given, x=given.x[:-1], y=given.y[:-1])
+            given = replace(given, x=given.x[: self._others], y=given.y[: self._others], persons=self._persons(removed))
         return noised_sum(release, stage, given, source)
 
     def _numbers(self, release: SideRelease, stage: Stage, answer: Tensor) -> list[Observation]:
@@ -146,10 +148,10 @@ class SideReleases:
         """The direction in which the canary changes a sum, and by how much, relative to its bound."""
         if release.what not in self._effects:
             given = self._rows(stage, 1)
-            gap = exact_sum(release, replace(given, x=given.x[-1:], y=given.y[-1:]))
+            gap = exact_sum(release, replace(given, x=given.x[-1:], y=given.y[-1:], persons=None))
             if not self._removing:
                 other = self._rows(stage, 0)
-                gap = gap - exact_sum(release, replace(other, x=other.x[-1:], y=other.y[-1:]))
+                gap = gap - exact_sum(release, replace(other, x=other.x[-1:], y=other.y[-1:], persons=None))
             far = float(gap.norm())
             move = far / release.bound(self._shape) * (1.0 if self._removing else 0.5)
             self._effects[release.what] = (gap / max(far, 1e-30), move)
@@ -159,11 +161,17 @@ class SideReleases:
         target = self._target
         return Evidence(
             model=target.model, vectors=target.starts[:1], x=self._x[world], y=self._y[world], plan=stage.plan,
-            shape=self._shape,
+            shape=self._shape, persons=target.persons,
         )  # fmt: skip
 
-    def _client(self, world: int, rows: slice, source: Source) -> client_round.Client:
+    def _persons(self, removed: bool) -> Persons | None:
+        """Whose the rows are, with or without the last person."""
+        persons = self._target.persons
+        return persons.only(len(persons) - 1) if removed and persons is not None else persons
+
+    def _client(self, world: int, removed: bool, source: Source) -> client_round.Client:
         target = self._target
+        rows = slice(self._others) if removed else slice(None)
         x, y = self._x[world][rows], self._y[world][rows]
         return client_round.Client(
             recipe=target.recipe,
@@ -175,6 +183,7 @@ class SideReleases:
             source=source,
             shape=self._shape,
             pull=target.recipe.local.pull(),
+            persons=self._persons(removed),
         )
 
     def _task(self, models: Tensor) -> Task:

@@ -10,6 +10,7 @@ from hush.config import Config
 from hush.engines.setup import Federation
 from hush.models import Model
 from hush.privacy.accounting import api
+from hush.privacy.persons import Persons
 from hush.privacy.plan import PrivacyPlan
 from hush.privacy.schedule import ENROLMENT, Stage
 from hush.privacy.side_release import ReleaseShape
@@ -39,6 +40,7 @@ class Target:
         rounds: What each of its training rounds asks for, in the order of the recipe's stages.
         enrolment: What enrolment asks for, if anything.
         not_covered: What it releases that no epsilon covers: there is no claim to refute.
+        persons: Whose its rows are, where the unit of privacy is a person: a canary is then all rows of a person.
     """
 
     client: int
@@ -58,6 +60,16 @@ class Target:
     rounds: tuple[Stage, ...]
     enrolment: Stage | None
     not_covered: tuple[str, ...]
+    persons: Persons | None = None
+
+    def rows_before(self, last: int) -> int:
+        """The number of its rows without those of the last persons, or without the last rows."""
+        persons = self.persons
+        return self.plan.samples - last if persons is None else persons.only(self.plan.samples - last).rows
+
+    def repeated(self, canaries: Tensor) -> Tensor:
+        """Canaries in place of the last rows; in place of the last persons, each as often as that person has rows."""
+        return canaries if self.persons is None else canaries.repeat_interleave(self.persons.sizes[-len(canaries) :], 0)
 
     @property
     def steps(self) -> int:
@@ -83,7 +95,8 @@ def target(federation: Federation, client: int | str | None = None) -> Target:
     model.to(federation.device)
     x, y = federation.arrays(1)
     first = federation.data.bounds()[client][0]
-    rows = slice(first, first + plan.samples)
+    persons = federation.persons(client)
+    rows = slice(first, first + (plan.samples if persons is None else persons.rows))
     asked = federation.config.engine.physical_batch
     enrolled = federation.terms.stage_table.of[ENROLMENT] >= 0
     costs = federation.costs(client)
@@ -105,6 +118,7 @@ def target(federation: Federation, client: int | str | None = None) -> Target:
         rounds=tuple(stage for stage in schedule.stages if stage.spec.train for _ in range(stage.rounds)),
         enrolment=federation.stage(client, ENROLMENT) if enrolled else None,
         not_covered=tuple(release.what for release in federation.recipe.releases() if not release.covered),
+        persons=persons,
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
+from hush.data import client_rows
 from hush.data import partition as partitions
 from hush.data import schema as schemas
 from hush.data.datasets import OWN, Dataset
@@ -62,6 +63,15 @@ class ClientData:
         counts = np.bincount(self.dataset.owner, minlength=len(self.names))
         return dict(zip(self.names, counts.tolist(), strict=True))
 
+    @property
+    def counts(self) -> list[int]:
+        """What is divided, by client: the number of its rows, or of its persons where persons are known."""
+        owner = self.dataset.owner
+        if owner is None or self.dataset.person is None:
+            return list(self.sizes.values())
+        whose = [int(owner[rows[0]]) for rows in client_rows.persons_of(self.dataset)]
+        return [int(count) for count in np.bincount(whose, minlength=len(self.names))]
+
     def __repr__(self) -> str:
         data = self.dataset
         held = ", ".join(f"{name}: {rows}" for name, rows in list(self.sizes.items())[:6])
@@ -92,6 +102,7 @@ def clients(
     partition: partitions.Spec | None = None,
     label: str | Sequence[str] | None = None,
     client: str | None = None,
+    person: object = None,
     schema: Schema | Mapping[str, Any] | str | Path | None = None,
     classes: int | Sequence[object] | None = None,
     targets: TargetKind | None = None,
@@ -111,6 +122,9 @@ def clients(
         label: The column with the targets, by default "label"; several for several targets per row. In NPZ files the
             array, by default "y".
         client: The column with the names of the clients.
+        person: The column with the key of the person that each row is about, which is no feature; or, for arrays, the
+            keys themselves (n,), or a mapping from client names to the keys of each client's rows. The privacy
+            guarantee then protects persons, with all their rows.
         schema: What columns may hold, declared in public (`hush.data.Schema`, a table, or the path of a TOML file).
             Without one, columns must be numbers without blanks.
         classes: The list of classes, or their number if they are 0 to K - 1; by default those found in the rows, which
@@ -126,10 +140,13 @@ def clients(
             twice, files unreadable, or clients differ in their columns or inputs.
     """
     if isinstance(data, ClientData):
+        if person is not None:
+            raise HushError("person: the data were read already; accepted: person= where they are read")
         return data
     if isinstance(data, Dataset):
-        return _whole(data, clients, partition)
+        return _whole(data if person is None else with_persons(data, person), clients, partition)
     _check_words(label, client, targets, name)
+    column = person if isinstance(person, str) else None
     declared = _schema(schema)
     if declared is not None and declared.columns and label is None:
         label = declared.label
@@ -168,7 +185,12 @@ def clients(
             raise HushError("client, clients: accepted: one of them")
         parts[0].table.require([client])
         clients = parts[0].table.columns[client]
-    dataset = _joined(parts, name, declared, label, client, classes, targets)
+    if column is not None and parts[0].table is None:
+        raise HushError("person: names a column, and arrays have none; accepted: person=, the key of each row's person")
+    dataset = _joined(parts, name, declared, label, client, classes, targets, column)
+    if person is not None and column is None:
+        keys = _in_order(person, names, parts) if isinstance(person, Mapping) else person
+        dataset = with_persons(dataset, keys)
     if names is not None:
         return ClientData(replace(dataset, owner=owner), tuple(names))
     return _whole(dataset, clients, partition)
@@ -225,6 +247,40 @@ def _column(clients: object, rows: int) -> tuple[Array, tuple[str, ...]]:
         if count < LEAST:
             raise HushError(f"client {who!r}: {count} row; accepted: at least {LEAST}, to train and to test on")
     return owner.astype(np.int64), tuple(names)
+
+
+def with_persons(dataset: Dataset, keys: object, column: str | None = None) -> Dataset:
+    """The dataset with the key of the person that each row is about: texts or integers, none of them blank."""
+    try:
+        values = np.asarray(keys)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise HushError(f"person: not a regular array ({error}); accepted: a key for each row") from None
+    rows = len(dataset.y)
+    if values.ndim != 1 or len(values) != rows or isinstance(keys, str | Mapping):
+        raise HushError(f"person: shape {values.shape} for {rows} rows; accepted: ({rows},), a key for each row")
+    if values.dtype.kind == "f" and np.isfinite(values).all() and (np.rint(values) == values).all():
+        values = values.astype(np.int64)
+    if values.dtype.kind == "O" and all(type(value) in (str, int) for value in values):
+        values = values.astype(np.str_)
+    if values.dtype.kind not in "iuUT":
+        raise HushError(f"person: found {values.dtype} or blanks; accepted: texts or integers, one for each row")
+    values = values.astype(np.int64 if values.dtype.kind in "iu" else np.str_)
+    if values.dtype.kind == "U" and (np.char.str_len(np.char.strip(values)) == 0).any():
+        raise HushError("person: a blank key; accepted: a key for each row, since a row without one protects nobody")
+    return replace(dataset, person=values, person_column=column)
+
+
+def _in_order(keys: Mapping[Any, Any], names: Sequence[str] | None, parts: Sequence[_Rows]) -> Array:
+    """The keys of a mapping by client, as the clients' rows are joined."""
+    given = {str(name): np.asarray(each) for name, each in keys.items()}
+    if names is None or set(given) != set(names):
+        raise HushError(
+            f"person: a mapping of {', '.join(given)[:200]}; accepted: the names of the clients in the data"
+        )
+    for name, part in zip(names, parts, strict=True):
+        if given[name].shape != (part.rows,):
+            raise HushError(f"person: client {name!r}: shape {given[name].shape}; accepted: ({part.rows},)")
+    return np.concatenate([given[name] for name in names])
 
 
 def _check_words(label: object, client: object, targets: object, name: object) -> None:
@@ -346,7 +402,7 @@ def _read_file(path: Path, label: str | Sequence[str] | None) -> _Rows:
 
 def _joined(
     parts: Sequence[_Rows], name: str, schema: Schema | None, label: str | Sequence[str] | None, client: str | None,
-    classes: int | Sequence[object] | None, kind: TargetKind | None,
+    classes: int | Sequence[object] | None, kind: TargetKind | None, person: str | None = None,
 ) -> Dataset:  # fmt: skip
     """Join all rows into one dataset. Clients must have the same columns, or inputs of the same shapes and types."""
     if len({part.table is None for part in parts}) > 1:
@@ -355,7 +411,7 @@ def _joined(
     if tables:
         table = stacked(tables)
         labels = [label or "label"] if label is None or isinstance(label, str) else list(label)
-        others = [*labels, *([] if client is None else [client])]
+        others = [*labels, *([] if client is None else [client]), *([] if person is None else [person])]
         table.require(others)
         columns = [table.columns[each] for each in labels]
         y: Any = columns[0] if len(columns) == 1 else np.stack([np.asarray(each) for each in columns], axis=1)
@@ -363,7 +419,8 @@ def _joined(
         features = table.without(others)
         x, spec = _table_inputs(features, schema, name)
         named = replace(_dataset(name, x, spec, found, schema), columns=tuple(features.columns))
-        return replace(named, label_columns=tuple(labels), client_column=client)
+        named = replace(named, label_columns=tuple(labels), client_column=client)
+        return named if person is None else with_persons(named, table.columns[person], person)
     if schema is not None and schema.columns:
         raise HushError("schema: names columns, and arrays have none; accepted: a table (DataFrame, CSV, Parquet)")
     packed = [pack_inputs(part.x, part.name) for part in parts]

@@ -1,4 +1,9 @@
-"""The clients' rows: one array in which each client's training rows are followed by its test rows."""
+"""The clients' rows: one array in which each client's training rows are followed by its test rows.
+
+Where the persons that rows are about are known, they are divided and held out as a whole: a client has all rows of a
+person that it has at all (of those that the data say it has), and they are all training rows or all test rows. A
+client's training rows then lie one person after the other.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +25,23 @@ EVERYONE = -1
 
 @dataclass(frozen=True)
 class Clients:
-    """A dataset partitioned among clients."""
+    """A dataset partitioned among clients.
+
+    Attributes:
+        dataset: All rows.
+        shares: What each client gets, and how its rows are transformed.
+        train: The training rows of each client.
+        test: The test rows of each client.
+        seed: Of the division.
+        persons: The number of rows of each training person of each client, in order; empty if persons are not known.
+    """
 
     dataset: Dataset
     shares: tuple[partition.Share, ...]
     train: tuple[np.ndarray, ...]
     test: tuple[np.ndarray, ...]
     seed: int
+    persons: tuple[np.ndarray, ...] = ()
 
     @property
     def train_counts(self) -> list[int]:
@@ -73,6 +88,40 @@ class Clients:
 
 def divide(dataset: Dataset, config: DataConfig, seed: int) -> Clients:
     """Partition a dataset over clients, and hold out each client's test rows."""
+    if dataset.person is None:
+        return _divided(dataset, config, seed)
+    persons = persons_of(dataset)
+    first = np.array([rows[0] for rows in persons])
+    # One row stands for each person while persons are divided.
+    owner = None if dataset.owner is None else dataset.owner[first]
+    found = _divided(replace(dataset, x=dataset.x[first], y=dataset.y[first], owner=owner), config, seed)
+    return Clients(
+        dataset,
+        tuple(replace(share, rows=_rows_of(persons, share.rows)) for share in found.shares),
+        tuple(_rows_of(persons, own) for own in found.train),
+        tuple(_rows_of(persons, own) for own in found.test),
+        seed,
+        tuple(np.array([len(persons[person]) for person in own], np.int64) for own in found.train),
+    )
+
+
+def persons_of(dataset: Dataset) -> list[np.ndarray]:
+    """Return the rows of each person, one person after the other; the rows of a person at two clients are two persons.
+
+    Only for a dataset whose persons are known.
+    """
+    assert dataset.person is not None
+    _, codes = np.unique(dataset.person, return_inverse=True)
+    if dataset.owner is not None:
+        _, codes = np.unique(dataset.owner * (int(codes.max()) + 1) + codes, return_inverse=True)
+    return np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
+
+
+def _rows_of(persons: Sequence[np.ndarray], chosen: np.ndarray) -> np.ndarray:
+    return np.concatenate([persons[person] for person in chosen]) if len(chosen) else np.empty(0, np.int64)
+
+
+def _divided(dataset: Dataset, config: DataConfig, seed: int) -> Clients:
     natural = "iid" if dataset.owner is None else "owner"
     spec = natural if config.partition == "auto" else config.partition
     overlap = partition.overlaps(spec)

@@ -34,7 +34,8 @@ class Dataset:
     values of the classes, if they are not 0 to K - 1. `not_covered`: what reading the data revealed that no accountant
     covers. `class_values`: the classes as the labels of the rows have them (texts, integers, ...). `columns`: the names
     of the features in order. `label_columns` and `client_column`: the names of the other columns of a table or archive.
-    `given`: the rows before a setting changed them, to which ledgers are bound.
+    `given`: the rows before a setting changed them, to which ledgers are bound. `person`: the key of the person that
+    each row is about, if it is known, and `person_column` the column that it is from.
     """
 
     name: str
@@ -53,6 +54,8 @@ class Dataset:
     label_columns: tuple[str, ...] = ()
     client_column: str | None = None
     given: npt.NDArray[np.float32] | None = None
+    person: npt.NDArray[Any] | None = None
+    person_column: str | None = None
 
     @property
     def title(self) -> str:

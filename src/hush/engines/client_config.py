@@ -33,7 +33,7 @@ def with_clients(config: Config, data: ClientData) -> Config:
             raise _differs("partition", config.data.partition, data.partition)
         changed["partition"] = data.partition if isinstance(data.partition, str) else dict(data.partition)
     else:
-        sizes = list(data.sizes.values())
+        sizes = data.counts
         if "partition" in given and config.data.partition not in ("auto", "owner"):
             raise _differs("partition", config.data.partition, "owner")
         wanted = [config.data.sizes] * number if isinstance(config.data.sizes, int) else config.data.sizes

@@ -14,6 +14,7 @@ from hush.config import Config
 from hush.engines.side_releases import Evidence, noised_sum
 from hush.models import Model
 from hush.privacy import noise
+from hush.privacy.persons import Persons
 from hush.privacy.plan import PrivacyPlan
 from hush.privacy.schedule import Output, Stage
 from hush.privacy.side_release import ReleaseShape
@@ -26,7 +27,9 @@ from hush.types import Receipt, SideAnswers, Task, Update
 
 @dataclass(frozen=True, kw_only=True)
 class Client:
-    """The state of a client: training rows, recipe and settings, its random numbers, and public numbers of the run."""
+    """The state of a client: training rows (and whose they are, where the unit of privacy is a person), recipe and
+    settings, its random numbers, and public numbers of the run.
+    """
 
     recipe: Recipe
     config: Config
@@ -38,6 +41,7 @@ class Client:
     shape: ReleaseShape
     pull: float
     output: Output | None = None
+    persons: Persons | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +89,7 @@ def work(task: Task, receipt: Receipt, stage: Stage, client: Client) -> Work:
         proximal=pull,
         at_start=stage.spec.still,
         input_mean=shift,
+        persons=client.persons,
     )
     return Work(
         task=task,
@@ -111,7 +116,7 @@ def _evidence(task: Task, vectors: Tensor, plan: PrivacyPlan, client: Client) ->
     shape = replace(client.shape, models=len(vectors))
     return Evidence(
         model=client.model, vectors=vectors, x=client.x, y=client.y, plan=plan, shape=shape,
-        centre=task.extras.input_mean,
+        centre=task.extras.input_mean, persons=client.persons,
     )  # fmt: skip
 
 

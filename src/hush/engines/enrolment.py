@@ -15,6 +15,7 @@ from hush.engines.schedules import training
 from hush.engines.setup import Federation
 from hush.privacy import noise
 from hush.privacy.ledger import BudgetSpentError
+from hush.privacy.persons import Persons, sum_weights
 from hush.privacy.schedule import ENROLMENT, Stage
 from hush.privacy.source import Source
 from hush.recipes.context import State
@@ -23,7 +24,7 @@ from hush.recipes.slots.weight import COUNT
 from hush.training.input_mean import bound, bounded_sum
 from hush.types import HushError, Receipt
 
-Rows = Callable[[int], Tensor]
+Rows = Callable[[int], tuple[Tensor, Persons | None]]
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ class EnrolmentAnswer:
 def enrolled(federation: Federation, held: RunLedgers, rows: Rows) -> tuple[Federation, State]:
     """Return the federation planned from the enrolment answers, and the state that the server sends to every client.
 
-    `rows` returns a client's training rows, behind the model's fixed features. An enrolment answer is charged, sampled
-    and sealed once per run: repeated requests get the same bytes, or the run is refused.
+    `rows` returns a client's training rows, behind the model's fixed features, and whose they are. An enrolment answer
+    is charged, sampled and sealed once per run: repeated requests get the same bytes, or the run is refused.
     """
     terms, config = federation.terms, federation.config
     if terms.stage_table.of[ENROLMENT] < 0:
@@ -93,14 +94,15 @@ def answered(stage: Stage, samples: int, rows: Rows, client: int, source: Source
     if not spread:
         return EnrolmentAnswer(count)
     # Divide by the count that is released; if it is noisy, the true one must not be revealed.
-    known, x = whole(count) if stage.noise_of(COUNT) else samples, rows(client)
-    return EnrolmentAnswer(count, noised_mean(x, spread, known, source), deviation(x[:1].numel(), spread, known))
+    known, (x, persons) = whole(count) if stage.noise_of(COUNT) else samples, rows(client)
+    mean = noised_mean(x, spread, known, source, persons)
+    return EnrolmentAnswer(count, mean, deviation(x[:1].numel(), spread, known))
 
 
-def noised_mean(x: Tensor, spread: float, samples: int, source: Source) -> Tensor:
-    """Return the noisy sum of the bounded rows, divided by a public number of rows."""
+def noised_mean(x: Tensor, spread: float, samples: int, source: Source, persons: Persons | None = None) -> Tensor:
+    """Return the noisy sum of the bounded rows, divided by a public number of rows; of persons, of their means."""
     limit = bound(x[:1].numel())
-    total = bounded_sum(x, limit).cpu()
+    total = bounded_sum(x, limit, sum_weights(persons)).cpu()
     noised = total + spread * limit * source.normal(total.numel(), torch.float64)
     return noised / samples
 

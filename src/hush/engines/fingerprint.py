@@ -83,7 +83,10 @@ def _callable(given: Any) -> Iterator[object]:
 def arrays_fingerprint(dataset: Dataset) -> dict[str, str]:
     """Return the fingerprint of the rows and labels, with their shapes and types."""
     spec = () if dataset.inputs is None else (dataset.inputs,)
-    return {"inputs": _digest([*_array(dataset.x), *spec]), "labels": _digest([*_array(dataset.y), dataset.classes])}
+    found = {"inputs": _digest([*_array(dataset.x), *spec]), "labels": _digest([*_array(dataset.y), dataset.classes])}
+    if dataset.person is None:
+        return found
+    return {**found, "persons": _digest(_array(np.unique(dataset.person, return_inverse=True)[1]))}
 
 
 def partition_fingerprint(clients: Clients, names: Sequence[str] = ()) -> str:

@@ -133,7 +133,9 @@ def _stricter(path: Path, client: int | str, policy: Policy, lifetime: float | N
         raise HushError(f"{path}: the ledger of client {held.terms.client}; accepted: that of client {client}")
     if kept.relation != wanted.relation:
         raise HushError(f"{path}: keeps {kept.relation}, the config has {wanted.relation}; accepted: the same")
-    strict = Policy(min(kept.epsilon, wanted.epsilon), min(kept.delta, wanted.delta), kept.relation)
+    if kept.unit != wanted.unit:
+        raise HushError(f"{path}: protects a {kept.unit}, the config a {wanted.unit}; accepted: the same privacy.unit")
+    strict = replace(kept, epsilon=min(kept.epsilon, wanted.epsilon), delta=min(kept.delta, wanted.delta))
     spent = account.epsilon(held.totals, strict, held.terms.accountant)
     if strict != kept and not account.fits(spent, strict):
         raise HushError(

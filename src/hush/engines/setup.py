@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from hush import models, recipes
-from hush.config import Config, silent_settings, with_noise
+from hush.config import Config, silent_settings, with_noise, with_unit
 from hush.data import ClientData, budgets, client_data, client_rows, datasets, transforms
 from hush.engines import auto_lr, noisy_counts, run_ledgers
 from hush.engines.client_config import member_names, with_clients
 from hush.engines.objective import least_outputs, outputs_of, targets_of, task_of, with_objective
+from hush.engines.persons import uncovered_persons
 from hush.engines.schedules import privacy_schedules, timetable, training
 from hush.engines.server_rng import server_rng
 from hush.engines.side_releases import release_shape
@@ -29,9 +30,12 @@ from hush.objective import Objective
 from hush.privacy import noise
 from hush.privacy.accounting.cost import Cost
 from hush.privacy.ledger import Ledger, MemoryLedger, Spending
+from hush.privacy.ledger.fingerprints import Rows
+from hush.privacy.persons import Persons
 from hush.privacy.plan import UPDATE, PrivacyPlan
 from hush.privacy.schedule import ENROLMENT, Output, PrivacySchedule, Stage, StageTable
 from hush.privacy.side_release import ReleaseShape
+from hush.privacy.unit import protects
 from hush.privacy.weak_guarantees import gathered, warnings_of
 from hush.recipes import Recipe
 from hush.recipes.check import check
@@ -40,7 +44,7 @@ from hush.recipes.limits import fixed
 from hush.server.loop import RunTerms
 from hush.server.participation import Participants
 from hush.training import input_mean
-from hush.types import Guarantee, HushError, Member, Policy
+from hush.types import Guarantee, HushError, Member, Policy, Unit
 
 _log = logging.getLogger("hush")
 # What a client's plan and its ledger in memory take, measured; and a row of made data, while it is made.
@@ -131,6 +135,12 @@ class Federation:
         targets = self.model.objective.scaled(torch.from_numpy(y)).to(self.device)
         return inputs if features is None else features(inputs), targets
 
+    def persons(self, client: int) -> Persons | None:
+        """Whose a client's training rows are, where the unit of privacy is a person."""
+        if self.config.privacy.unit != "person" or not self.data.persons:
+            return None
+        return Persons(torch.from_numpy(self.data.persons[client]), self.config.privacy.rows_per_person)
+
     def data_key(self) -> object:
         """What the arrays of a run depend on: runs with equal keys can share them."""
         config = self.config
@@ -184,7 +194,8 @@ class Federation:
             names, data = [member.name for member in self.members], self.data.dataset
             lifetimes = _lifetimes(self.config, names)
             x = data.x if data.given is None else data.given
-            rows = [(x[train], data.y[train]) for train in self.data.train]
+            keys = data.person if self.config.privacy.unit == "person" else None
+            rows = [Rows(x[train], data.y[train], None if keys is None else keys[train]) for train in self.data.train]
             try:
                 made = run_ledgers.opened(directory, self.policies, lifetimes, accountant, rows, warn, names)
             except OSError as error:
@@ -201,12 +212,12 @@ class Federation:
             named.append(_AUTO_RATE)
         if self.config.privacy.noise == "seeded":
             named.append("the noise itself: reproducible from the seed, for experiments only, so nothing is private")
-        return (*named, *self.data.dataset.not_covered, *self.uncovered)
+        return (*named, *uncovered_persons(self), *self.data.dataset.not_covered, *self.uncovered)
 
     def warned(self, client: int, held: Policy | None = None) -> tuple[str, ...]:
         """What to warn a client of: guarantees that are kept and mean little; `held` is the policy of its ledger."""
         policy, plan = held or self.policies[client], self.schedules[client].plan
-        return warnings_of(policy.epsilon, policy.delta, plan.counted) if plan.private else ()
+        return warnings_of(policy.epsilon, policy.delta, plan.counted, policy.unit) if plan.private else ()
 
     def warnings(self) -> tuple[str, ...]:
         """What of the recipe does not apply, and what to warn clients of, each text once."""
@@ -267,6 +278,8 @@ class Federation:
             stages=tuple(tuple(asdict(cost) for cost in stage.round_costs) for stage in schedule.stages),
             warnings=self.warned(client, held.policy),
             name=member.name,
+            unit=policy.unit,
+            protects=protects(policy.unit),
         )
 
 
@@ -289,7 +302,7 @@ def prepare(
     device = device_named(config.engine.device)
     data = load(config, root) if dataset is None else dataset
     data = ClientData(data) if isinstance(data, datasets.Dataset) else data
-    config = with_clients(config, data)
+    config = with_unit(with_clients(config, data), data.dataset.person is not None)
     _check_room(config)
     number, seed = config.data.clients, config.seed
     names = member_names(data, number)
@@ -297,17 +310,17 @@ def prepare(
     _lifetimes(config, names)
     batches = budgets.batch_sizes(config.local.batch_size, number, seed, names)
     deltas = budgets.deltas(config.privacy.delta, number, names)
-    held = client_rows.divide(data.dataset, config.data, seed)
+    held, unit = client_rows.divide(data.dataset, config.data, seed), unit_of(config)
     members = tuple(
         Member(
             client=c,
-            policy=Policy(epsilons[c], deltas[c], config.privacy.relation),
+            policy=Policy(epsilons[c], deltas[c], config.privacy.relation, unit),
             samples=samples,
             batch=batches[c],
             group=share.group,
             name=names[c],
         )
-        for c, (samples, share) in enumerate(zip(held.train_counts, held.shares, strict=True))
+        for c, (samples, share) in enumerate(zip(_units(held, unit), held.shares, strict=True))
     )
     _check_batches(members)
     if config.quorum > number:
@@ -456,7 +469,7 @@ def load(config: Config, root: str | None = None) -> ClientData:
     if ":" in data.name and data.part != "test":
         found = own_data(datasets.from_function(data.name), config)
         return replace(found, dataset=replace(found.dataset, name=data.name, own=False))
-    for key in ("label", "client", "schema"):
+    for key in ("label", "client", "person", "schema"):
         if getattr(data, "table_schema" if key == "schema" else key) is not None:
             raise HushError(f"data.{key}: given for the dataset {data.name}; accepted: with data.files", f"data.{key}")
     options: dict[str, Any] = {}
@@ -472,7 +485,12 @@ def own_data(given: object, config: Config) -> ClientData:
         return ClientData(shaped(datasets.as_own(given), config))
     data = config.data
     found = client_data.clients(
-        given, label=data.label, client=data.client, schema=data.table_schema, targets=targets_of(config)
+        given,
+        label=data.label,
+        client=data.client,
+        person=data.person,
+        schema=data.table_schema,
+        targets=targets_of(config),
     )
     return replace(found, dataset=shaped(found.dataset, config))
 
@@ -543,11 +561,24 @@ def _check_grids(plans: Sequence[PrivacyPlan], size: int) -> None:
             )
 
 
+def unit_of(config: Config) -> Unit:
+    """The unit of privacy of a config in which it is no longer open."""
+    unit = config.privacy.unit
+    assert unit != "auto"
+    return unit
+
+
+def _units(data: client_rows.Clients, unit: Unit) -> list[int]:
+    """The number of training rows of each client, or of training persons where they are the unit of privacy."""
+    return [len(sizes) for sizes in data.persons] if unit == "person" else data.train_counts
+
+
 def _check_batches(members: Sequence[Member]) -> None:
     for member in members:
         if member.batch > member.samples:
+            what = "persons to train on" if member.policy.unit == "person" else "training samples"
             raise HushError(
-                f"local.batch_size: {member.batch} is more than the {member.samples} training samples of client "
+                f"local.batch_size: {member.batch} is more than the {member.samples} {what} of client "
                 f"{member.name or member.client}; accepted: 1 to {member.samples}",
                 "local.batch_size",
             )

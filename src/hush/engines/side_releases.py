@@ -4,6 +4,8 @@ Guarantees:
     - Adding or removing a row changes the sum by at most the bound, whatever `SideRelease.row` computes: rows are
       evaluated under `torch.vmap`, where one row's values cannot affect another's, and each is clipped before it is
       added.
+    - The same holds for adding or removing a person: each of its rows counts with one over their number, so that the
+      person's contribution is a mean of bounded vectors, which the bound holds for as well.
     - The noise is the plan's multiplier times the same bound, from the client's own source, and is added only here.
 
 Edge cases:
@@ -22,6 +24,7 @@ from torch import Tensor
 from hush.config import Config
 from hush.models import Model
 from hush.models.isolation import quiet_vmap
+from hush.privacy.persons import Persons, batch_rows, sum_weights
 from hush.privacy.plan import PrivacyPlan
 from hush.privacy.schedule import Stage
 from hush.privacy.side_release import ReleaseShape, RowModel, SideRelease
@@ -49,6 +52,7 @@ class Evidence:
         plan: The client's plan, with the clipping norm of the round.
         shape: Public numbers of the run.
         centre: The mean subtracted from inputs, if any.
+        persons: Whose the rows are, where the unit of privacy is a person.
     """
 
     model: Model
@@ -58,6 +62,7 @@ class Evidence:
     plan: PrivacyPlan
     shape: ReleaseShape
     centre: Tensor | None = None
+    persons: Persons | None = None
 
     @property
     def plain(self) -> Tensor:
@@ -79,8 +84,10 @@ def release_shape(config: Config, model: Model, inputs: tuple[int, ...], classes
 def noised_sum(release: SideRelease, stage: Stage, given: Evidence, source: Source) -> Tensor:
     """Return the sum over a client's rows, or over one batch of them, with the noise of its plan."""
     if release.sampled:
-        rows = given.plan.sample(source).to(given.x.device)
-        given = replace(given, x=given.x[rows], y=given.y[rows])
+        rows = batch_rows(given.plan, given.persons, source).to(given.x.device)
+        each = rows.shape[1] if rows.ndim == 2 else 1
+        several = Persons(torch.full((len(rows),), each), each) if each > 1 else None
+        given = replace(given, x=given.x[rows.flatten()], y=given.y[rows.flatten()], persons=several)
     total = exact_sum(release, given)
     spread = stage.noise_of(release.what) * release.bound(given.shape)
     return total + spread * source.normal(len(total), torch.float64)
@@ -111,29 +118,37 @@ def _by_rows(release: SideRelease, given: Evidence) -> Tensor:
 
     quiet_vmap()
     total = torch.zeros(width, dtype=torch.float64, device=given.x.device)
-    for x, y in zip(given.x.split(_AT_ONCE), given.y.split(_AT_ONCE), strict=True):
-        if len(x):
-            total += bounded_sum(torch.vmap(one, randomness="error")(x, y), bound)
+    weights = sum_weights(given.persons)
+    for start in range(0, len(given.y), _AT_ONCE):
+        here = slice(start, start + _AT_ONCE)
+        values = torch.vmap(one, randomness="error")(given.x[here], given.y[here])
+        total += bounded_sum(values, bound, None if weights is None else weights[here])
     return total
 
 
 def _count(release: SideRelease, given: Evidence) -> Tensor:
-    return torch.tensor([float(len(given.y))], dtype=torch.float64)
+    return torch.tensor([float(len(given.y) if given.persons is None else len(given.persons))], dtype=torch.float64)
 
 
 def _inputs(release: SideRelease, given: Evidence) -> Tensor:
-    return bounded_sum(given.x, release.bound(given.shape))
+    return bounded_sum(given.x, release.bound(given.shape), sum_weights(given.persons))
 
 
 def _losses(release: SideRelease, given: Evidence) -> Tensor:
-    return bounded_losses(given.model, given.plain, given.x, given.y, given.shape.loss_clip)
+    weights = sum_weights(given.persons)
+    return bounded_losses(given.model, given.plain, given.x, given.y, given.shape.loss_clip, weights)
 
 
 def _below_clip(release: SideRelease, given: Evidence) -> Tensor:
-    x = given.x
+    x, y = given.x, given.y
     if given.centre is not None:
         x = x - given.centre.to(x).view(x.shape[1:])
-    within = (gradient_norms(given.model, given.vectors[0], x, given.y) <= given.plan.clip).double()
+    if given.persons is not None:
+        # Sampled: as many rows of each person, whose mean gradient is what training clips.
+        each = (len(given.persons), given.persons.per_batch)
+        x, y = x.unflatten(0, each), y.unflatten(0, each)
+    norms = gradient_norms(given.model, given.vectors[0], x, y, several=given.persons is not None)
+    within = (norms <= given.plan.clip).double()
     return (within - 0.5).sum()[None]
 
 

@@ -27,6 +27,7 @@ from hush.engines.round_answers import RoundAnswers
 from hush.engines.run_ledgers import RunLedgers
 from hush.engines.setup import Federation
 from hush.privacy.ledger import BudgetSpentError, Spending
+from hush.privacy.persons import Persons
 from hush.privacy.schedule import ENROLMENT
 from hush.recipes.context import State
 from hush.server.loop import Answer, ServerState
@@ -70,6 +71,7 @@ class Simulator:
         self.on_round_end = round_functions(callbacks)
         federation.model.to(federation.device)
         self._bounds = federation.data.bounds()
+        self._persons = [federation.persons(member.client) for member in federation.members]
         self._phase: tuple[int, ...] | None = None
         self._round = -1
         self.x = self.y = torch.empty(0)
@@ -155,13 +157,16 @@ class Simulator:
             shape=shape,
             pull=federation.pull,
             output=federation.outputs[client],
+            persons=self._persons[client],
         )
 
-    def rows(self, client: int) -> Tensor:
-        """Return a client's training rows as it holds them in the first round, behind the model's fixed features."""
+    def rows(self, client: int) -> tuple[Tensor, Persons | None]:
+        """Return a client's training rows as it holds them in the first round, behind the model's fixed features, and
+        whose they are.
+        """
         self._hold(1)
         first, end, _ = self._bounds[client]
-        return self.x[first:end]
+        return self.x[first:end], self._persons[client]
 
     def evaluate(self, models: Tensor, placed: Sequence[int], round_number: int) -> tuple[tuple[float, ...], float]:
         """Return the primary score of each client on its own test rows, and the mean loss over all of them."""
@@ -349,8 +354,9 @@ def _kind(cohort: Simulator) -> object:
     model = cohort.federation.model
     # Long rows, and all rows on a CPU, are not worth copying side by side: runs that share them go together.
     shared = None if cohort.x.is_cuda and cohort.x.numel() <= _SHORT else id(cohort.x)
-    engine, shapes = cohort.federation.config.engine, (cohort.x.shape[1:], cohort.y.shape[1:])
-    return (str(model.module), str(model.training), model.layout, model.objective.loss, shapes, engine, shared)
+    config, shapes = cohort.federation.config, (cohort.x.shape[1:], cohort.y.shape[1:])
+    together = (config.engine, config.privacy.rows_per_person)
+    return (str(model.module), str(model.training), model.layout, model.objective.loss, shapes, together, shared)
 
 
 def _rows(cohorts: Sequence[Simulator]) -> tuple[Tensor, Tensor, list[int]]:

@@ -18,12 +18,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from hush.types import Unit
+
 LARGE_EPSILON = 20.0
 LARGE_DELTA = 1e-2
 
 
-def warnings_of(epsilon: float, delta: float, rows: int | None = None) -> tuple[str, ...]:
-    """Return the warnings for one client; `rows` is its number of rows, if known."""
+def warnings_of(epsilon: float, delta: float, rows: int | None = None, unit: Unit = "row") -> tuple[str, ...]:
+    """Return the warnings for one client; `rows` is its number of rows (or of other units of privacy), if known."""
     if math.isinf(epsilon):
         return ()
     found = []
@@ -35,14 +37,13 @@ def warnings_of(epsilon: float, delta: float, rows: int | None = None) -> tuple[
         )
     elif rows is not None and delta * rows >= 1:
         found.append(
-            f"delta {delta:g} is not below 1/n for n = {rows} rows: publishing one row at random would satisfy it; "
-            "use less "
-            f"than {1 / rows:.2g}"
+            f"delta {delta:g} is not below 1/n for n = {rows} {unit}s: publishing one {unit} at random would satisfy "
+            f"it; use less than {1 / rows:.2g}"
         )
     if epsilon > LARGE_EPSILON:
         found.append(
-            f"epsilon {epsilon:g} is above {LARGE_EPSILON:g}: one row can make an outcome e^{epsilon:.3g} times more "
-            "likely, which is no meaningful protection"
+            f"epsilon {epsilon:g} is above {LARGE_EPSILON:g}: one {unit} can make an outcome e^{epsilon:.3g} times "
+            "more likely, which is no meaningful protection"
         )
     return tuple(found)
 

@@ -25,7 +25,7 @@ _COLLAPSED_ABOVE = 50
 _CARDS = 200
 _HEADS = (
     ("client", ""), ("budget ε", ""), ("spent ε", ""), ("remaining ε", ""), ("ε against a third party", ""),
-    ("other releases", "text"), ("δ", ""), ("relation", "text"),
+    ("other releases", "text"), ("δ", ""), ("protects one", "text"), ("relation", "text"),
     ("sampler", "text"), ("accountant", "text"), ("noise", "text"), ("noise multiplier", ""), ("clip", ""),
     ("batch", ""), ("samples", ""), ("rounds", ""),
 )  # fmt: skip
@@ -33,8 +33,9 @@ _SHAREABLE = ("other releases", "δ", "relation", "sampler", "accountant", "nois
 _MEANING = (
     "Each row states an (ε, δ)-differential-privacy guarantee against the server, which sees every update of that "
     "client. "
-    "If one training example is added or removed (replace-one: replaced by another), the probability of anything the "
-    "server can observe changes by at most a factor of exp(ε spent), plus δ."
+    "If one row (one person, where persons are protected) is added or removed (replace-one: replaced by another), the "
+    "probability of anything "
+    "the server can observe changes by at most a factor of exp(ε spent), plus δ."
 )
 
 
@@ -225,6 +226,7 @@ def _cells(g: Guarantee) -> list[Cell]:
         (g.epsilon_third_party, figure(g.epsilon_third_party), ""),
         (_side_releases(g), _side_releases(g), "text"),
         (g.delta, figure(g.delta), ""),
+        (g.unit, g.unit, "text"),
         (g.relation, g.relation, "text"),
         (g.sampler, g.sampler, "text"),
         (g.accountant, str(g.accountant).upper(), "text"),

@@ -74,8 +74,10 @@ class EagerGroup(ClientGroup):
         step = self.done
         jobs = [job for job in self.jobs if job.plan.steps > step]
         active = len(jobs)
-        rows = [job.plan.sample(job.source) + job.first_row for job in jobs]
-        keys = [job.source.keys(len(own)) for job, own in zip(jobs, rows, strict=True)] if self._keyed else None
+        rows = [job.sample() for job in jobs]
+        keys = None
+        if self._keyed:
+            keys = [job.source.keys(own.numel()).view_as(own) for job, own in zip(jobs, rows, strict=True)]
         sums = self._sums(self._rule.gradient_point(self._vectors[:active]), rows, self._clips[:active], keys)
         pairs = zip(jobs, sums.unbind(), strict=True)
         noised = [job.plan.privatise(total, job.source, job.vector.dtype) for job, total in pairs]

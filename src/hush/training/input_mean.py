@@ -35,15 +35,22 @@ def bound(width: int) -> float:
     return math.sqrt(width)
 
 
-def bounded_sum(x: Tensor, limit: float) -> Tensor:
-    """The sum of all rows, each clipped to a norm (less the sum's own rounding), in float64."""
+def bounded_sum(x: Tensor, limit: float, weights: Tensor | None = None) -> Tensor:
+    """The sum of all rows, each clipped to a norm (less the sum's own rounding), in float64.
+
+    With weights, each clipped row is multiplied by its own: a person whose rows' weights add up to one moves the sum by
+    at most the bound.
+    """
     limit /= 1.0 + FLOAT64_SLACK
     total = torch.zeros(x[:1].numel(), dtype=torch.float64, device=x.device)
-    for part in x.split(_AT_ONCE):
-        rows = part.flatten(1).double()
+    for start in range(0, len(x), _AT_ONCE):
+        here = slice(start, start + _AT_ONCE)
+        rows = x[here].flatten(1).double()
         norms = rows.norm(dim=1)
         finite = norms.isfinite()
         scale = torch.where(finite, limit / norms.clamp_min(limit), 0.0)
+        if weights is not None:
+            scale *= weights[here].to(scale.device)
         total += scale @ rows.masked_fill(~finite[:, None], 0.0)
     return total
 
@@ -81,10 +88,10 @@ def subtracted(x: Tensor, y: Tensor, jobs: Sequence[Job]) -> tuple[Tensor, Tenso
     """The rows and labels of each job, its input mean subtracted, and the jobs on them."""
     rows, labels, moved, first = [], [], [], 0
     for job in jobs:
-        own = slice(job.first_row, job.first_row + job.plan.samples)
+        own = slice(job.first_row, job.first_row + job.rows)
         mine = x[own] if job.input_mean is None else x[own] - job.input_mean.to(x).view(x.shape[1:])
         rows.append(mine)
         labels.append(y[own])
         moved.append(replace(job, first_row=first, input_mean=None))
-        first += job.plan.samples
+        first += job.rows
     return torch.cat(rows), torch.cat(labels), moved

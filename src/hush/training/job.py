@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from hush.privacy.persons import Persons, batch_rows
 from hush.privacy.plan import PrivacyPlan
 from hush.privacy.source import Source
 
@@ -35,6 +36,7 @@ class Job:
         proximal: How strongly a step pulls toward the start.
         at_start: Whether all gradients are taken at the start.
         input_mean: Subtracted from every input before the model sees it, if given.
+        persons: Whose the client's rows are, where the plan samples persons.
     """
 
     vector: Tensor
@@ -46,3 +48,18 @@ class Job:
     proximal: float = 0.0
     at_start: bool = False
     input_mean: Tensor | None = None
+    persons: Persons | None = None
+
+    @property
+    def rows(self) -> int:
+        """The number of the client's rows."""
+        return self.plan.samples if self.persons is None else self.persons.rows
+
+    @property
+    def grouped(self) -> bool:
+        """Whether an example is several rows of a person, whose mean gradient is clipped as one."""
+        return self.persons is not None and self.persons.per_batch > 1
+
+    def sample(self) -> Tensor:
+        """The rows of the next batch, counted over all data; where jobs are grouped, examples x rows."""
+        return batch_rows(self.plan, self.persons, self.source) + self.first_row

@@ -26,24 +26,28 @@ _ROWS = 4096  # of which losses are computed at a time
 _NUMBERS = 2**24  # of gradients in memory at a time
 
 
-def bounded_losses(model: Model, vectors: Tensor, x: Tensor, y: Tensor, bound: float) -> Tensor:
-    """Return the sum of bounded losses over all rows, for each model."""
+def bounded_losses(
+    model: Model, vectors: Tensor, x: Tensor, y: Tensor, bound: float, weights: Tensor | None = None
+) -> Tensor:
+    """Return the sum of bounded losses over all rows, each times its weight if there are weights, for each model."""
     check_global_hooks(model.name)
-    return torch.stack([_bounded_loss(model, vector, x, y, bound) for vector in vectors])
+    return torch.stack([_bounded_loss(model, vector, x, y, bound, weights) for vector in vectors])
 
 
-def _bounded_loss(model: Model, vector: Tensor, x: Tensor, y: Tensor, bound: float) -> Tensor:
+def _bounded_loss(model: Model, vector: Tensor, x: Tensor, y: Tensor, bound: float, weights: Tensor | None) -> Tensor:
     total = torch.zeros((), dtype=torch.float64)
-    for inputs, truth in zip(x.split(_ROWS), y.split(_ROWS), strict=True):
-        losses = model.objective.loss(model.logits(vector, inputs).double(), truth, reduction="none")
-        total += (losses.nan_to_num(nan=bound).clamp(0.0, bound) - 0.5 * bound).sum().cpu()
+    for start in range(0, len(y), _ROWS):
+        here = slice(start, start + _ROWS)
+        losses = model.objective.loss(model.logits(vector, x[here]).double(), y[here], reduction="none")
+        centred = losses.nan_to_num(nan=bound).clamp(0.0, bound) - 0.5 * bound
+        total += (centred if weights is None else centred * weights[here].to(centred.device)).sum().cpu()
     return total
 
 
-def gradient_norms(model: Model, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return the norm of each row's gradient, in float64."""
+def gradient_norms(model: Model, vector: Tensor, x: Tensor, y: Tensor, several: bool = False) -> Tensor:
+    """Return the norm of each row's gradient, in float64; with `several` rows in each example, of their mean."""
     width = max(1, _NUMBERS // vector.numel())
     parts = [(a, b) for a, b in zip(x.split(width), y.split(width), strict=True) if len(a)]
-    each = (gradients(model, vector[None], a[None], b[None])[0] for a, b in parts)
+    each = (gradients(model, vector[None], a[None], b[None], several=several)[0] for a, b in parts)
     found = [torch.linalg.vector_norm(part, dim=-1, dtype=torch.float64) for part in each]
     return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)

@@ -62,6 +62,11 @@ class _Facts:
         return self.x.is_cuda
 
     @property
+    def grouped(self) -> bool:
+        """Whether examples are several rows of a person, whose gradients are averaged before they are clipped."""
+        return any(job.grouped for job in self.jobs)
+
+    @property
     def discrete(self) -> bool:
         return any(job.plan.discrete for job in self.jobs)
 
@@ -73,7 +78,7 @@ class _Facts:
     def pooled_cnn(self) -> PooledCnn | None:
         """The network, if its kernels can run here, which have softmax built in, and all noise can be prefetched."""
         x, convolutional = self.x, any(len(shape) == 4 for shape in self.model.layout.shapes)
-        if not self.model.objective.loss.softmax or self.y.is_floating_point():
+        if self.grouped or not self.model.objective.loss.softmax or self.y.is_floating_point():
             return None
         if not convolutional or not x.is_contiguous() or x.dtype != torch.float32 or triton_kernels(x.device) is None:
             return None
@@ -87,7 +92,7 @@ class _Facts:
 
     @property
     def closed_form(self) -> bool:
-        return not self.on_gpu and not self.discrete and self.linear is not None
+        return not self.on_gpu and not self.discrete and not self.grouped and self.linear is not None
 
     @cached_property
     def replayable(self) -> bool:
@@ -141,6 +146,7 @@ _Row = tuple[Callable[[_Facts], ClippedSum], Callable[[_Facts], bool], str]
 TABLE: tuple[_Row, ...] = (
     (_Facts.pooled_cnn_sum, lambda f: f.pooled_cnn is not None, "one launch serves batches of all sizes, unpadded"),
     (_Facts.integer_sum, lambda f: f.discrete, "discrete noise needs integers, exact in any order of addition"),
+    (_Facts.vmap_sum, lambda f: f.grouped, "rows of a person are averaged before they are clipped"),
     (_Facts.closed_form_sum, lambda f: f.closed_form, "norms follow from those of the inputs"),
     (_Facts.graph_replay_sum, lambda f: f.replayable and f.input_mean and f.linear is not None, "means without copies"),
     (_Facts.packed_sum, lambda f: not f.on_gpu and f.supported, "a product per client is as fast as one for all"),

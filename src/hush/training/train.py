@@ -52,7 +52,7 @@ def train(
     precision: Precision = "float32",
     strict: bool = False,
 ) -> list[Tensor]:
-    """Return the update (end minus start) of each job. A job's rows are `x[first_row : first_row + plan.samples]`.
+    """Return the update (end minus start) of each job. A job's rows are `x[first_row : first_row + rows]`.
 
     Args:
         model: What is trained.

@@ -78,7 +78,7 @@ def test_a_mean_is_charged_before_it_is_told_as_in_the_simulation(tmp_path: Path
     _, stage = run_spec.enrolment(offer(), RECIPES["hush"], replace(fact(), noised={}), 0, policy)
     assert stage is not None
     assert charged(tmp_path / "a") == list(stage.round_costs)
-    simulated = answered(stage, kit.ROWS, lambda _: rows, 0, noise.Seeded(1, 0, ENROLMENT))
+    simulated = answered(stage, kit.ROWS, lambda _: (rows, None), 0, noise.Seeded(1, 0, ENROLMENT))
     assert simulated.mean is not None
     assert torch.equal(told.tensors[MEAN], simulated.mean)
     assert told.says["noised"] == {CENTRE: [stage.noise_of(CENTRE), simulated.deviation]}

@@ -334,7 +334,7 @@ def test_statement(tmp_path: Path) -> None:
         "path": str(path),
         "chain_ok": True,
         "client": "hospital <b>",
-        "policy": {"epsilon": None, "delta": 1e-4, "relation": "add-remove"},
+        "policy": {"epsilon": None, "delta": 1e-4, "relation": "add-remove", "unit": "row"},
         "accountant": "rdp",
         "spent": spent,
         "left": None,

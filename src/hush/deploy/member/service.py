@@ -17,6 +17,7 @@ from hush.deploy.member.cpu_share import CpuShare
 from hush.deploy.member.process import Node
 from hush.privacy.ledger import Ledger
 from hush.privacy.ledger.binding import bind
+from hush.privacy.ledger.fingerprints import Rows
 from hush.privacy.weak_guarantees import warnings_of
 from hush.types import HushError
 
@@ -40,7 +41,7 @@ def prepare(kit: Kit, policy_path: Path, data: Path) -> Node:
     else:
         ledger = Ledger.create(kit.ledger, kit.member, terms, policy.budget.accountant)
     try:
-        bind([ledger], [(dataset.x, dataset.y)])
+        bind([ledger], [Rows(dataset.x, dataset.y)])
     except BaseException:
         ledger.close()
         raise

@@ -36,7 +36,12 @@ def describe(path: str | Path) -> dict[str, Any]:
         "path": str(path),
         "chain_ok": True,
         "client": held.terms.client,
-        "policy": {"epsilon": _finite(policy.epsilon), "delta": policy.delta, "relation": policy.relation},
+        "policy": {
+            "epsilon": _finite(policy.epsilon),
+            "delta": policy.delta,
+            "relation": policy.relation,
+            "unit": policy.unit,
+        },
         "accountant": accountant,
         "spent": _finite(spent),
         "left": _finite(account.remaining(spent, policy)),

@@ -7,7 +7,8 @@ Guarantees:
 
 Edge cases:
     - An infinite epsilon is no guarantee. It is stored as null, because JSON cannot represent it.
-    - Another relation is neither stricter nor looser: refused. So is another accountant.
+    - Another relation or unit of privacy is neither stricter nor looser: refused. So is another accountant.
+    - A unit is stored unless it is a row, as in ledgers that were made before there were others.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from hush.privacy.ledger.errors import BrokenLedgerError
-from hush.types import Accountant, HushError, Policy, Relation, unknown
+from hush.types import Accountant, HushError, Policy, Relation, Unit, unknown
 
 _FORMAT = 1
 _POLICY = {"delta", "epsilon", "relation"}
+_UNIT = "unit"
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ def check(terms: LedgerTerms) -> None:
         raise HushError(f"delta: found {policy.delta!r}; accepted: a number between 0 and 1, both excluded")
     if policy.relation not in get_args(Relation):
         raise unknown("relation", "relation", policy.relation, get_args(Relation))
+    if policy.unit not in get_args(Unit):
+        raise unknown("unit", "unit of privacy", policy.unit, get_args(Unit))
     if terms.accountant not in get_args(Accountant):
         raise unknown("accountant", "accountant", terms.accountant, get_args(Accountant))
 
@@ -59,6 +63,7 @@ def check_tighter(new: LedgerTerms, old: LedgerTerms) -> None:
             raise HushError(f"{name}: found {wanted:g}; accepted: at most {stored:g}, this ledger's lifetime policy")
     for name, asked, kept in (
         ("relation", new.policy.relation, old.policy.relation),
+        ("unit", new.policy.unit, old.policy.unit),
         ("accountant", new.accountant, old.accountant),
     ):
         if asked != kept:
@@ -93,7 +98,8 @@ def _terms(words: dict[str, Any], client: Any, accountant: Any) -> LedgerTerms:
     epsilon = math.inf if words["epsilon"] is None else words["epsilon"]
     if type(epsilon) not in (int, float) or type(words["delta"]) not in (int, float):
         raise BrokenLedgerError("an entry contains an invalid policy")
-    found = LedgerTerms(client, Policy(float(epsilon), float(words["delta"]), words["relation"]), accountant)
+    unit = words.get(_UNIT, "row")
+    found = LedgerTerms(client, Policy(float(epsilon), float(words["delta"]), words["relation"], unit), accountant)
     try:
         check(found)
     except HushError as error:
@@ -103,7 +109,8 @@ def _terms(words: dict[str, Any], client: Any, accountant: Any) -> LedgerTerms:
 
 def _policy_words(policy: Policy) -> dict[str, Any]:
     epsilon = None if policy.epsilon == math.inf else policy.epsilon
-    return {"delta": policy.delta, "epsilon": epsilon, "relation": policy.relation}
+    unit = {} if policy.unit == "row" else {_UNIT: policy.unit}
+    return {"delta": policy.delta, "epsilon": epsilon, "relation": policy.relation, **unit}
 
 
 def _object(text: str, keys: set[str]) -> dict[str, Any]:
@@ -111,7 +118,7 @@ def _object(text: str, keys: set[str]) -> dict[str, Any]:
         words = json.loads(text)
     except ValueError:
         words = None
-    if not isinstance(words, dict) or set(words) != keys:
+    if not isinstance(words, dict) or set(words) - {_UNIT} != keys:
         raise BrokenLedgerError(f"an entry contains {text[:60]!r} where {', '.join(sorted(keys))} belong")
     return words
 

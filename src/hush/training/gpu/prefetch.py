@@ -138,7 +138,7 @@ class Prefetcher:
             if k >= left:
                 place[:] = -1
                 continue
-            rows = job.plan.sample(job.source).numpy() + job.first_row
+            rows = job.sample().numpy()
             drawn.append(rows)
             place[: len(rows)] = rows[: len(place)]
             place[len(rows) :] = -1

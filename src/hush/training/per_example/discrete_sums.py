@@ -28,7 +28,7 @@ from torch import Tensor
 from hush.models import Model
 from hush.training.eager import GroupSums, Keys, padded_rows
 from hush.training.job import Job
-from hush.training.per_example.vmap import VmapSum, gathered, gradients
+from hush.training.per_example.vmap import VmapSum, averaged, gathered, gradients
 from hush.types import HushError
 
 _NEAR = 1e-6
@@ -75,10 +75,12 @@ def integer_sums(
         part = slice(start, start + width)
         inputs, truth = gathered(model, x, y, rows, keys, part)
         inputs = inputs.double() if inputs.is_floating_point() else inputs
-        scaled = _scaled(gradients(model, precise, inputs, truth), mask[:, part], limits, grids)
+        several = averaged(rows)
+        scaled = _scaled(gradients(model, precise, inputs, truth, several=several), mask[:, part], limits, grids)
         near = ((scaled - scaled.floor() - 0.5).abs() < _NEAR).any(-1)
         for client, at in near.nonzero().tolist():
-            one = gradients(model, precise[client][None], inputs[client, at][None, None], truth[client, at][None, None])
+            own, label = inputs[client, at][None, None], truth[client, at][None, None]
+            one = gradients(model, precise[client][None], own, label, several=several)
             scaled[client, at] = _scaled(one, mask[client, at][None, None], limits[[client]], grids[[client]])[0, 0]
         total += _rounded(scaled, clips, grids)
     return total

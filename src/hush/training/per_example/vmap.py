@@ -60,13 +60,14 @@ def vmap_sums(
 ) -> Tensor:
     """The clipped gradient sum of each client, in float64; arguments as for `hush.training.select.clipped_sums`.
 
-    With `rows` (clients x examples), `x` and `y` are the data of which these are rows, and `keys` are theirs.
+    With `rows` (clients x examples), `x` and `y` are the data of which these are rows, and `keys` are theirs. If an
+    example is several rows (clients x examples x rows), its gradient is the mean of theirs.
     """
     width = max(1, physical_batch // len(vectors))
     total = torch.zeros_like(vectors, dtype=torch.float64)
     for start in range(0, mask.shape[1], width):
         part = slice(start, start + width)
-        each = gradients(model, vectors, *gathered(model, x, y, rows, keys, part), precision)
+        each = gradients(model, vectors, *gathered(model, x, y, rows, keys, part), precision, averaged(rows))
         norms = torch.linalg.vector_norm(each, dim=-1, dtype=torch.float64)
         scale = clip_factors(norms, clips[:, None], mask[:, part], each.dtype)
         if not bool(norms.isfinite().all()):
@@ -117,9 +118,16 @@ def gathered(
     return inputs if keys is None else model.with_keys(inputs, keys[:, part]), y[rows[:, part]]
 
 
-def gradients(model: Model, vectors: Tensor, x: Tensor, y: Tensor, precision: Precision = "float32") -> Tensor:
-    """The gradient of each example: clients x examples x p."""
-    per_client = vmap(grad(_loss(model)), in_dims=(None, 0, 0))
+def averaged(rows: Tensor | None) -> bool:
+    """Whether a table of rows has several for each example."""
+    return rows is not None and rows.ndim == 3
+
+
+def gradients(
+    model: Model, vectors: Tensor, x: Tensor, y: Tensor, precision: Precision = "float32", several: bool = False
+) -> Tensor:
+    """The gradient of each example: clients x examples x p; with `several` rows in each, the mean of theirs."""
+    per_client = vmap(grad(_mean_loss(model) if several else _loss(model)), in_dims=(None, 0, 0))
     # Attention by its formula: the fused kernels have no rule for vmap.
     quiet_vmap()
     with _LOCK, matmul_precision(precision, x.device), _lowered(precision, x.device), sdpa_kernel(SDPBackend.MATH):
@@ -130,6 +138,15 @@ def gradients(model: Model, vectors: Tensor, x: Tensor, y: Tensor, precision: Pr
 def _loss(model: Model) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     def loss(vector: Tensor, one_x: Tensor, one_y: Tensor) -> Tensor:
         return model.objective.loss(model.logits(vector, one_x[None]), one_y[None], reduction="mean")
+
+    return loss
+
+
+def _mean_loss(model: Model) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    def loss(vector: Tensor, own_x: Tensor, own_y: Tensor) -> Tensor:
+        # Row by row, so that the model is applied to one example at a time, as it was checked.
+        each = vmap(_loss(model), in_dims=(None, 0, 0))(vector, own_x, own_y)
+        return each.mean()
 
     return loss
 
