@@ -448,7 +448,9 @@ def _federation(config: Config, given: object, dataset: Dataset, client: str, na
         np.concatenate(persons),
         (() if dataset.person is None else (np.array([len(own) for own in persons]),)),
     )
-    held = Clients(dataset, (Share(rows),), (rows,), (rows[:0],), config.seed, sizes)
+    held = Clients(
+        dataset=dataset, shares=(Share(rows),), train=(rows,), test=(rows[:0],), seed=config.seed, persons=sizes
+    )
     privacy = config.privacy
     policy = Policy(float(privacy.budgets), float(privacy.delta), privacy.relation, unit_of(config))
     batch, name = int(config.local.batch_size), client if named else ""

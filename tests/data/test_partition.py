@@ -353,7 +353,7 @@ def test_clients_are_static_exactly_if_no_phase_ever_changes() -> None:
     schedules: list[tuple[tuple[int, float], ...]] = [(), ((5, 0.2),), ((0, 0.2), (10, 0.0))]
     for salt, expected in zip(schedules, (True, True, False), strict=True):
         shares = (Share(ROWS), Share(ROWS, salt=salt))
-        clients = Clients(data, shares, (ROWS, ROWS), (ROWS[:0], ROWS[:0]), 0)
+        clients = Clients(dataset=data, shares=shares, train=(ROWS, ROWS), test=(ROWS[:0], ROWS[:0]), seed=0)
         assert clients.static == expected == (len({clients.phase(at) for at in range(20)}) == 1)
 
 

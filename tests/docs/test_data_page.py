@@ -20,7 +20,7 @@ PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 def test_the_code_of_the_page_runs() -> None:
     names: dict[str, Any] = {}
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         exec(block, names)  # the page's own code
 

@@ -23,7 +23,7 @@ from hush.types import HushError
 EVERYONE = -1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Clients:
     """A dataset partitioned among clients.
 
@@ -96,12 +96,12 @@ def divide(dataset: Dataset, config: DataConfig, seed: int) -> Clients:
     owner = None if dataset.owner is None else dataset.owner[first]
     found = _divided(replace(dataset, x=dataset.x[first], y=dataset.y[first], owner=owner), config, seed)
     return Clients(
-        dataset,
-        tuple(replace(share, rows=_rows_of(persons, share.rows)) for share in found.shares),
-        tuple(_rows_of(persons, own) for own in found.train),
-        tuple(_rows_of(persons, own) for own in found.test),
-        seed,
-        tuple(np.array([len(persons[person]) for person in own], np.int64) for own in found.train),
+        dataset=dataset,
+        shares=tuple(replace(share, rows=_rows_of(persons, share.rows)) for share in found.shares),
+        train=tuple(_rows_of(persons, own) for own in found.train),
+        test=tuple(_rows_of(persons, own) for own in found.test),
+        seed=seed,
+        persons=tuple(np.array([len(persons[person]) for person in own], np.int64) for own in found.train),
     )
 
 
@@ -134,7 +134,8 @@ def _divided(dataset: Dataset, config: DataConfig, seed: int) -> Clients:
             f"data.partition: gives {len(shares)} clients, data.clients is {config.clients}", "data.clients"
         )
     pairs = [partition.holdout(share.rows, config.test_fraction, seed, c) for c, share in enumerate(shares)]
-    return Clients(dataset, tuple(shares), tuple(a for a, _ in pairs), tuple(b for _, b in pairs), seed)
+    train, test = tuple(a for a, _ in pairs), tuple(b for _, b in pairs)
+    return Clients(dataset=dataset, shares=tuple(shares), train=train, test=test, seed=seed)
 
 
 def _overlapping(
@@ -152,4 +153,10 @@ def _overlapping(
         for pool, counts in zip(pools, wanted, strict=True)
     )
     shares = [replace(a, rows=np.concatenate([a.rows, b.rows])) for a, b in zip(train, test, strict=True)]
-    return Clients(dataset, tuple(shares), tuple(a.rows for a in train), tuple(b.rows for b in test), seed)
+    return Clients(
+        dataset=dataset,
+        shares=tuple(shares),
+        train=tuple(a.rows for a in train),
+        test=tuple(b.rows for b in test),
+        seed=seed,
+    )

@@ -81,7 +81,7 @@ def assemble(config: Config, facts: Sequence[RosterEntry], test: Dataset, auto_r
         recipe,
         members,
         model,
-        Clients(test, (), (), (), config.seed),
+        Clients(dataset=test, shares=(), train=(), test=(), seed=config.seed),
         device=torch.device("cpu"),
         disclosed=[fact.costs() for fact in facts],
         auto_rate=auto_rate,
