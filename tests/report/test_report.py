@@ -66,8 +66,8 @@ def test_the_card_has_a_row_for_each_client_and_says_once_what_all_share(tmp_pat
     cells = re.findall(r'data-value="[^"]*">([^<]*)<', rows[5])
     spent = epsilon_after(32 / 72, 3.0, ROUNDS * STEPS)
     assert cells == ["5", "5", f"{spent:.4g}", f"{5 - spent:.4f}", "–", "3", "32", "72"]
-    shared = "other releases nothing; δ 0.0001; relation add-remove; sampler poisson; accountant PLD; noise seeded"
-    assert f"The same for every client: {shared} (not private); clip 1; rounds 20." in content
+    shared = "other releases nothing; δ 0.0001; protects one row; relation add-remove; sampler poisson; accountant PLD"
+    assert f"The same for every client: {shared}; noise seeded (not private); clip 1; rounds 20." in content
     assert "<details><summary>Show all" not in content
     card = re.findall(r'<section class="panel"><h3>client 5</h3>(.*?)</section>', content)
     assert len(card) == 1

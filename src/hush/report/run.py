@@ -29,7 +29,7 @@ _HEADS = (
     ("sampler", "text"), ("accountant", "text"), ("noise", "text"), ("noise multiplier", ""), ("clip", ""),
     ("batch", ""), ("samples", ""), ("rounds", ""),
 )  # fmt: skip
-_SHAREABLE = ("other releases", "δ", "relation", "sampler", "accountant", "noise", "clip", "rounds")
+_SHAREABLE = ("other releases", "δ", "protects one", "relation", "sampler", "accountant", "noise", "clip", "rounds")
 _MEANING = (
     "Each row states an (ε, δ)-differential-privacy guarantee against the server, which sees every update of that "
     "client. "
