@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from hush.privacy import noise
-from hush.privacy.persons import Persons, batch_rows
+from hush.privacy.persons import Persons
 from hush.privacy.plan import PrivacyPlan
 
 SIZES = torch.tensor([3, 1, 20, 2, 7])
@@ -63,6 +63,6 @@ def test_a_plan_samples_persons_at_its_rate_whatever_rows_they_have() -> None:
     )
     persons, source = Persons(SIZES), noise.Seeded(1, 0, 1)
     whose = torch.arange(5).repeat_interleave(SIZES)
-    found = torch.cat([whose[batch_rows(plan, persons, source)] for _ in range(5000)])
+    found = torch.cat([whose[plan.batch_rows(source, persons)] for _ in range(5000)])
     counts = np.bincount(found.numpy(), minlength=5)
     assert min(2 * min(stats.binom.cdf(n, 5000, 0.4), stats.binom.sf(n - 1, 5000, 0.4)) for n in counts) > 1e-6

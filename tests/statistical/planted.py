@@ -26,7 +26,6 @@ from hush.privacy.schedule import Stage
 from hush.privacy.source import Source
 from hush.recipes.slots.protect import BELOW, ClipQuantile
 from hush.recipes.slots.weight import COUNT
-from hush.training import job
 from hush.training.eager import EagerGroup, EagerSum, padded_rows
 from hush.training.input_mean import bound
 from hush.training.job import Job
@@ -239,7 +238,7 @@ def all_rows(persons: Persons, chosen: Tensor, source: Source) -> Tensor:
     return torch.cat([torch.empty(0, dtype=torch.int64), *every])
 
 
-def _rows_at_the_rate(plan: PrivacyPlan, persons: Persons | None, source: Source) -> Tensor:
+def _rows_at_the_rate(plan: PrivacyPlan, source: Source, persons: Persons | None) -> Tensor:
     return plan.sample(source) if persons is None else source.chosen(persons.rows, plan.rate)
 
 
@@ -431,7 +430,7 @@ BUGS = (
     Bug(
         "person-rate-of-rows",
         "rows are sampled at the rate that is accounted for persons",
-        lambda: patch.object(job, "batch_rows", _rows_at_the_rate),
+        lambda: patch.object(PrivacyPlan, "batch_rows", _rows_at_the_rate),
         ("rate of model update: protect = dp-sgd, persons", "bound of model update: protect = dp-sgd, persons"),
     ),
     Bug(

@@ -98,7 +98,7 @@ def moves(net: str, each: int, count: int, seed: int) -> Moves:
         path = select(model, data[:, chosen].flatten(0, 1), own[:, chosen].flatten(), jobs)
         assert isinstance(path, EagerSum)
         assert type(path).__name__ == (PATHS[net] if each == 1 or net == "discrete" else "VmapSum")
-        batches = [job.sample() for job in jobs]
+        batches = [job.plan.batch_rows(job.source, job.persons) + job.first_row for job in jobs]
         found = path.sums_of(jobs)(vectors.float(), batches, clips, None).double()
         unit = torch.tensor([job.plan.grid for job in jobs], dtype=torch.float64) if net == "discrete" else 1.0
         return found * (torch.as_tensor(unit) / clips).view(-1, 1)

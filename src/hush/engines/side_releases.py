@@ -24,7 +24,7 @@ from torch import Tensor
 from hush.config import Config
 from hush.models import Model
 from hush.models.isolation import quiet_vmap
-from hush.privacy.persons import Persons, batch_rows, sum_weights
+from hush.privacy.persons import Persons, sum_weights
 from hush.privacy.plan import PrivacyPlan
 from hush.privacy.schedule import Stage
 from hush.privacy.side_release import ReleaseShape, RowModel, SideRelease
@@ -84,7 +84,7 @@ def release_shape(config: Config, model: Model, inputs: tuple[int, ...], classes
 def noised_sum(release: SideRelease, stage: Stage, given: Evidence, source: Source) -> Tensor:
     """Return the sum over a client's rows, or over one batch of them, with the noise of its plan."""
     if release.sampled:
-        rows = batch_rows(given.plan, given.persons, source).to(given.x.device)
+        rows = given.plan.batch_rows(source, given.persons).to(given.x.device)
         each = rows.shape[1] if rows.ndim == 2 else 1
         several = Persons(torch.full((len(rows),), each), each) if each > 1 else None
         given = replace(given, x=given.x[rows.flatten()], y=given.y[rows.flatten()], persons=several)

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from hush.privacy.plan import PrivacyPlan
     from hush.privacy.source import Source
 
 
@@ -76,12 +75,6 @@ class Persons:
     def only(self, first: int) -> Persons:
         """As many of these persons, the first ones."""
         return Persons(self.sizes[:first], self.per_batch)
-
-
-def batch_rows(plan: PrivacyPlan, persons: Persons | None, source: Source) -> Tensor:
-    """The rows of one batch of a plan, which samples rows, or persons where there are any."""
-    chosen = plan.sample(source)
-    return chosen if persons is None else persons.drawn(chosen, source)
 
 
 def sum_weights(persons: Persons | None) -> Tensor | None:

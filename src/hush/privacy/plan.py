@@ -5,6 +5,7 @@ what that costs. There is no second place where a rate or a noise scale is writt
 
 Guarantees:
     - `sample` includes each row independently with probability `rate`: the Poisson sampling that `event` describes.
+      Where persons are protected, they are what is sampled and counted here (`hush.privacy.persons`).
     - `privatise` adds Gaussian noise of standard deviation `noise_multiplier * clip` to a sum of gradients, which one
       row moves by at most `clip`, and divides by `batch`, a public number, never by the size of the batch drawn.
     - `event` is exactly `steps` such releases a round.
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
     from torch import Tensor
 
+    from hush.privacy.persons import Persons
     from hush.privacy.source import Source
 
 Sampler = Literal["poisson", "fixed"]
@@ -108,6 +110,11 @@ class PrivacyPlan:
         if self.sampler == "fixed":
             return source.uniform(self.samples).topk(self.batch, largest=False, sorted=False).indices
         return source.chosen(self.samples, self.rate)
+
+    def batch_rows(self, source: Source, persons: Persons | None) -> Tensor:
+        """The rows of one batch: the sample itself, or rows of the persons that were sampled."""
+        chosen = self.sample(source)
+        return chosen if persons is None else persons.drawn(chosen, source)
 
     @property
     def grid(self) -> float:

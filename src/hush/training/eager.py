@@ -74,7 +74,7 @@ class EagerGroup(ClientGroup):
         step = self.done
         jobs = [job for job in self.jobs if job.plan.steps > step]
         active = len(jobs)
-        rows = [job.sample() for job in jobs]
+        rows = [job.plan.batch_rows(job.source, job.persons) + job.first_row for job in jobs]
         keys = None
         if self._keyed:
             keys = [job.source.keys(own.numel()).view_as(own) for job, own in zip(jobs, rows, strict=True)]

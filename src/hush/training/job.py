@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hush.privacy.persons import Persons, batch_rows
+from hush.privacy.persons import Persons
 from hush.privacy.plan import PrivacyPlan
 from hush.privacy.source import Source
 
@@ -59,7 +59,3 @@ class Job:
     def grouped(self) -> bool:
         """Whether an example is several rows of a person, whose mean gradient is clipped as one."""
         return self.persons is not None and self.persons.per_batch > 1
-
-    def sample(self) -> Tensor:
-        """The rows of the next batch, counted over all data; where jobs are grouped, examples x rows."""
-        return batch_rows(self.plan, self.persons, self.source) + self.first_row

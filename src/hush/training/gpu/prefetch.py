@@ -138,7 +138,7 @@ class Prefetcher:
             if k >= left:
                 place[:] = -1
                 continue
-            rows = job.sample().numpy()
+            rows = job.plan.batch_rows(job.source, job.persons).numpy() + job.first_row
             drawn.append(rows)
             place[: len(rows)] = rows[: len(place)]
             place[len(rows) :] = -1
