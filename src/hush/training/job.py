@@ -54,8 +54,3 @@ class Job:
     def rows(self) -> int:
         """The number of the client's rows."""
         return self.plan.samples if self.persons is None else self.persons.rows
-
-    @property
-    def grouped(self) -> bool:
-        """Whether an example is several rows of a person, whose mean gradient is clipped as one."""
-        return self.persons is not None and self.persons.per_batch > 1

@@ -64,7 +64,7 @@ class _Facts:
     @property
     def grouped(self) -> bool:
         """Whether examples are several rows of a person, whose gradients are averaged before they are clipped."""
-        return any(job.grouped for job in self.jobs)
+        return any(job.persons is not None and job.persons.per_batch > 1 for job in self.jobs)
 
     @property
     def discrete(self) -> bool:
