@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,24 @@ def test_killed_at_a_point_of_the_protocol(job_server: JobServer, tmp_path: Path
             path, witness = fresh(tmp_path / str(number))
     assert job_server.run("client", path=path, witness=witness, rounds=ROUNDS) == 0
     check_finished(path, witness)
+
+
+@pytest.mark.parametrize(
+    "point", ["seal stored", "seal inserted", "seal committed", "sent committed", "acknowledge committed"]
+)
+def test_killed_with_a_payload_in_a_file(job_server: JobServer, tmp_path: Path, point: str) -> None:
+    """Large answers are in files beside the ledger, which are neither lost nor left behind."""
+    path, witness = fresh(tmp_path / "0")
+    job: dict[str, Any] = {"path": path, "witness": witness, "rounds": 3, "size": 3 << 20}
+    for _ in range(2):
+        assert job_server.run("client", **job, point=point) == FAILED
+        check(path, witness)
+    assert job_server.run("client", **job) == 0
+    held, released = check(path, witness)
+    assert released == 3
+    assert Path(path).stat().st_size < 1 << 20, "the ledger itself does not grow"
+    (left,) = [file.name for file in (tmp_path / "0").rglob("*.sealed/*")]
+    assert held.charges[int(left)].row.round == 3, "what a server may still ask for, and nothing else"
 
 
 def test_killed_while_it_burns_and_resends(job_server: JobServer, tmp_path: Path) -> None:

@@ -7,14 +7,13 @@ import re
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from hush.deploy.admin import keys
 from hush.deploy.transport import messages
-from hush.deploy.transport.inbox import PartialMessage
+from hush.deploy.transport.inbox import read_message
 from hush.deploy.transport.messages import Message
 from hush.types import HushError
 from tests.support import federation_kit as kit
@@ -61,9 +60,8 @@ def main(path: Path) -> None:
     tell("classes 10^9", answer.kind, answer.says.get("code"), began)
 
     began = time.perf_counter()
-    pieces = PartialMessage(None, [str(at) for at in range(300)], node.policy.message_cap, lambda contents: b"")
     try:
-        pieces.fetch(lambda name: SimpleNamespace(object_available=True, object_content=bytes(_PIECE)))
+        read_message(str(node.policy.message_cap), (bytes(_PIECE) for _ in range(300)), node.policy.message_cap)
         tell("notes of 1 GiB", "accepted", None, began)
     except HushError:
         tell("notes of 1 GiB", "no", "message", began)

@@ -54,6 +54,7 @@ def work(held: Ledger, witness: str, rounds: int, size: int = 2000, at: Callable
         if not attempt:
             continue
         at("round begins")
+        held.acknowledge(RUN, number)
         receipt = held.reserve(COSTS, RUN, number, attempt)
         payload = os.urandom(size)
         at("trained")
@@ -64,7 +65,7 @@ def work(held: Ledger, witness: str, rounds: int, size: int = 2000, at: Callable
         held.sent(receipt)
 
 
-def client(path: str, witness: str, rounds: int, point: str = "", nth: int = 1) -> None:
+def client(path: str, witness: str, rounds: int, point: str = "", nth: int = 1, size: int = 2000) -> None:
     """Work to the end, or up to the nth time that a failpoint is passed."""
     passed = 0
 
@@ -75,7 +76,7 @@ def client(path: str, witness: str, rounds: int, point: str = "", nth: int = 1) 
             os._exit(FAILED)
 
     with contextlib.suppress(BudgetSpentError), Ledger.open(path, wait=30, failpoint=failpoint) as held:
-        work(held, witness, rounds, at=failpoint)
+        work(held, witness, rounds, size, at=failpoint)
 
 
 def hasty(path: str, witness: str, rounds: int) -> None:

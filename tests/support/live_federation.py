@@ -75,11 +75,11 @@ class Member:
     def _twist(self, twist: Twist) -> None:
         honest = self.node.handle
 
-        def handle(content: bytes) -> tuple[bytes, Any]:
+        def handle(content: messages.Buffer) -> tuple[bytes, Any]:
             payload, receipt = honest(content)
             if messages.decode(content, 1 << 30).kind != "task":
                 return payload, receipt
-            changed = twist(content, payload)
+            changed = twist(bytes(content), payload)
             return payload if changed is None else changed, receipt
 
         self.node.handle = handle  # type: ignore[method-assign]

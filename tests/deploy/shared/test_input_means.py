@@ -265,7 +265,7 @@ def test_who_sends_a_mean_of_its_own_making_stays_out_alone(live: LiveFederation
     with live.members() as members:
         honest = members["m001"].node.handle
 
-        def lying(content: bytes) -> tuple[bytes, Any]:
+        def lying(content: messages.Buffer) -> tuple[bytes, Any]:
             payload, receipt = honest(content)
             if messages.decode(content, 1 << 30).kind != "enrol":
                 return payload, receipt

@@ -29,7 +29,7 @@ from hush.deploy.shared.roster import RosterEntry
 from hush.deploy.shared.run_spec import assemble
 from hush.deploy.transport import messages
 from hush.deploy.transport.flower import CoordinatorClient
-from hush.deploy.transport.messages import Message
+from hush.deploy.transport.messages import Message, Parcel
 from hush.privacy.ledger.statement import export
 from hush.types import HushError
 from tests.support.fork_server import ForkServer
@@ -52,7 +52,7 @@ class HostileCoordinator:
         self.path = live.place.path / "kits" / name
 
     def ask(self, kind: str, tensors: dict[str, torch.Tensor] | None = None, **says: Any) -> Message:
-        letter = messages.encode(Message(kind, {**says, "head": ""}, tensors or {}))
+        letter = Parcel(messages.encode(Message(kind, {**says, "head": ""}, tensors or {})))
         (reply,) = self._post.ask({self.name: letter}, 1 << 20, 1).values()
         assert isinstance(reply, bytes), reply
         return messages.decode(keys.opened(self._public, reply), len(reply))

@@ -8,7 +8,7 @@ import math
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -56,32 +56,14 @@ HONEST_ROUNDS = 2
 
 
 class Bell:
-    """Tells liars when a round has closed: to ask before that would only keep the SuperLink from its work.
-
-    What one of them has fetched is there for all, by its hash: the task is the same for each of them.
-    """
+    """Tells liars when a round has closed."""
 
     def __init__(self, liars: int) -> None:
         self._closed, self._changed = 0, threading.Condition()
-        self._fetched: dict[str, Any] = {}
         self.pause = max(0.7, liars / 25)
-
-    def share(self, fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def shared(request: Any) -> Any:
-            known = self._fetched.get(request.object_id)
-            if known is not None:
-                return known
-            found = fetch(request)
-            if found.object_available:
-                self._fetched[request.object_id] = found
-            return found
-
-        return shared
 
     def ring(self, closed: int) -> None:
         with self._changed:
-            if closed > self._closed:
-                self._fetched.clear()
             self._closed = closed
             self._changed.notify_all()
 
@@ -98,8 +80,6 @@ class Liar:
         kit = open_kit(place.path / "kits" / name)
         self.key, self.sent, self.going, self.fault = kit.key(), 0, True, ""
         self.line = NodeClient(kit.address, kit.ca(), self.key)
-        client: Any = self.line._client
-        client.PullObject = bell.share(client.PullObject)
         self._drawn = rng(number, "liar")
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -114,7 +94,6 @@ class Liar:
             while self.going:
                 parcel = self.line.poll(1 << 24)
                 if parcel is None:
-                    time.sleep(self._bell.pause * (0.5 + float(self._drawn.random())))
                     continue
                 letter = messages.decode(parcel.payload, 1 << 24)
                 payload = self._answer(letter)

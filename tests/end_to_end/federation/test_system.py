@@ -229,7 +229,7 @@ def test_impostors_are_refused(live: LiveFederation, tmp_path: Path, monkeypatch
     place = live.place
     address, ca = place.settings.address, place.ca()
     with pytest.raises((urllib.error.URLError, ConnectionError, OSError)):
-        urllib.request.urlopen(f"http://{address}/v1/fleet/pull-messages", data=b"", timeout=5)
+        urllib.request.urlopen(f"http://{address}/hush/next", data=b"", timeout=5)
     began = time.monotonic()
     with pytest.raises(RefusedError, match="not registered"), closing(NodeClient(address, ca, keys.new_key())) as line:
         line.open()
@@ -273,12 +273,13 @@ def test_impostors_are_refused(live: LiveFederation, tmp_path: Path, monkeypatch
         for path, body, headers, status in (
             ("/v1/control/list-nodes", b"", {}, 403), ("/v1/fleet/register-node", b"", {}, 403),
             ("/docs", b"", {}, 403), ("/v1/runtime/acquire-task", b"", {}, 403),
-            ("/v1/fleet/push-object", b"x", {}, 403),
-            ("/v1/fleet/push-object", b"x" * (9 << 20), known, 413), ("/v1/fleet/pull-messages", b"", known, 401),
+            ("/v1/fleet/push-object", b"x", known, 403), ("/v1/fleet/activate-node", b"x", {}, 403),
+            ("/v1/fleet/activate-node", b"x" * (1 << 17), known, 413), ("/v1/fleet/activate-node", b"", known, 401),
+            ("/hush/next", b"", known, 401), ("/hush/answer", b"x", known, 401), ("/hush/send", b"", known, 403),
         ):  # fmt: skip
             found = client.post(f"https://{address}{path}", content=body, headers=headers)
             assert found.status_code == status, path
-        chunked = client.post(f"https://{address}/v1/fleet/push-object", content=iter([b"x"] * 10))
+        chunked = client.post(f"https://{address}/hush/answer", content=iter([b"x"] * 10))
         assert chunked.status_code == 411
     assert live.link.alive()
 

@@ -18,13 +18,14 @@ from typing import TypeAlias
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, utils
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hush.types import HushError
 
 PrivateKey: TypeAlias = ec.EllipticCurvePrivateKey
 PublicKey: TypeAlias = ec.EllipticCurvePublicKey
+Buffer: TypeAlias = bytes | bytearray | memoryview
 _BACKDATED = datetime.timedelta(minutes=10)  # so that clocks that are slightly behind accept it
 
 
@@ -82,20 +83,28 @@ def load_public(content: bytes, where: object) -> ec.EllipticCurvePublicKey:
     return key
 
 
-def signed(key: PrivateKey, content: bytes) -> bytes:
-    """Sign content: the length of the signature, the signature, then the content."""
-    signature: bytes = key.sign(content, ec.ECDSA(hashes.SHA384()))
-    return len(signature).to_bytes(2, "big") + signature + content
+def signed(key: PrivateKey, *pieces: Buffer) -> bytes:
+    """Sign content, given in pieces: the length of the signature, the signature, then the content."""
+    signature: bytes = key.sign(_digest(*pieces), ec.ECDSA(utils.Prehashed(hashes.SHA384())))
+    return b"".join((len(signature).to_bytes(2, "big"), signature, *pieces))
 
 
-def opened(public: ec.EllipticCurvePublicKey, content: bytes) -> bytes:
-    """Return the content if this key signed it, or raise a `HushError`."""
+def opened(public: ec.EllipticCurvePublicKey, content: Buffer) -> memoryview:
+    """Return the content, not copied, if this key signed it, or raise a `HushError`."""
     end = 2 + int.from_bytes(content[:2], "big")
+    inner = memoryview(content)[end:]
     try:
-        public.verify(content[2:end], content[end:], ec.ECDSA(hashes.SHA384()))
+        public.verify(bytes(content[2:end]), _digest(inner), ec.ECDSA(utils.Prehashed(hashes.SHA384())))
     except InvalidSignature:
         raise HushError("it is not signed by the member") from None
-    return content[end:]
+    return inner
+
+
+def _digest(*pieces: Buffer) -> bytes:
+    found = hashlib.sha384()
+    for piece in pieces:
+        found.update(piece)
+    return found.digest()
 
 
 def make_authority(folder: Path, name: str, days: int) -> None:

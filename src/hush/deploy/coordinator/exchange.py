@@ -14,6 +14,7 @@ from enum import Enum, auto
 from typing import Any, Protocol
 
 from hush.deploy.admin.folders import Settings
+from hush.deploy.transport.messages import Buffer, Parcel
 from hush.deploy.transport.retry import ForgottenError
 from hush.types import HushError
 
@@ -26,9 +27,7 @@ class Verdict(Enum):
     UNUSABLE = auto()
 
 
-Judge = Callable[[str, bytes | HushError], Verdict]
-_POLL = 0.04
-_EACH = 0.01
+Judge = Callable[[str, Buffer | HushError], Verdict]
 _LOOK = 1.0
 _RESENDS = 4
 _LATE = 60.0
@@ -54,12 +53,12 @@ class Hub(Protocol):
         """The nodes that are online now."""
         ...
 
-    def send(self, letters: Mapping[int, bytes], ttl: float) -> dict[int, str]:
-        """Send each node its bytes; returns the message identifiers."""
+    def send(self, letters: Mapping[int, Parcel], ttl: float) -> dict[int, str]:
+        """Send each node its message; returns the message identifiers."""
         ...
 
-    def collect(self, names: Sequence[str], cap: int) -> list[tuple[str, bytes | HushError]]:
-        """Fetch the replies to these messages."""
+    def collect(self, names: Sequence[str], cap: int, wait: float = 0.0) -> list[tuple[str, Buffer | HushError]]:
+        """Wait for replies to these messages for some seconds, and fetch those that are there."""
         ...
 
     def close(self, status: str = "completed", details: str = "") -> None:
@@ -67,7 +66,7 @@ class Hub(Protocol):
         ...
 
 
-def _any(name: str, reply: bytes | HushError) -> Verdict:
+def _any(name: str, reply: Buffer | HushError) -> Verdict:
     return Verdict.USABLE
 
 
@@ -81,8 +80,8 @@ class Exchange:
         self._took = 0.0
 
     def ask(
-        self, letters: Mapping[str, bytes], cap: int, quorum: int, *, gather: bool = False, judge: Judge = _any
-    ) -> dict[str, bytes | HushError]:
+        self, letters: Mapping[str, Parcel], cap: int, quorum: int, *, gather: bool = False, judge: Judge = _any
+    ) -> dict[str, Buffer | HushError]:
         """Send each member its message, and return the replies that arrived before the round ended.
 
         Only replies that `judge` finds usable count towards the quorum, so invalid answers cannot end a round early for
@@ -107,12 +106,21 @@ class Exchange:
         except ForgottenError:
             return set()
 
-    def tell(self, letters: Mapping[str, bytes]) -> None:
+    def tell(self, letters: Mapping[str, Parcel]) -> None:
         """Send each online member its message without waiting for an answer."""
         try:
             online = {self._names[peer.key]: peer for peer in self._hub.online() if peer.key in self._names}
             self._hub.send({online[name].node: letter for name, letter in letters.items() if name in online}, _LATE)
         except ForgottenError:
+            return
+
+    def close(self, letters: Mapping[str, Parcel], cap: int) -> None:
+        """Send each online member a last message, and wait a few seconds until it has arrived."""
+        try:
+            present = {name: letters[name] for name in sorted(self.here() & set(letters))}
+            self._ask(present, cap, 0, False, _any, _LEAST)
+        except HushError:
+            # The run has ended well; a member that does not hear of it loses nothing.
             return
 
     def failing(self) -> dict[str, int]:
@@ -125,15 +133,21 @@ class Exchange:
         }
 
     def _ask(
-        self, letters: Mapping[str, bytes], cap: int, quorum: int, gather: bool, judge: Judge
-    ) -> dict[str, bytes | HushError]:
+        self,
+        letters: Mapping[str, Parcel],
+        cap: int,
+        quorum: int,
+        gather: bool,
+        judge: Judge,
+        most: float | None = None,
+    ) -> dict[str, Buffer | HushError]:
         began = time.monotonic()
-        most = self._settings.gather if gather else self._settings.deadline
+        most = most or (self._settings.gather if gather else self._settings.deadline)
         self._hub.limit(cap, most + _LATE)
         closes = began + most
         sent: dict[str, str] = {}
         seen: dict[str, str] = {}
-        replies: dict[str, bytes | HushError] = {}
+        replies: dict[str, Buffer | HushError] = {}
         online: dict[str, Any] = {}
         usable: set[str] = set()
         unusable: set[str] = set()
@@ -154,9 +168,11 @@ class Exchange:
                 enough = len(usable) >= min(quorum, len(letters))
                 if not gather and enough and not missing & set(online) and now - began > 2 * _LOOK:
                     break
-            asked = time.monotonic()
             waiting = {sent[name]: name for name in missing if name in sent}
-            for message, reply in self._hub.collect(list(waiting), cap) if waiting else ():
+            wait = max(0.0, min(closes, looked + _LOOK) - time.monotonic())
+            if not waiting:
+                time.sleep(wait)
+            for message, reply in self._hub.collect(list(waiting), cap, wait) if waiting else ():
                 if message in waiting:
                     name = waiting[message]
                     replies[name] = reply
@@ -176,9 +192,6 @@ class Exchange:
                 fewest = min((self._failing.get(name, (0, 0.0))[0] for name in missing & set(online)), default=0)
                 took = half - began if quorum else self._took
                 closes = min(closes, half + waits(took, self._settings.slack, fewest))
-            if missing:
-                # A SuperLink has one core and answers in some milliseconds; most of that time belongs to the members.
-                time.sleep(max(_POLL, _EACH * len(letters), time.monotonic() - asked))
         if not gather:
             self._remember(usable, (missing | unusable) & set(online) & set(sent))
         return replies

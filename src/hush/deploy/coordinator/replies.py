@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from cryptography.hazmat.primitives.asymmetric import ec
+from torch import Tensor
 
 from hush.deploy.admin import keys
 from hush.deploy.shared.extras import EXTRAS, RELEASES, packed
 from hush.deploy.shared.refusal import REFUSAL
 from hush.deploy.transport import messages
-from hush.deploy.transport.messages import Message
+from hush.deploy.transport.messages import Message, Parcel
 from hush.privacy.ledger.ledger import stated
 from hush.privacy.schedule import RoundSpec
 from hush.privacy.side_release import ReleaseShape
 from hush.types import HushError, SideAnswers, Task, Update
+
+_SMALL = 64
 
 
 def task_message(run: str, task: Task) -> Message:
@@ -21,13 +26,52 @@ def task_message(run: str, task: Task) -> Message:
     return Message("task", {"run": run, "round": task.round}, {"models": task.models, **extras})
 
 
+class SentTasks:
+    """The tasks of a round as they are sent. Members with the same task share its encoding and its digest.
+
+    Attributes:
+        digests: By member, the digest of its task, which its answer repeats.
+    """
+
+    def __init__(self, run: str, asked: Mapping[str, Task]) -> None:
+        self._groups: dict[tuple[object, ...], tuple[Message, list[str]]] = {}
+        self.digests: dict[str, str] = {}
+        for name, task in asked.items():
+            letter = task_message(run, task)
+            _, names = self._groups.setdefault(_contents(letter), (letter, []))
+            names.append(name)
+        for letter, names in self._groups.values():
+            self.digests |= dict.fromkeys(names, messages.digest(letter))
+
+    def parcels(self, heads: Mapping[str, str]) -> dict[str, Parcel]:
+        """Return the messages by member, each with the latest head of its ledger."""
+        made: dict[str, Parcel] = {}
+        for letter, names in self._groups.values():
+            made |= messages.parcels(letter, {name: {"head": heads.get(name, "")} for name in names})
+        return made
+
+
+def _contents(letter: Message) -> tuple[object, ...]:
+    """What tells tasks of a round apart: large tensors by where they are in memory, others by their values."""
+    return tuple(
+        (name, str(value.dtype), tuple(value.shape), *_identity(value))
+        for name, value in sorted(letter.tensors.items())
+    )
+
+
+def _identity(value: Tensor) -> tuple[object, ...]:
+    return (value.data_ptr(), value.stride()) if value.numel() > _SMALL else tuple(value.flatten().tolist())
+
+
 def expected(task: Task, spec: RoundSpec, shape: ReleaseShape) -> messages.Spec:
     """The types and shapes of the tensors in an answer to a task."""
     side = {f"{RELEASES}{release.what}": ("F64", (release.width(shape),)) for release in spec.sent}
     return {"vector": ("F32", (task.answer.size,)), **side}
 
 
-def opened(public: ec.EllipticCurvePublicKey, reply: bytes | HushError, kind: str, expected: messages.Spec) -> Message:
+def opened(
+    public: ec.EllipticCurvePublicKey, reply: messages.Buffer | HushError, kind: str, expected: messages.Spec
+) -> Message:
     """Return a member's message after checking signature and header, or raise a `HushError`.
 
     `expected` lists the tensors of an answer of the expected kind. Messages of other kinds contain none.
@@ -44,8 +88,11 @@ def opened(public: ec.EllipticCurvePublicKey, reply: bytes | HushError, kind: st
     return letter
 
 
-def update_of(letter: Message, run: str, name: str, task: Task) -> Update:
-    """Return the update in an answer to a task, or raise a `HushError` if it answers another run, member or task."""
+def update_of(letter: Message, run: str, name: str, task: Task, digest: str) -> Update:
+    """Return the update in an answer to a task, or raise a `HushError` if it answers another run, member or task.
+
+    `digest` is that of the task as it was sent.
+    """
     told_run, number, client, serial, head, asked, choice = messages.want(
         letter, "run", "round", "client", "serial", "head", "asked", "choice"
     )
@@ -55,7 +102,7 @@ def update_of(letter: Message, run: str, name: str, task: Task) -> Update:
         raise HushError("its choice is not an integer")
     if (told_run, client) != (run, name):
         raise HushError("it answers another run or member")
-    if number == task.round and asked != messages.digest(task_message(run, task)):
+    if number == task.round and asked != digest:
         raise HushError("it answers another task of this round")
     receipt = stated(task.client, number, serial, run, head[:200])
     tensors = dict(letter.tensors)

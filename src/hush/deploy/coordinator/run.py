@@ -23,7 +23,7 @@ from hush.deploy.admin.folders import FederationFolder
 from hush.deploy.coordinator.agreement import AGREEMENT, Agreement, agreed, kept
 from hush.deploy.coordinator.enrolment import check_asked, check_rows, facts_of, fitting
 from hush.deploy.coordinator.exchange import Exchange, Hub, Verdict
-from hush.deploy.coordinator.replies import expected, opened, task_message, update_of
+from hush.deploy.coordinator.replies import SentTasks, expected, opened, update_of
 from hush.deploy.member.datasets import schema_of
 from hush.deploy.member.policy_template import code_hash
 from hush.deploy.shared import input_means
@@ -31,7 +31,7 @@ from hush.deploy.shared.refusal import FAULT, REFUSAL, RefusalCode, reason_of
 from hush.deploy.shared.roster import MEAN, RosterEntry
 from hush.deploy.shared.run_spec import assemble, check_objective, plausible, settled, tells_centre, width_of
 from hush.deploy.transport import messages
-from hush.deploy.transport.messages import Message
+from hush.deploy.transport.messages import Buffer, Message, Parcel
 from hush.engines.driver import drive, evaluate, measure, run_rounds
 from hush.engines.enrolment import EnrolmentAnswer
 from hush.engines.results import manifest
@@ -112,6 +112,8 @@ class Coordinator:
         members = _Members(self, federation, agreement, progress)
         result = run_rounds(drive(members, directory, resume=held, began=began), members.answer).result
         self.log.note("ended", run=agreement.run, rounds=result.rounds, why=result.ended)
+        says = {"run": agreement.run, "rounds": result.rounds}
+        self._post.close({name: self._words("ended", says, name) for name in self._begun}, _WORDS_CAP)
         return result
 
     def _enrolment(self, config: Config) -> Agreement:
@@ -278,11 +280,10 @@ class Coordinator:
             Decline(task.client, task.round, left[task.client], final=True) for task in tasks if task.client in left
         ]
         asked = {agreement.names[task.client]: task for task in tasks if task.client not in left}
-        letters = {}
-        for name, task in asked.items():
-            letter = task_message(agreement.run, task)
-            letters[name] = messages.encode(replace(letter, says={**letter.says, "head": self._heads.get(name, "")}))
-            self.log.note("task", **letter.says, member=name, digest=messages.digest(letter))
+        sent = SentTasks(agreement.run, asked)
+        letters = sent.parcels(self._heads)
+        for name in asked:
+            self.log.note("task", run=agreement.run, round=asked[name].round, member=name, digest=sent.digests[name])
         side = sum(
             release.width(federation.terms.shape)
             for task in tasks[:1]
@@ -291,8 +292,8 @@ class Coordinator:
         cap = messages.ROOM + int(1.1 * (4 * max((task.answer.size for task in tasks), default=0) + 8 * side))
         read: dict[str, Answer] = {}
 
-        def judge(name: str, reply: bytes | HushError) -> Verdict:
-            answer = read[name] = self._admitted(federation, agreement, name, asked[name], reply)
+        def judge(name: str, reply: Buffer | HushError) -> Verdict:
+            answer = read[name] = self._admitted(federation, agreement, name, asked[name], sent.digests[name], reply)
             if isinstance(answer, Decline):
                 return Verdict.UNUSABLE if answer.fault else Verdict.REFUSAL
             accepted, _ = gate(federation.terms, [asked[name]], [answer])
@@ -323,8 +324,9 @@ class Coordinator:
             self._post.tell({name: self._words("evicted", {"run": agreement.run}, name)})
 
     def _admitted(
-        self, federation: Federation, agreement: Agreement, name: str, task: Task, reply: bytes | HushError
-    ) -> Answer:
+        self, federation: Federation, agreement: Agreement, name: str, task: Task, asked: str,
+        reply: Buffer | HushError,
+    ) -> Answer:  # fmt: skip
         """Return a reply as an answer; an invalid one excludes its sender from the round."""
         terms = federation.terms
         wanted = expected(task, terms.stage_table.at(task.round), terms.shape)
@@ -335,7 +337,7 @@ class Coordinator:
             self.log.note("refusal", run=agreement.run, round=task.round, member=name, reason=reason, final=final)
             return Decline(task.client, task.round, reason, final, fault=FAULT in letter.says)
         try:
-            update = update_of(letter, agreement.run, name, task)
+            update = update_of(letter, agreement.run, name, task, asked)
         except Exception as error:  # any error in a reply excludes its sender from the round, and nobody else
             words = printable(error)
             self.log.note("refused", run=agreement.run, round=task.round, member=name, reason=words)
@@ -347,7 +349,7 @@ class Coordinator:
         )
         return update
 
-    def _opened(self, name: str, reply: bytes | HushError, kind: str, expected: messages.Spec) -> Message:
+    def _opened(self, name: str, reply: Buffer | HushError, kind: str, expected: messages.Spec) -> Message:
         """Return a member's message; an invalid one is treated as a refusal with the coordinator's reason."""
         try:
             return opened(self._public[name], reply, kind, expected)
@@ -356,8 +358,8 @@ class Coordinator:
             self.log.note("refused", member=name, reason=words)
             return Message(REFUSAL, {"run": "", FAULT: f"refused: {words}", "final": False})
 
-    def _words(self, kind: str, says: Mapping[str, Any], name: str) -> bytes:
-        return messages.encode(Message(kind, {**says, "head": self._heads.get(name, "")}))
+    def _words(self, kind: str, says: Mapping[str, Any], name: str) -> Parcel:
+        return Parcel(messages.encode(Message(kind, {**says, "head": self._heads.get(name, "")})))
 
     def _directory(
         self, federation: Federation, agreement: Agreement, out: Path, resume: bool, held: bool, command: str

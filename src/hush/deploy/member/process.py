@@ -91,6 +91,10 @@ class Offer:
     model: Model
 
 
+def _spending(balance: Mapping[str, float]) -> str:
+    return f"epsilon spent {balance['spent']:.4g}, left {balance['left']:.4g}"
+
+
 class Node:
     """The message handler of a member."""
 
@@ -108,10 +112,10 @@ class Node:
         self._fitting: set[str] = set()
         self._by_person: set[str] = set()
         self._held: tuple[object, Tensor, Tensor] | None = None
-        self.members, self.seconds = 1, 0.0
+        self.seconds = 0.0
         self.say: Callable[[str], None] = lambda words: None
 
-    def handle(self, content: bytes) -> tuple[bytes, Receipt | None]:
+    def handle(self, content: messages.Buffer) -> tuple[bytes, Receipt | None]:
         """Return the signed answer to a message, and the receipt to mark as sent afterwards."""
         says: Mapping[str, Any] = {}
 
@@ -170,7 +174,9 @@ class Node:
             return self._task(letter)
         if letter.kind == "evicted":
             return self._evicted(letter), None
-        text = f"message: unknown kind {letter.kind[:40]!r}; accepted: propose, enrol, begin, task, evicted"
+        if letter.kind == "ended":
+            return self._ended(letter), None
+        text = f"message: unknown kind {letter.kind[:40]!r}; accepted: propose, enrol, begin, task, evicted, ended"
         raise RefusalError(RefusalCode.MESSAGE, text)
 
     def _check_open(self, letter: Message) -> None:
@@ -421,7 +427,6 @@ class Node:
             write_atomically(path, agreed.encode())
         self._own[run] = (agreed, own)
         self._approve(run, own)
-        self.members = len(roster)
         spare = own.config.privacy.retries
         self.log.note("began", run=run, client=client, members=len(roster), retries=spare, **self.balance())
         if not begun:
@@ -491,6 +496,8 @@ class Node:
         if run in self._by_person:
             self._check_standing(run)
         stage = own.schedule.stages[own.stage_table.of[number]]
+        # A coordinator saves a round before it asks for the next one: it will not ask for earlier answers again.
+        self.ledger.acknowledge(run, number)
         attempt = self._attempt(run, number)
         if attempt == 0:
             with refusing(RefusalCode.TASK):
@@ -519,6 +526,31 @@ class Node:
         self.log.note("evicted", run=run, reason=_EVICTED, **self.balance())
         self.say(f"{self.name}: {_EVICTED}")
         return self._signed(Message("ready", {"run": run, "head": self.ledger.head}))
+
+    def _ended(self, letter: Message) -> bytes:
+        """The coordinator has ended the run: nothing of it is asked for again."""
+        with refusing(RefusalCode.MESSAGE):
+            run, _, rounds = want(letter, "run", "head", "rounds")
+            if type(rounds) is not int or not 0 <= rounds < 1 << 31:
+                raise HushError(f"ended: {rounds!r:.20} rounds")
+        self.agreed(run)
+        self.ledger.acknowledge(run)
+        balance = self.balance()
+        self.log.note("ended", run=run, rounds=rounds, **balance)
+        self.say(f"{self.name}: run {run[:8]} has ended after {rounds} rounds; {_spending(balance)}")
+        return self._signed(Message("ready", {"run": run, "head": self.ledger.head}))
+
+    def sent(self, receipt: Receipt, taken: bool) -> None:
+        """Log and say that an answer was sent, and what was spent so far; `taken`: the coordinator waited for it."""
+        balance = self.balance()
+        event = "sent" if taken else "late"
+        self.log.note(event, run=receipt.run, round=receipt.round, seconds=round(self.seconds, 4), **balance)
+        if receipt.round == ENROLMENT:
+            what = "enrolment"
+        else:
+            what = f"round {receipt.round} of {len(self.agreed(receipt.run).participants)}, {self.seconds:.1f} s"
+        late = "" if taken else "too late: the round was closed; "
+        self.say(f"{self.name}: run {receipt.run[:8]}, {what}: {late}{_spending(balance)}")
 
     def _released(
         self, run: str, number: int, costs: tuple[Cost, ...], attempt: int, make: Callable[[Receipt], bytes]
@@ -629,4 +661,4 @@ class Node:
         return self._runs / f"{run}.json"
 
     def _signed(self, letter: Message) -> bytes:
-        return keys.signed(self._key, messages.encode(letter))
+        return keys.signed(self._key, *messages.pieces(letter))

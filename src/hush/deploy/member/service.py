@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from hush.privacy.ledger.fingerprints import Rows
 from hush.privacy.weak_guarantees import warnings_of
 from hush.types import HushError
 
-_RATE = 25.0
 _COPIED = "another process tried to use this key and was refused; was the kit copied?"
 
 
@@ -111,7 +109,7 @@ def report(kit: Kit, line: Any) -> int:
 
 def serve(node: Node, line: Any, going: Callable[[], bool] = lambda: True, share: CpuShare | None = None) -> None:
     """Answer messages, one at a time, as long as `going` returns true, within a share of the machine."""
-    idle, share = time.monotonic(), share or CpuShare(1.0)
+    share = share or CpuShare(1.0)
     while going():
         try:
             parcel = line.poll(node.policy.message_cap)
@@ -121,23 +119,20 @@ def serve(node: Node, line: Any, going: Callable[[], bool] = lambda: True, share
             node.log.note("refused", reason=str(error))
             continue
         if parcel is None:
-            # Poll often during a run and rarely otherwise; all members together at most a fixed number of times per
-            # second.
-            time.sleep(min(1.0, max(0.08, node.members / _RATE) + 0.02 * (time.monotonic() - idle)))
             continue
         payload, receipt = node.handle(parcel.payload)
         try:
-            line.reply(parcel, payload)
+            taken = line.reply(parcel, payload)
         except HushError as error:
             # The answer stays sealed: a repeated request gets the same bytes.
             node.log.note("not sent", reason=str(error))
+            node.say(f"{node.name}: an answer was not sent: {error}")
         else:
             if receipt is not None:
+                # An answer that came too late may still have left this machine.
                 node.ledger.sent(receipt)
-                spent = {"seconds": round(node.seconds, 4), **node.balance()}
-                node.log.note("sent", run=receipt.run, round=receipt.round, **spent)
+                node.sent(receipt, taken)
         share.pause()
-        idle = time.monotonic()
 
 
 def _stopped(*_: object) -> None:

@@ -6,9 +6,11 @@ is decoded. Then all values must be finite, and the plan must have noise for eve
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from hush.deploy.shared.extras import EXTRAS, unpacked
 from hush.deploy.shared.run_spec import MemberSpec, width_of
@@ -53,9 +55,11 @@ def checked(own: MemberSpec, letter: Message, number: int, bounds: Limits) -> Ta
     layout, tensors = own.model.layout, dict(letter.tensors)
     given = tensors.pop(_MODELS)
     extras = unpacked({name.removeprefix(EXTRAS): tensor for name, tensor in tensors.items()})
-    if not all(bool(torch.isfinite(tensor).all()) for tensor in letter.tensors.values()):
+    # One pass without a copy; a value that is not finite shows in the extremes.
+    extremes = {name: _extremes(tensor) for name, tensor in letter.tensors.items()}
+    if not all(map(math.isfinite, extremes.values())):
         raise HushError("task: it contains values that are not finite")
-    if float(given.abs().max()) > LARGEST_WEIGHT:
+    if extremes[_MODELS] > LARGEST_WEIGHT:
         raise HushError(f"task: a model with weights above {LARGEST_WEIGHT:g}")
     stage = own.schedule.stages[own.stage_table.of[number]]
     # A member would release a sum without noise if its plan had no noise for it.
@@ -74,3 +78,11 @@ def checked(own: MemberSpec, letter: Message, number: int, bounds: Limits) -> Ta
         answer=own.recipe.project.answer(layout, extras),
         extras=extras,
     )
+
+
+def _extremes(tensor: Tensor) -> float:
+    """The largest absolute value, or one that is not finite if there is any."""
+    if not tensor.numel():
+        return 0.0
+    low, high = torch.aminmax(tensor)
+    return max(abs(float(low)), abs(float(high)), key=lambda value: math.inf if math.isnan(value) else value)

@@ -2,40 +2,38 @@
 
 Flower's control and runtime interfaces (register a node, start a run, take a task) share a port with the nodes and
 require no password. The gateway requires the coordinator's secret for them. It rejects requests without a declared
-size, with chunked bodies, or with duplicate headers. The coordinator of each run sets the maximum size of an answer: a
-node can send neither a larger request nor more than a few such answers per round. Every run has its own limit. The
-gateway also reports unlisted keys and keys in use as different errors, which Flower does not. And it binds a key to one
-process: a copy of a member's kit is refused while the first process is active, and both are notified.
+size, with chunked bodies, or with duplicate headers. Messages do not pass Flower but the gateway's own mailbox
+(`hush.deploy.transport.mailbox`): of Flower's interface, nodes reach only what registers them and keeps them
+online. The coordinator of each run sets the maximum size of an answer; every run has its own limit. The gateway also
+reports unlisted keys and keys in use as different errors, which Flower does not. And it binds a key to one process: a
+copy of a member's kit is refused while the first process is active, and both are notified.
 """
 
 from __future__ import annotations
 
 import hmac
+import json
 import time
 from base64 import b64encode
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from hush.deploy.transport import mailbox
+from hush.deploy.transport.mailbox import Mailbox, Reply, read_body, replier
+from hush.types import HushError
 
 SECRET_HEADER = "hush-coordinator"
 LIMIT_PATH, LIMIT_HEADER, RUN_HEADER, SECONDS_HEADER = "/hush/limit", "hush-limit", "hush-run", "hush-seconds"
 INSTANCE_HEADER, COPIED_HEADER = "hush-instance", "hush-copied"
 UNLISTED, COPIED = b"this key is not listed", b"another process uses this key"
-REQUEST_CAP = 8 << 20
+NOT_ACTIVE = b"this node is not active"
+REQUEST_CAP = 1 << 16  # bytes of a node's request to Flower: a public key and some numbers
 SILENCE = 4.0  # seconds after which a process is considered dead: a live one sends a request every second
-_FRAME = 1 << 16
 _AGAIN = 60.0
-_ANSWERS = 4
 _KEY_HEADER = b"flwr-public-key"
-_NODE_PATHS = frozenset(
-    f"/v1/fleet/{name}"
-    for name in (
-        "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages", "push-object",
-        "pull-object", "confirm-message-received",
-    )
-)  # fmt: skip
-_UPLOAD, _LEAVE = "/v1/fleet/push-object", "/v1/fleet/deactivate-node"
+_JOIN, _LEAVE = "/v1/fleet/activate-node", "/v1/fleet/deactivate-node"
+_FLOWER_PATHS = frozenset({_JOIN, _LEAVE, "/v1/fleet/send-node-heartbeat"})
+_NODE_PATHS = _FLOWER_PATHS | {mailbox.NEXT_PATH, mailbox.ANSWER_PATH}
 
 
 class Listed:
@@ -99,114 +97,130 @@ class Instances:
         return found
 
 
-@dataclass
-class _Allowance:
-    """What the members of one run may send until its coordinator calls again: each a few answers of `size` bytes."""
-
-    size: int
-    ends: float
-    sent: dict[bytes, int] = field(default_factory=lambda: defaultdict(int))
-
-    def room(self, key: bytes, size: int) -> bool:
-        """Whether a node may still send a request of this size."""
-        return self.sent[key] + size <= _ANSWERS * self.size
-
-
 class Gateway:
-    """The ASGI middleware that every request passes before it reaches Flower.
+    """The ASGI middleware that every request passes before it reaches Flower or the mailbox.
 
-    `genuine` checks that the headers of a node's request are signed with its key; without it, all are accepted as
-    signed.
+    `genuine` checks that the headers of a node's request are signed with its key, and when; without it, all are
+    accepted as signed.
     """
 
     def __init__(
         self, app: Callable[..., Awaitable[None]], secret: str, cap: int = REQUEST_CAP, listed: Listed | None = None,
         instances: Instances | None = None, genuine: Callable[[Mapping[bytes, bytes]], bool] = lambda headers: True,
+        post: Mailbox | None = None,
     ) -> None:  # fmt: skip
         self._app, self._listed, self._genuine = app, listed, genuine
-        self._secret = secret.encode()
-        self._most = cap
+        self._secret, self._most = secret.encode(), cap
         self._instances = instances or Instances()
-        self._runs: dict[bytes, _Allowance] = {}
-        self._between = _Allowance(cap, float("inf"))
+        self._post = post or Mailbox()
+        self._active: set[bytes] = set()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Reject by path, secret, declared size and process; forward the rest."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        headers, path = dict(scope["headers"]), scope["path"]
+        headers, path, reply = dict(scope["headers"]), scope["path"], replier(send)
         if len(headers) != len(scope["headers"]):
             # With duplicate keys, the gateway would read the last and Flower the first: one member could impersonate
             # another.
-            return await _answer(send, 400, b"a header is there twice")
+            return await reply(400, [b"a header is there twice"], {})
         if b"transfer-encoding" in headers:
             # A chunked body would override the declared size.
-            return await _answer(send, 411, b"a request must announce its size")
+            return await reply(411, [b"a request must announce its size"], {})
         of_node = path in _NODE_PATHS
         if not of_node and not hmac.compare_digest(headers.get(SECRET_HEADER.encode(), b""), self._secret):
-            return await _answer(send, 403, b"not for nodes")
+            return await reply(403, [b"not for nodes"], {})
         size = headers.get(b"content-length", b"")
         if scope["method"] == "POST" and not size.isdigit():
-            return await _answer(send, 411, b"a request must announce its size")
+            return await reply(411, [b"a request must announce its size"], {})
+        if of_node:
+            return await self._node(headers, path, int(size or b"0"), scope, receive, send)
+        if path in (LIMIT_PATH, mailbox.SEND_PATH, mailbox.COLLECT_PATH):
+            return await self._coordinator(headers, path, int(size or b"0"), receive, reply)
+        return await self._app(scope, receive, send)
+
+    async def _coordinator(
+        self, headers: Mapping[bytes, bytes], path: str, size: int, receive: Any, reply: Reply
+    ) -> None:
+        """Set the limit of a run, take its messages, or give their answers."""
+        run = headers.get(RUN_HEADER.encode(), b"")
+        wanted, seconds = headers.get(LIMIT_HEADER.encode(), b""), headers.get(SECONDS_HEADER.encode(), b"")
         if path == LIMIT_PATH:
-            return await self._limit(headers, send)
-        if not of_node:
-            return await self._app(scope, receive, send)
-        return await self._node(headers, path, int(size or b"0"), scope, receive, send)
-
-    async def _limit(self, headers: Mapping[bytes, bytes], send: Any) -> None:
-        """Set the maximum size of answers to a run; 0 ends the run."""
-        wanted, run = headers.get(LIMIT_HEADER.encode(), b""), headers.get(RUN_HEADER.encode(), b"")
-        seconds = headers.get(SECONDS_HEADER.encode(), b"")
-        if not wanted.isdigit() or not run or not seconds.isdigit():
-            return await _answer(send, 400, b"a limit is a number of bytes, of a run, for some seconds")
-        now = time.monotonic()
-        # The limit of a coordinator that died is never revoked, so it expires.
-        self._runs = {name: each for name, each in self._runs.items() if each.ends > now and name != run}
-        if int(wanted):
-            self._runs[run] = _Allowance(int(wanted) + _FRAME, now + int(seconds))
-            self._between = _Allowance(self._most, float("inf"))
-        return await _answer(send, 200, b"")
-
-    def _allowances(self, size: int) -> list[_Allowance]:
-        """The runs that allow answers of this size, the smallest limit first; one shared allowance between runs."""
-        now = time.monotonic()
-        runs = [each for each in self._runs.values() if each.ends > now] or [self._between]
-        return sorted((each for each in runs if size <= each.size), key=lambda each: each.size)
+            if not wanted.isdigit() or not run or not seconds.isdigit():
+                return await reply(400, [b"a limit is a number of bytes, of a run, for some seconds"], {})
+            # The limit of a coordinator that died is never revoked, so it expires.
+            self._post.limit(run, int(wanted), int(seconds))
+            return await reply(200, [], {})
+        body = await read_body(receive, size)
+        try:
+            if path == mailbox.SEND_PATH:
+                return await self._post.send(run, body, reply)
+            asked = json.loads(b"".join(body))
+            names, wait = [str(name) for name in asked["names"]], float(asked["wait"])
+        except (HushError, ValueError, TypeError, KeyError, AttributeError):
+            return await reply(400, [b"malformed"], {})
+        return await self._post.collect(run, names, wait, _gone(receive), reply)
 
     async def _node(self, headers: Mapping[bytes, bytes], path: str, size: int, *rest: Any) -> None:
-        """Handle a member's request. Its bytes are counted, so that no member fills the memory."""
+        """Handle a member's request."""
         scope, receive, send = rest
+        reply = replier(send)
         key, instance = headers.get(_KEY_HEADER, b""), headers.get(INSTANCE_HEADER.encode(), b"")
         if self._listed and (fault := self._listed.fault(key)):
-            return await _answer(send, *fault)
-        fitting = self._allowances(size) if size <= self._most else []
-        if not fitting:
-            return await _answer(send, 413, b"larger than this federation allows")
-        allowance = next((each for each in fitting if each.room(key, size)), None)
-        if path == _UPLOAD and allowance is None:
-            return await _answer(send, 413, b"more than this federation allows in a round")
-        if self._instances.taken(key, instance) and self._genuine(headers):
+            return await reply(fault[0], [fault[1]], {})
+        flower = path in _FLOWER_PATHS
+        if path != mailbox.ANSWER_PATH and size > self._most:
+            return await reply(413, [b"larger than this federation allows"], {})
+        if not flower and not self._genuine(headers):
+            return await reply(401, [b"not signed by this key, or not now"], {})
+        if self._instances.taken(key, instance) and (not flower or self._genuine(headers)):
             self._instances.refuse(key)
-            return await _answer(send, 409, COPIED)
+            return await reply(409, [COPIED], {})
 
         async def noted(event: Any) -> None:
-            # Only requests that Flower accepted count: Flower rejects those that name another node's key.
+            # Only requests that were accepted count: Flower rejects those that name another node's key.
             if event["type"] == "http.response.start" and event["status"] < 300:
-                if allowance is not None and path == _UPLOAD:
-                    allowance.sent[key] += size
                 if path == _LEAVE:
                     self._instances.release(key)
+                    self._active.discard(key)
                 else:
                     self._instances.hold(key, instance)
+                    self._active |= {key} if path == _JOIN else set()
                 if self._instances.must_notify(key):
                     event = {**event, "headers": [*event["headers"], (COPIED_HEADER.encode(), b"1")]}
             await send(event)
 
-        return await self._app(scope, receive, noted)
+        if flower:
+            return await self._app(scope, receive, noted)
+        if key not in self._active:
+            # As after a restart of the SuperLink: the member registers again, so that the coordinator sees it online.
+            return await reply(410, [NOT_ACTIVE], {})
+        return await self._letters(headers, path, size, key, receive, noted)
+
+    async def _letters(
+        self, headers: Mapping[bytes, bytes], path: str, size: int, key: bytes, receive: Any, send: Any
+    ) -> None:
+        """Give a member its next message, or take its answer to one."""
+        words = {
+            name: headers.get(name.encode(), b"").decode("ascii", "replace")
+            for name in (mailbox.LETTER_HEADER, mailbox.DONE_HEADER, mailbox.WAIT_HEADER)
+        }
+        if path == mailbox.ANSWER_PATH:
+            letter = words[mailbox.LETTER_HEADER]
+            return await self._post.answer(key, letter, size, lambda: read_body(receive, size), replier(send))
+        await read_body(receive, size)
+        wait = words[mailbox.WAIT_HEADER]
+        self._instances.hold(key, headers.get(INSTANCE_HEADER.encode(), b""))
+        milliseconds = int(wait) if wait.isdigit() and len(wait) < 8 else 0
+        done = words[mailbox.DONE_HEADER]
+        return await self._post.next(key, done, 0.001 * milliseconds, _gone(receive), replier(send))
 
 
-async def _answer(send: Any, status: int, words: bytes) -> None:
-    headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": words})
+def _gone(receive: Any) -> Callable[[], Awaitable[None]]:
+    """A coroutine that ends when the connection of a request, whose body was read, does."""
+
+    async def wait() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            continue
+
+    return wait

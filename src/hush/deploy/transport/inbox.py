@@ -1,18 +1,11 @@
-"""The inbox: incoming messages, fetched in pieces, up to a maximum size."""
+"""The inbox: incoming messages, read up to a maximum size, and the nodes that they come from."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from hush.text import printable
 from hush.types import HushError
-
-_OVERHEAD = 1 << 16
-_PATIENCE = 20.0
-_SMALLEST_PART = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -27,46 +20,25 @@ class Peer:
 
 @dataclass(frozen=True)
 class InboxMessage:
-    """A message to this node."""
+    """A message to this node, and its name in the mailbox."""
 
-    payload: bytes
-    message: Any
+    payload: bytes | bytearray
+    name: str
 
 
-class PartialMessage:
-    """An incoming message, some pieces of which may not have arrived yet.
+def read_message(announced: str | None, pieces: Iterable[bytes], cap: int) -> bytearray:
+    """Return a message of at most `cap` bytes, or raise a `HushError` before more than that are in memory.
 
-    Args:
-        proto: The envelope.
-        names: The identifiers of the pieces.
-        cap: The maximum total size in bytes.
-        unpack: Assembles the payload from all pieces.
+    `announced` is the size that the sender declared, if it did.
     """
-
-    def __init__(self, proto: Any, names: Sequence[str], cap: int, unpack: Callable[[dict[str, bytes]], bytes]) -> None:
-        self.proto, self._cap, self._unpack = proto, cap, unpack
-        self._missing = list(names)
-        self._contents: dict[str, bytes] = {}
-        self._deadline = time.monotonic() + _PATIENCE
-
-    def fetch(self, pull: Callable[[str], Any]) -> bytes | None:
-        """Return the payload, or None while pieces are missing."""
-        if len(self._missing) > 8 + self._cap // _SMALLEST_PART:
-            raise HushError(f"a message of {len(self._missing)} parts")
-        while self._missing:
-            found = pull(self._missing[0])
-            if not found.object_available:
-                if not found.object_found or time.monotonic() > self._deadline:
-                    raise HushError("a message with missing parts")
-                return None
-            self._contents[self._missing.pop(0)] = found.object_content
-            self._deadline = time.monotonic() + _PATIENCE
-            if sum(map(len, self._contents.values())) > self._cap + _OVERHEAD:
-                raise HushError(f"a message of more than {self._cap} bytes")
-        try:
-            payload = self._unpack(self._contents)
-        except Exception as error:  # a malformed message can raise anything
-            raise HushError(f"a message that cannot be unpacked: {printable(repr(error), 200)}") from None
-        if len(payload) > self._cap:
-            raise HushError(f"a message of more than {self._cap} bytes")
-        return payload
+    if announced is None or not announced.isdigit() or int(announced) > cap:
+        raise HushError(f"a message of more than {cap} bytes, or of unknown size")
+    content, at = bytearray(int(announced)), 0
+    for piece in pieces:
+        if at + len(piece) > len(content):
+            raise HushError(f"a message of more than the {len(content)} bytes that were announced")
+        content[at : at + len(piece)] = piece
+        at += len(piece)
+    if at < len(content):
+        raise HushError(f"a message of {at} bytes where {len(content)} were announced")
+    return content

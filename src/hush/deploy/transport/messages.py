@@ -2,6 +2,7 @@
 
 The header of a safetensors file declares the size of every tensor. `decode` compares it with what is expected, and with
 the number of bytes received, before any tensor is decoded, so an invalid message costs no more than its own bytes.
+Tensors are written from where they are in memory and read into new ones: one copy on either side.
 """
 
 from __future__ import annotations
@@ -9,21 +10,22 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
-from safetensors.torch import load, save
+import torch
 from torch import Tensor
 
 from hush.text import printable
 from hush.types import HushError
 
-_DTYPES = {"F32": 4, "F64": 8, "I64": 8}
+_DTYPES = {"F16": (torch.float16, 2), "F32": (torch.float32, 4), "F64": (torch.float64, 8), "I64": (torch.int64, 8)}
 _HEADER_CAP = 1 << 20
 _WORDS = "hush"
 ROOM = 1 << 16
 
+Buffer: TypeAlias = bytes | bytearray | memoryview
 Spec = Mapping[str, tuple[str, tuple[int, ...]]]
 # Called with the kind, the fields, and the types and shapes in the header; raises an error to reject a message.
 Accepts = Callable[[str, Mapping[str, Any], Spec], None]
@@ -40,11 +42,54 @@ class Message:
 
 def encode(letter: Message) -> bytes:
     """Encode a message; equal messages give equal bytes."""
-    words = json.dumps({"kind": letter.kind, **letter.says}, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return save({name: tensor.contiguous() for name, tensor in letter.tensors.items()}, {_WORDS: words})
+    return b"".join(pieces(letter))
 
 
-def decode(content: bytes, cap: int, expected: Spec | Accepts | None = None) -> Message:
+def pieces(letter: Message) -> list[Buffer]:
+    """Return an encoded message in pieces: the header, and the memory of each tensor."""
+    tensors, buffers = _laid_out(letter.tensors)
+    return [_head(letter, tensors), *buffers]
+
+
+def _laid_out(named: Mapping[str, Tensor]) -> tuple[dict[str, Any], list[Buffer]]:
+    """Return the header's entries for tensors, and their memory in this order: wide numbers first, to be aligned."""
+    entries: dict[str, Any] = {}
+    buffers: list[Buffer] = []
+    place = 0
+    for name in sorted(named, key=lambda name: (-named[name].element_size(), name)):
+        tensor = named[name].detach().contiguous()
+        dtype = next((dtype for dtype, (kind, _) in _DTYPES.items() if kind == tensor.dtype), None)
+        if dtype is None:
+            raise HushError(f"{name}: tensors of {tensor.dtype} cannot be sent; accepted: {', '.join(_DTYPES)}")
+        end = place + tensor.numel() * tensor.element_size()
+        entries[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [place, end]}
+        buffers.append(tensor.flatten().numpy().data.cast("B") if tensor.numel() else b"")
+        place = end
+    return entries, buffers
+
+
+def _head(letter: Message, entries: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> bytes:
+    says = {"kind": letter.kind, **letter.says, **(more or {})}
+    words = json.dumps(says, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = json.dumps({"__metadata__": {_WORDS: words}, **entries}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+class Parcel(NamedTuple):
+    """An encoded message in two parts: its header, and its numbers, which several messages can share."""
+
+    head: bytes
+    body: Sequence[Buffer] = ()
+
+
+def parcels(letter: Message, each: Mapping[str, Mapping[str, Any]]) -> dict[str, Parcel]:
+    """Encode a message for several receivers, with more fields for each of them; they share the numbers."""
+    entries, body = _laid_out(letter.tensors)
+    return {name: Parcel(_head(letter, entries, more), body) for name, more in each.items()}
+
+
+def decode(content: Buffer, cap: int, expected: Spec | Accepts | None = None) -> Message:
     """Decode a message, or raise a `HushError` that says briefly what is wrong with it.
 
     `expected` lists the tensors that must be present, with types and shapes, or is a function that raises an error for
@@ -63,13 +108,20 @@ def decode(content: bytes, cap: int, expected: Spec | Accepts | None = None) -> 
         raise HushError("it does not state its type")
     if callable(expected):
         expected(kind, says, {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()})
-    try:
-        return Message(kind, says, load(content))
-    except Exception as error:  # The errors of safetensors are identified by module; none of them may terminate a run
-        raise HushError(f"not safetensors: {printable(error)}") from None
+    return Message(kind, says, {name: _tensor(content, start, entry) for name, entry in header.items()})
 
 
-def kind_of(content: bytes) -> str:
+def _tensor(content: Buffer, start: int, entry: Mapping[str, Any]) -> Tensor:
+    """Return the tensor of a header's entry, which was checked."""
+    dtype, shape = _DTYPES[entry["dtype"]][0], entry["shape"]
+    found = torch.empty(shape, dtype=dtype)
+    if found.numel():
+        first, end = entry["data_offsets"]
+        found.view(-1).numpy().data.cast("B")[:] = memoryview(content)[start + first : start + end]
+    return found
+
+
+def kind_of(content: Buffer) -> str:
     """Return the kind of a message, from its header alone."""
     words = _header(content)[0].get("__metadata__")
     text = words.get(_WORDS) if isinstance(words, dict) else None
@@ -78,7 +130,10 @@ def kind_of(content: bytes) -> str:
 
 def digest(letter: Message) -> str:
     """Return a digest of the complete message."""
-    return hashlib.sha256(encode(letter)).hexdigest()
+    found = hashlib.sha256()
+    for piece in pieces(letter):
+        found.update(piece)
+    return found.hexdigest()
 
 
 def name_of(tensor: Tensor) -> str:
@@ -94,16 +149,16 @@ def want(letter: Message, *names: str) -> list[Any]:
     return [letter.says[name] for name in names]
 
 
-def _header(content: bytes) -> tuple[dict[str, Any], int]:
+def _header(content: Buffer) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(content[:8], "little")
     if len(content) < 8 or length > min(len(content) - 8, _HEADER_CAP):
         raise HushError("its header is longer than the message")
-    return _object(content[8 : 8 + length]), 8 + length
+    return _object(bytes(content[8 : 8 + length])), 8 + length
 
 
-def _object(text: bytes | str) -> dict[str, Any]:
+def _object(text: Buffer | str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = json.loads(text if isinstance(text, str) else bytes(text))
     except (ValueError, RecursionError):
         raise HushError("its header is not JSON") from None
     if not isinstance(found, dict):
@@ -125,7 +180,7 @@ def _check(header: Mapping[str, Any], size: int, expected: Spec | None) -> None:
         if expected is not None and (entry["dtype"], tuple(shape)) != expected[name]:
             dtype, wanted = expected[name]
             raise HushError(f"{printable(name, 40)} is {entry['dtype']} {shape[:8]}, not {dtype} {list(wanted)}")
-        if offsets[1] - offsets[0] != _DTYPES[entry["dtype"]] * math.prod(shape):
+        if offsets[1] - offsets[0] != _DTYPES[entry["dtype"]][1] * math.prod(shape):
             raise HushError("its header and its sizes disagree")
         ends.append((offsets[0], offsets[1]))
     place = 0

@@ -10,7 +10,8 @@ from typing import TypeVar
 
 import httpx
 
-from hush.deploy.transport.gateway import COPIED, SILENCE, UNLISTED
+from hush.deploy.transport.gateway import COPIED, NOT_ACTIVE, SILENCE, UNLISTED
+from hush.deploy.transport.mailbox import UNKNOWN_RUN
 from hush.text import printable
 from hush.types import HushError
 
@@ -66,6 +67,8 @@ def _refused(status: int, content: bytes) -> tuple[str, float] | None:
             f"in use: {COPIED.decode()}, for example because a kit was copied; the first process stays connected",
             SILENCE + 2.0,
         )
+    if content in (NOT_ACTIVE, UNKNOWN_RUN):
+        return "the SuperLink was restarted", 0.0
     if status == _IN_USE:
         # Flower takes a node for online until it has missed two heartbeats.
         return "in use by another process, or by one that stopped less than 25 seconds ago", 25.0

@@ -22,7 +22,9 @@ Guarantees:
 
 Edge cases:
     - While another process has the ledger open, no charge is forfeited on opening: it may be in training there.
-    - The bytes of the charge that was sent last are kept (`sealed`), for a server that lost them and asks again.
+    - The bytes that were sent last in each run are kept (`sealed`), for a server that lost them and asks again, until
+      it acknowledges them (`acknowledge`); of the runs in which it never does, those of the latest few.
+    - Large sealed bytes are in files beside the ledger (`hush.privacy.ledger.payloads`), and belong to it.
     - SQLite's log (`-wal`) belongs to the ledger as long as it exists. Keep ledgers on a local disk.
 """
 
@@ -47,6 +49,7 @@ from hush.privacy.ledger import (
     errors,
     files,
     fingerprints,
+    payloads,
     schema,
     terms,
     witness,
@@ -63,6 +66,7 @@ from hush.types import Accountant, HushError, Policy, Receipt
 Failpoint: TypeAlias = Callable[[str], None]  # called with the name of each point of the protocol, for fault injection
 
 _SYNCHRONOUS = "FULL"
+_RUNS_KEPT = 8
 _WAIT = 5.0
 _UNKNOWN = (
     "not known on this machine: the witness in {} has no record of it. If it was moved here and is the latest "
@@ -89,6 +93,7 @@ class Ledger(Account):
         super().__init__(held)
         self._db = db
         self._where = where
+        self._file = None if keeper is None else Path(where)
         self._anchor = keeper
         self._witness = seen_by
         self._key = key
@@ -143,7 +148,7 @@ class Ledger(Account):
             db, keeper, known = _attached(path, wait, opened)
             _upgrade(db)
             key = here.key()
-            _, held, vouched = _load(db, known, here, key)
+            _, held, vouched = _load(path, db, known, here, key)
             if vouched:
                 raise HushError("already registered on this machine; nothing to adopt")
             here.check_place(path, held.name)
@@ -181,7 +186,7 @@ class Ledger(Account):
         with contextlib.ExitStack() as opened, _translated(path):
             db, keeper, known = _attached(path, wait, opened)
             key = here.find_key()
-            _, held, vouched = _load(db, known, here, key)
+            _, held, vouched = _load(path, db, known, here, key)
             if not vouched:
                 raise HushError(_UNKNOWN.format(here.directory, path))
             if here.check_place(path, held.name) is None:
@@ -234,17 +239,41 @@ class Ledger(Account):
             charge = self._book.of(receipt.head)
             if charge.state not in (READY, SENT) or charge.sha256 != digest:
                 self._follow(charge, READY, digest)
-                self._db.execute("INSERT INTO payloads VALUES (?,?)", (charge.row.seq, payload))
+                payloads.store(self._db, self._file, charge.row.seq, payload)
+                if self._failpoint is not None:
+                    self._failpoint("seal stored")
 
     def sent(self, receipt: Receipt) -> None:
         """Record that the sealed bytes were sent."""
         with self._writing("sent"):
-            charge = self._book.of(receipt.head)
+            charge, over = self._book.of(receipt.head), set[int]()
             if charge.state != SENT:
-                for (seq,) in self._db.execute("SELECT seq FROM payloads").fetchall():
-                    if self._book.charges[seq].state == SENT:
-                        self._db.execute("DELETE FROM payloads WHERE seq=?", (seq,))
+                latest: dict[str, int] = {charge.row.run: charge.row.seq}
+                for seq, row in sorted(self._kept().items(), reverse=True):
+                    if len(latest) < _RUNS_KEPT:
+                        latest.setdefault(row.run, seq)
+                over = set(self._kept()) - set(latest.values())
+                payloads.drop(self._db, over)
                 self._follow(charge, SENT)
+        payloads.remove(self._file, over)
+
+    def acknowledge(self, run: str, before: int | None = None) -> None:
+        """Delete the bytes that were sent in rounds of a run before this one: the server has what it needs of them.
+
+        Asked for such a round again, the client has nothing to send. Nothing else changes.
+        """
+        self._fresh()
+        over = {seq for seq, row in self._kept().items() if row.run == run and (before is None or row.round < before)}
+        if over:
+            with self._writing("acknowledge"):
+                payloads.drop(self._db, over)
+            payloads.remove(self._file, over)
+
+    def _kept(self) -> dict[int, Row]:
+        """The charges whose bytes were sent and are still stored."""
+        charges = self._book.charges
+        seqs = payloads.numbers(self._db, self._file)
+        return {seq: charges[seq].row for seq in seqs if seq in charges and charges[seq].state == SENT}
 
     def forfeit(self, receipt: Receipt) -> None:
         """Forfeit a charge: it remains spent, and nothing can be sealed for it any more."""
@@ -325,6 +354,8 @@ class Ledger(Account):
                 terms.check_tighter(wanted, self._book.terms)
                 if wanted.policy != stored.policy:
                     self._append(book.POLICY, detail=terms.write_policy(wanted.policy))
+        if alone:
+            payloads.remove(self._file, payloads.left_over(self._file, self._book.charges))
         if keeper is not None and alone:
             keeper.write(self._book.rows, self._book.hash)
             keeper.share()
@@ -414,8 +445,8 @@ class Ledger(Account):
 
     def _sealed(self, charge: Charge) -> tuple[Receipt, bytes] | None:
         with _translated(self._where):
-            found = self._db.execute("SELECT bytes FROM payloads WHERE seq=?", (charge.row.seq,)).fetchone()
-        return None if found is None else (self._receipt(charge), found[0])
+            found = payloads.find(self._db, self._file, charge.row.seq)
+        return None if found is None else (self._receipt(charge), found)
 
 
 def stated(client: int, round_number: int, serial: int, run: str, head: str) -> Receipt:
@@ -433,7 +464,7 @@ def examine(path: str | Path) -> tuple[list[Row], Book, bool]:
     """The same, and whether this machine's witness confirms it. A ledger that contradicts the witness is refused."""
     with _reading(Path(path)) as (db, known):
         here = witness.here(path)
-        return _load(db, known, here, here.find_key())
+        return _load(Path(path), db, known, here, here.find_key())
 
 
 def coverage(path: str | Path) -> Coverage:
@@ -441,7 +472,7 @@ def coverage(path: str | Path) -> Coverage:
     with _reading(Path(path)) as (db, known):
         here = witness.here(path)
         key = here.find_key()
-        _, held, vouched = _load(db, known, here, key)
+        _, held, vouched = _load(Path(path), db, known, here, key)
         if not vouched:
             raise HushError(_UNKNOWN.format(here.directory, path))
         return _coverage(db, held, key)
@@ -539,7 +570,7 @@ def _attached(
 
 
 def _load(
-    db: sqlite3.Connection, known: tuple[int, str] | None, here: Witness, key: Key | None
+    path: Path, db: sqlite3.Connection, known: tuple[int, str] | None, here: Witness, key: Key | None
 ) -> tuple[list[Row], Book, bool]:
     """Read and check a consistent snapshot of the file, and whether the witness knows it, by head and key."""
     ((kind,),) = db.execute(schema.KIND)
@@ -558,7 +589,7 @@ def _load(
         raise BrokenLedgerError("it has no entries")
     anchor.check(known, rows)
     here.check(seen, rows)
-    read.check_payloads(dict(db.execute("SELECT seq, bytes FROM payloads")))
+    read.check_payloads(payloads.stored(db, path, read.charges))
     read.check_covered({seq: (added, removed) for seq, added, removed in db.execute(schema.COVERED)})
     db.execute("COMMIT")
     return rows, read, vouched and seen is not None

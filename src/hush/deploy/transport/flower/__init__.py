@@ -1,11 +1,11 @@
 """Flower as transport. This is the only folder that imports flwr; both ends exchange bytes through it, and nothing
 else.
 
-A SuperLink carries the messages, with Flower's TLS, node authentication, heartbeats and storage. There are three
-differences from Flower's own programs, for the reasons in ADR 0008. A node never runs code that a server sends:
-`NodeClient` implements the SuperNode's protocol and passes the bytes to the installed code. The coordinator acts as the
-run's ServerApp (`CoordinatorClient`), so it needs no second process and no fixed delays. And a gateway protects the
-SuperLink (`hush.deploy.transport.gateway`).
+A SuperLink registers the nodes, with Flower's TLS, node authentication and heartbeats. There are three differences from
+Flower's own programs, for the reasons in ADR 0008 and 0028. A node never runs code that a server sends: `NodeClient`
+implements the SuperNode's protocol and passes the bytes to the installed code. The coordinator acts as the run's
+ServerApp (`CoordinatorClient`), so it needs no second process and no fixed delays. And a gateway protects the SuperLink
+(`hush.deploy.transport.gateway`) and carries the messages (`hush.deploy.transport.mailbox`).
 """
 
 from __future__ import annotations

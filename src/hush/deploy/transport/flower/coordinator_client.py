@@ -1,43 +1,43 @@
-"""The coordinator's Flower client: it registers nodes, starts a run, sends messages and collects replies."""
+"""The coordinator's Flower client: it registers nodes and starts a run; messages and replies pass the mailbox."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import math
 import ssl
+import sys
 import threading
 import time
+import uuid
 import warnings
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
-from flwr.app import Metadata
-from flwr.app.message import make_message
 from flwr.cli.build import build_fab_from_files
-from flwr.proto import control_pb2, message_pb2, runtime_pb2
+from flwr.proto import control_pb2, runtime_pb2
 from flwr.proto.fab_pb2 import Fab
-from flwr.proto.node_pb2 import Node
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 from flwr.supercore.interceptors.http.utils import add_headers
 from flwr.supercore.runtime import RuntimeHttpClient
 
-from hush.deploy.transport.flower.packing import packed, partial_message, push, record
+from hush.deploy.transport import mailbox
 from hush.deploy.transport.gateway import LIMIT_HEADER, LIMIT_PATH, RUN_HEADER, SECONDS_HEADER, SECRET_HEADER
-from hush.deploy.transport.inbox import PartialMessage, Peer
+from hush.deploy.transport.inbox import Peer, read_message
+from hush.deploy.transport.messages import Buffer, Parcel
 from hush.deploy.transport.retry import ForgottenError, RefusedError, called, trusting
-from hush.text import printable
 from hush.types import HushError
 
 _HEARTBEAT = 10.0
 _FIRST = 5.0
-_AT_ONCE = 4
+_TIMEOUT = 60.0
 _FEDERATION_APP = b"""[project]
 name = "hush"
 version = "1.0.0"
@@ -75,12 +75,12 @@ class CoordinatorClient:
             self._control = ControlHttpClient.from_server_address(
                 address, False, ca, [RuntimeVersionHttpInterceptor(component_name="flwr"), _Secret(secret)]
             )
-            self._plain = httpx.Client(verify=ssl.create_default_context(cadata=ca.decode()))
+            self._plain = httpx.Client(
+                base_url=f"https://{address}", verify=ssl.create_default_context(cadata=ca.decode()), timeout=_TIMEOUT
+            )
         self._runtime: Any = None
-        self._node = Node(node_id=1)
         self._run = 0
-        self._incoming: list[PartialMessage] = []
-        self._workers = ThreadPoolExecutor(_AT_ONCE)
+        self._keys: dict[int, bytes] = {}
         self._stop = threading.Event()
 
     def register(self, key: bytes, name: str) -> int:
@@ -115,7 +115,6 @@ class CoordinatorClient:
     def _open(self) -> None:
         self._stop.set()
         self._finish("failed", "restarted")
-        self._incoming = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the level at which a library used by Flower logs
             fab, _ = build_fab_from_files({"pyproject.toml": _FEDERATION_APP, "app.py": b"none = None\n"})
@@ -153,70 +152,77 @@ class CoordinatorClient:
         self._call(lambda: self._allow(cap, seconds))
 
     def _allow(self, cap: int, seconds: float) -> None:
-        headers = {SECRET_HEADER: self._secret, LIMIT_HEADER: str(cap), RUN_HEADER: str(self._run)}
-        headers[SECONDS_HEADER] = str(math.ceil(seconds))
-        self._plain.post(f"https://{self._where}{LIMIT_PATH}", headers=headers).raise_for_status()
+        self._post(LIMIT_PATH, headers={LIMIT_HEADER: str(cap), SECONDS_HEADER: str(math.ceil(seconds))})
+
+    def _post(self, path: str, pieces: Sequence[Buffer] = (), headers: Mapping[str, str] | None = None) -> bytearray:
+        """Send a request of the coordinator of this run, and return the content of the response."""
+        size = sum(map(len, pieces))
+        named = {
+            SECRET_HEADER: self._secret,
+            RUN_HEADER: str(self._run),
+            "content-length": str(size),
+            **(headers or {}),
+        }
+        # Large pieces are sent from where they are.
+        content: Iterator[Any] = iter(pieces)
+        with self._plain.stream("POST", path, content=content, headers=named) as response:
+            if response.status_code >= 400:
+                response.read()
+                response.raise_for_status()
+            length = response.headers.get("content-length")
+            return read_message(length, response.iter_raw(), sys.maxsize)
 
     def online(self) -> list[Peer]:
         """The nodes that are online now."""
-        return _peers(self._call(lambda: self._runtime.GetNodes(runtime_pb2.GetNodesRequest())).nodes)
-
-    def send(self, letters: Mapping[int, bytes], ttl: float) -> dict[int, str]:
-        """Send bytes to nodes, valid for `ttl` seconds. Returns the message identifiers by node.
-
-        Nodes that cannot receive are omitted.
-        """
-        names = self._workers.map(lambda node: self._sent(node, letters[node], ttl), letters)
-        return {node: name for node, name in zip(letters, names, strict=True) if name}
-
-    def _sent(self, node: int, payload: bytes, ttl: float) -> str:
-        metadata = Metadata(
-            run_id=self._run, message_id="", src_node_id=self._node.node_id, dst_node_id=node,
-            reply_to_message_id="", group_id="hush", created_at=time.time(), ttl=ttl, message_type="train",
-        )  # fmt: skip
-        metadata.delivered_at = ""
-        proto, tree, objects = packed(make_message(metadata, record(payload)))
-        request = runtime_pb2.PushAppMessagesRequest(messages_list=[proto], message_object_trees=[tree])
-        answer = self._call(lambda: self._runtime.PushMessages(request))
-        if not answer.message_ids or not answer.message_ids[0]:
-            return ""
-        push(self._runtime, self._call, self._node, self._run, objects, answer)
-        return str(answer.message_ids[0])
-
-    def collect(self, names: Sequence[str], cap: int) -> list[tuple[str, bytes | HushError]]:
-        """Return the replies to these messages. Oversized or malformed replies are returned as errors."""
-        # Flower deletes a message once it is pulled, so messages in transit are not requested again.
-        known = {each.proto.metadata.reply_to_message_id for each in self._incoming}
-        if wanted := [name for name in names if name not in known]:
-            request = runtime_pb2.PullAppMessagesRequest(message_ids=wanted)
-            answer = self._call(lambda: self._runtime.PullMessages(request))
-            pairs = zip(answer.messages_list, answer.message_object_trees, strict=True)
-            self._incoming += [partial_message(proto, tree, cap) for proto, tree in pairs]
-        arrived = list(self._workers.map(self._fetched, self._incoming))
-        done = [(each, found) for each, found in zip(self._incoming, arrived, strict=True) if found is not None]
-        self._incoming = [each for each, found in zip(self._incoming, arrived, strict=True) if found is None]
-        return [(each.proto.metadata.reply_to_message_id, found) for each, found in done]
-
-    def _fetched(self, arrival: PartialMessage) -> bytes | HushError | None:
-        """Return the content of a message, its error, or None while it is in transit."""
-        found: bytes | HushError | None
-        try:
-            if arrival.proto.HasField("error"):
-                raise HushError(f"Flower reports: {printable(arrival.proto.error.reason, 200)}")
-            found = arrival.fetch(self._pull)
-        except HushError as error:
-            found = error
-        if found is not None:
-            confirm = message_pb2.ConfirmMessageReceivedRequest(
-                node=self._node, run_id=self._run, message_object_id=arrival.proto.metadata.message_id
-            )
-            self._call(partial(self._runtime.ConfirmMessageReceived, confirm))
+        found = _peers(self._call(lambda: self._runtime.GetNodes(runtime_pb2.GetNodesRequest())).nodes)
+        self._keys = {peer.node: peer.key for peer in found}
         return found
+
+    def send(self, letters: Mapping[int, Parcel], ttl: float) -> dict[int, str]:
+        """Send messages to nodes that are online, valid for `ttl` seconds. Returns the message names by node.
+
+        What several messages share is sent once.
+        """
+        names = {node: uuid.uuid4().hex for node in letters if node in self._keys}
+        batch: dict[int, Parcel] = {}
+        size, bodies = 0, set[int]()
+        for node in names:
+            body = letters[node].body
+            whole = len(letters[node].head) + sum(map(len, body))
+            more = len(letters[node].head) if id(body) in bodies else whole
+            if batch and size + more > mailbox.BATCH:
+                self._push(batch, names, ttl)
+                batch, size, bodies, more = {}, 0, set(), whole
+            batch[node] = letters[node]
+            size += more
+            bodies.add(id(body))
+        if batch:
+            self._push(batch, names, ttl)
+        return names
+
+    def _push(self, batch: Mapping[int, Parcel], names: Mapping[int, str], ttl: float) -> None:
+        parts: dict[str, Sequence[Buffer]] = {}
+        words = []
+        for node, letter in batch.items():
+            shared = f"body {id(letter.body)}"
+            parts |= {names[node]: [letter.head], shared: letter.body}
+            to = b64encode(self._keys[node]).decode()
+            words.append({"name": names[node], "to": to, "parts": [names[node], shared]})
+        body = mailbox.packed({"letters": words, "ttl": ttl}, parts)
+        self._call(lambda: self._post(mailbox.SEND_PATH, body))
+
+    def collect(self, names: Sequence[str], cap: int, wait: float = 0.0) -> list[tuple[str, Buffer | HushError]]:
+        """Wait for replies to these messages, and fetch those that are there. Oversized replies are errors."""
+        asked = json.dumps({"names": list(names), "wait": wait}).encode()
+        _, found = mailbox.unpacked(self._call(lambda: self._post(mailbox.COLLECT_PATH, [asked])))
+        return [
+            (name, reply if len(reply) <= cap else HushError(f"a message of more than {cap} bytes"))
+            for name, reply in found.items()
+        ]
 
     def close(self, status: str = "completed", details: str = "") -> None:
         """End the run, if one was started, and close the connection."""
         self._stop.set()
-        self._workers.shutdown()
         self._finish(status, details)
         self._control.close()
         self._plain.close()
@@ -245,10 +251,6 @@ class CoordinatorClient:
         while not stop.wait(_HEARTBEAT):
             with contextlib.suppress(httpx.HTTPError, RuntimeError):
                 client.SendTaskHeartbeat(runtime_pb2.SendTaskHeartbeatRequest())
-
-    def _pull(self, name: str) -> Any:
-        request = message_pb2.PullObjectRequest(node=self._node, run_id=self._run, object_id=name)
-        return self._call(lambda: self._runtime.PullObject(request))
 
 
 def _peers(found: Sequence[Any]) -> list[Peer]:

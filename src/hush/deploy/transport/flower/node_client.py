@@ -1,19 +1,22 @@
-"""A node's Flower client: it implements the SuperNode's protocol, and runs no code received over it."""
+"""A node's Flower client: it registers with the SuperNode's protocol and takes messages from the gateway's mailbox.
+
+It runs no code received over either.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ssl
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Message
-from flwr.common.serde import message_from_proto
-from flwr.proto import fleet_pb2, message_pb2
+from flwr.proto import fleet_pb2
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -22,12 +25,15 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from hush.deploy.transport.flower.packing import packed, partial_message, push, record
 from hush.deploy.transport.gateway import COPIED_HEADER, INSTANCE_HEADER
-from hush.deploy.transport.inbox import InboxMessage
+from hush.deploy.transport.inbox import InboxMessage, read_message
+from hush.deploy.transport.mailbox import ANSWER_PATH, DONE_HEADER, LETTER_HEADER, NEXT_PATH, NOT_AWAITED, WAIT_HEADER
 from hush.deploy.transport.retry import RefusedError, called, trusting
+from hush.types import HushError
 
 _HEARTBEAT = 10.0
+_WAIT = 0.9  # seconds that a request for the next message waits for it; shorter than _HEARD
+_TIMEOUT = 60.0
 _HEARD = 1.0  # seconds: after a longer silence, a copy of the kit may take this process's place
 
 
@@ -58,15 +64,17 @@ class NodeClient:
         self._key = public_key_to_bytes(key.public_key())
         self._stop = threading.Event()
         self._instance = _Instance(copied)
-        auth = [
-            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-            NodeAuthHttpInterceptor(key, key.public_key()),
-            self._instance,
-        ]
+        signer = NodeAuthHttpInterceptor(key, key.public_key())
+        auth = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), signer, self._instance]
+        self._auth = [signer, self._instance]
         with trusting(address):
             self._client = FleetHttpClient.from_server_address(address, False, ca, auth)
             self._pulse = FleetHttpClient.from_server_address(address, False, ca, auth)
+            self._post = httpx.Client(
+                base_url=f"https://{address}", verify=ssl.create_default_context(cadata=ca.decode()), timeout=_TIMEOUT
+            )
         self._node: Any = None
+        self._done = ""
         self._keep: Callable[[int], object] = lambda number: None
 
     def open(self, before: int = 0, keep: Callable[[int], object] = lambda number: None) -> int:
@@ -100,42 +108,62 @@ class NodeClient:
                 time.sleep(0.5)
 
     def poll(self, cap: int) -> InboxMessage | None:
-        """Return the next message, if there is one."""
+        """Wait about a second for the next message, and return it if there is one."""
         try:
-            return self._polled(cap)
+            found: InboxMessage | None = self._call(lambda: self._next(cap))
+            return found
         except RefusedError:
             # A restarted SuperLink has lost this node, and will accept its key again.
             self._return()
             return None
 
-    def _polled(self, cap: int) -> InboxMessage | None:
-        answer = self._call(lambda: self._client.PullMessages(fleet_pb2.PullMessagesRequest(node=self._node)))
-        if not answer.messages_list:
-            return None
-        proto, tree = answer.messages_list[0], answer.message_object_trees[0]
-        run = proto.metadata.run_id
+    def _next(self, cap: int) -> InboxMessage | None:
+        headers = {DONE_HEADER: self._done, WAIT_HEADER: str(round(1000 * _WAIT))}
+        response = self._request(NEXT_PATH, headers)
+        try:
+            if response.status_code != 200:
+                response.read()
+                response.raise_for_status()
+                return None
+            # Asked for again, it is passed over: also if it is too long.
+            name = response.headers.get(LETTER_HEADER, "")
+            try:
+                payload = read_message(response.headers.get("content-length"), response.iter_raw(1 << 20), cap)
+            except HushError:
+                self._done = name
+                raise
+        finally:
+            response.close()
+        self._done = name
+        return InboxMessage(payload, name)
 
-        def pull(name: str) -> Any:
-            request = message_pb2.PullObjectRequest(node=self._node, run_id=run, object_id=name)
-            return self._call(lambda: self._client.PullObject(request))
+    def reply(self, parcel: InboxMessage, payload: bytes) -> bool:
+        """Send the answer to a message. Returns false if the coordinator does not wait for it any more."""
 
-        coming = partial_message(proto, tree, cap)
-        while (payload := coming.fetch(pull)) is None:
-            time.sleep(0.02)
-        confirm = message_pb2.ConfirmMessageReceivedRequest(
-            node=self._node, run_id=run, message_object_id=proto.metadata.message_id
-        )
-        self._call(lambda: self._client.ConfirmMessageReceived(confirm))
-        return InboxMessage(payload, message_from_proto(proto))
+        def push() -> bool:
+            response = self._request(ANSWER_PATH, {LETTER_HEADER: parcel.name}, payload)
+            try:
+                if response.read() == NOT_AWAITED:
+                    return False
+                response.raise_for_status()
+            finally:
+                response.close()
+            return True
 
-    def reply(self, parcel: InboxMessage, payload: bytes) -> None:
-        """Send the answer to a message."""
-        proto, tree, objects = packed(Message(record(payload), reply_to=parcel.message))
-        request = fleet_pb2.PushMessagesRequest(
-            node=self._node, messages_list=[proto], message_object_trees=[tree], clientapp_runtime_list=[0.0]
-        )
-        answer = self._call(lambda: self._client.PushMessages(request))
-        push(self._client, self._call, self._node, proto.metadata.run_id, objects, answer)
+        return bool(self._call(push))
+
+    def _request(self, path: str, headers: Mapping[str, str], content: bytes = b"") -> httpx.Response:
+        """Send a request of this node, signed like those to Flower."""
+        request = self._post.build_request("POST", path, content=content, headers=headers)
+        context = SimpleNamespace(request=request)
+
+        def signed(at: int) -> httpx.Response:
+            if at == len(self._auth):
+                return self._post.send(request, stream=True)
+            response: httpx.Response = self._auth[at].intercept(context, lambda _: signed(at + 1))
+            return response
+
+        return signed(0)
 
     def close(self) -> None:
         """Unregister."""
@@ -147,8 +175,8 @@ class NodeClient:
     def drop(self) -> None:
         """Close the connection without unregistering, like a process that dies."""
         self._stop.set()
-        self._client.close()
-        self._pulse.close()
+        for each in (self._client, self._pulse, self._post):
+            each.close()
 
     def _call(self, call: Callable[[], Any]) -> Any:
         return called(call, self._where, self._patience)

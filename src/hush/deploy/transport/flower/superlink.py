@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
 import gc
 from base64 import b64decode
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 
@@ -52,12 +55,21 @@ def superlink(
 
 
 def _genuine(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a node's request is signed with the key that it names, by Flower's own check."""
+    """Whether a node's request is signed with the key that it names, and recently: the rules of Flower's own check."""
     public, stamp, signature = (
         headers.get(name.encode(), b"")
         for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, TIMESTAMP_HEADER, FLEET_HTTP_SIGNATURE_HEADER)
     )
     try:
-        return bool(verify_signature(bytes_to_public_key(b64decode(public)), stamp, b64decode(signature)))
-    except ValueError:
+        signed = datetime.datetime.fromisoformat(stamp.decode("ascii"))
+        age = (datetime.datetime.now(datetime.UTC) - signed).total_seconds()
+        if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
+            return False
+        return bool(verify_signature(_public_key(public), stamp, b64decode(signature)))
+    except (ValueError, TypeError):
         return False
+
+
+@lru_cache(maxsize=1024)
+def _public_key(text: bytes) -> Any:
+    return bytes_to_public_key(b64decode(text))
