@@ -63,6 +63,7 @@ def work(held: Ledger, witness: str, rounds: int, size: int = 2000, at: Callable
         release(witness, receipt, payload)
         at("released")
         held.sent(receipt)
+    held.acknowledge(RUN)
 
 
 def client(path: str, witness: str, rounds: int, point: str = "", nth: int = 1, size: int = 2000) -> None:

@@ -258,16 +258,17 @@ class Ledger(Account):
         payloads.remove(self._file, over)
 
     def acknowledge(self, run: str, before: int | None = None) -> None:
-        """Delete the bytes that were sent in rounds of a run before this one: the server has what it needs of them.
+        """Delete what was sent in a run, in rounds before this one: the server has what it needs of them.
 
-        Asked for such a round again, the client has nothing to send. Nothing else changes.
+        Asked for such a round again, the client has nothing to send. Nothing else changes. Before the run ends, only
+        files are deleted: small bytes in the database make room for the next ones anyway, without a transaction more.
         """
         self._fresh()
         over = {seq for seq, row in self._kept().items() if row.run == run and (before is None or row.round < before)}
-        if over:
+        payloads.remove(self._file, over)
+        if over and before is None:
             with self._writing("acknowledge"):
                 payloads.drop(self._db, over)
-            payloads.remove(self._file, over)
 
     def _kept(self) -> dict[int, Row]:
         """The charges whose bytes were sent and are still stored."""
