@@ -54,7 +54,7 @@ class HostileCoordinator:
     def ask(self, kind: str, tensors: dict[str, torch.Tensor] | None = None, **says: Any) -> Message:
         letter = Parcel(messages.encode(Message(kind, {**says, "head": ""}, tensors or {})))
         (reply,) = self._post.ask({self.name: letter}, 1 << 20, 1).values()
-        assert isinstance(reply, bytes), reply
+        assert not isinstance(reply, HushError), reply
         return messages.decode(keys.opened(self._public, reply), len(reply))
 
     def begin(self, offer: Config, run: str, code: str | None = None) -> Message:
