@@ -382,7 +382,11 @@ class Node:
         noised = count_is_noised(self.policy, offer.recipe, offer.config.rounds)
         rows = 1 if noised else len(self.data.y)
         marks: dict[str, tuple[float, float]] = {COUNT: (0.0, 0.0)} if noised else {}
-        return RosterEntry(name=self.name, **asdict(self.policy.one_run), samples=rows, group=cluster, noised=marks)
+        one = self.policy.one_run
+        return RosterEntry(
+            name=self.name, epsilon=one.epsilon, delta=one.delta, relation=one.relation, samples=rows, group=cluster,
+            noised=marks,
+        )  # fmt: skip
 
     def _disclosed_fact(self, run: str, offer: Offer) -> RosterEntry:
         """Return what this member disclosed for a run, or would disclose if nothing is noisy; else raise a refusal."""
