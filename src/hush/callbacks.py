@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hush.types import HushError
 
 if TYPE_CHECKING:
+    from hush.privacy.round_costs import RoundCosts
     from hush.types import RoundRecord, RunResult
 
 
@@ -23,6 +25,8 @@ class RunStart:
         clients: Their names, or their numbers as text.
         not_covered: What no epsilon covers.
         warnings: What to know before trusting the guarantees.
+        config: Every setting, as nested mappings.
+        directory: The run directory; None where nothing is written.
     """
 
     recipe: str
@@ -31,6 +35,8 @@ class RunStart:
     clients: tuple[str, ...]
     not_covered: tuple[str, ...]
     warnings: tuple[str, ...]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    directory: Path | None = None
 
 
 class Callback:
@@ -38,6 +44,12 @@ class Callback:
 
     def on_run_start(self, start: RunStart) -> None:
         """Called before the first round, or before the first that a resumed run adds."""
+
+    def on_enrolled(self, costs: RoundCosts) -> None:
+        """Called before the first round, once all clients are enrolled: what their rounds will cost them.
+
+        `hush.privacy.round_costs.SpendingMeter` adds up the rounds, and computes the epsilon that clients have spent.
+        """
 
     def on_round_end(self, record: RoundRecord) -> bool | None:
         """Called after each round, once it is saved. Return True to stop the run here; it can be resumed."""

@@ -18,8 +18,9 @@ from hush.engines.results import spread, versions
 from hush.engines.setup import Federation, load, prepare
 from hush.recipes import RECIPES, as_table
 from hush.recipes.from_config import SYNONYMS
-from hush.server.run_directory import to_json, write_atomically
-from hush.types import HushError, RoundRecord, RunResult, unknown
+from hush.server.run_directory import saved_round, to_json, write_atomically
+from hush.stop_request import clear_stop, stop_requested
+from hush.types import HushError, RoundRecord, RunInterrupted, RunResult, unknown
 
 COMPARISON = "comparison.json"
 _PAGES = 60
@@ -99,9 +100,10 @@ def executed(
     def begun(name: str, one: Config) -> simulator.Execution:
         path = root / path_of(name, one.seed) if root is not None else None
 
-        def report(record: RoundRecord) -> None:
+        def report(record: RoundRecord) -> bool:
             if progress is not None:
                 progress(name, one.seed, record)
+            return root is not None and stop_requested(root)
 
         return simulator.execution(
             federation_of(one),
@@ -113,10 +115,16 @@ def executed(
             hashes=hashes,
         )
 
+    if root is not None:
+        clear_stop(root)
     executions = [begun(name, one) for (name, _), one in zip(asked, configs, strict=True)]
     runs: dict[str, list[RunResult]] = {name: [] for name in variants}
     for (name, _), done in zip(asked, simulator.lockstep(executions), strict=True):
         runs[name].append(done.result)
+    if root is not None and stop_requested(root):
+        clear_stop(root)
+        if any(result.stopped for results in runs.values() for result in results):
+            raise RunInterrupted(saved_round(root), resumable=True)
     return runs
 
 

@@ -19,6 +19,8 @@ def interruptible(path: Path | None) -> Iterator[list[RoundRecord]]:
     over: list[RoundRecord] = []
     try:
         yield over
+    except RunInterrupted:
+        raise
     except KeyboardInterrupt:
         number = saved_round(path) if path is not None else max((record.round for record in over), default=0)
         raise RunInterrupted(number, path is not None and any(path.rglob(MANIFEST))) from None

@@ -295,6 +295,9 @@ class Guarantee:
     protects: str = ""
 
 
+STOPPED = "stopped after round"  # how `ended` begins where a callback or a stop request ended a run
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
     """The result of a run, as in `result.json` and `hush run --json`. Accuracies are fractions.
@@ -341,6 +344,11 @@ class RunResult:
     def scores(self) -> tuple[float, ...]:
         """The primary score of each client: its accuracy in classification."""
         return self.score_per_client or self.accuracy_per_client
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run was stopped on request, and can be resumed."""
+        return self.ended.startswith(STOPPED)
 
 
 class RunInterrupted(KeyboardInterrupt):

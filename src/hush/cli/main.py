@@ -21,6 +21,7 @@ from click.exceptions import NoArgsIsHelpError
 from hush.cli.data import data_app
 from hush.cli.federation import local as run_locally
 from hush.cli.federation_member import member_app
+from hush.cli.live import live_page, say
 from hush.cli.predict import predict
 from hush.cli.privacy import audit, ledger_app
 from hush.cli.reproduce import reproduce
@@ -56,6 +57,8 @@ Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a config key; can be repeated.")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in the output directory.")]
+Live = Annotated[bool, typer.Option("--live", help="Show a live page of the run in the browser, on this machine.")]
+Port = Annotated[int | None, typer.Option(help="Port of the live page; default: 8321, or a free one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON to standard output.")]
 Data = Annotated[str | None, typer.Option(help="Directory with the public dataset files (or HUSH_DATA).")]
 DEMO_RECIPES = "hush,robust-hdp,weiavg,dp-fedavg,minimum,fedavg"
@@ -110,6 +113,8 @@ def run(
             help="Directory of persistent ledger files: budgets apply across runs, and noise is secure by default."
         ),
     ] = None,
+    live: Live = False,
+    port: Port = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate one training run."""
@@ -120,7 +125,7 @@ def run(
     simulation = Simulation.from_toml(file, settings=sets or (), data_dir=data)
     label = f"{file.stem}-{config_hash(simulation.config)[:8]}"
     path = out or (_latest(label) if resume else _fresh(label))
-    with _interruptible():
+    with _interruptible(), live_page(path, live, port):
         done = simulation.fit(
             path, resume=resume, callbacks=() if as_json else Announcement(), progress=False if as_json else None,
             ledgers=ledgers, command=_command(),
@@ -129,6 +134,8 @@ def run(
         _print_result(done.run)
     else:
         show_run(done.run, path)
+    if done.run.stopped:
+        raise _StoppedError(f"{done.run.ended}; continue with --resume")
 
 
 @app.command()
@@ -140,12 +147,15 @@ def compare(
     sets: Sets = None,
     resume: Resume = False,
     data: Data = None,
+    live: Live = False,
+    port: Port = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare several recipes on the same clients, in one table and one report."""
     label = f"compare-{file.stem}"
     path = out or (_latest(label) if resume else _fresh(label))
-    _compare(file, recipes, seeds, path, sets or (), resume, data, as_json)
+    with live_page(path, live, port, several=True):
+        _compare(file, recipes, seeds, path, sets or (), resume, data, as_json)
 
 
 @app.command()
@@ -157,6 +167,8 @@ def sweep(
     sets: Sets = None,
     resume: Resume = False,
     data: Data = None,
+    live: Live = False,
+    port: Port = None,
     as_json: AsJson = False,
 ) -> None:
     """Run every combination of settings together, with one table and one report."""
@@ -165,7 +177,8 @@ def sweep(
     label = f"sweep-{file.stem}"
     path = out or (_latest(label) if resume else _fresh(label))
     simulation = Simulation.from_toml(file, settings=sets or (), data_dir=data)
-    _side_by_side(partial(simulation.sweep, grid), seeds, path, resume, as_json)
+    with live_page(path, live, port, several=True):
+        _side_by_side(partial(simulation.sweep, grid), seeds, path, resume, as_json)
 
 
 @app.command()
@@ -225,6 +238,31 @@ def report(directory: Annotated[Path, typer.Argument(metavar="DIR", help="Run or
     from hush.report import write
 
     print(printable(write(directory), _LONGEST))
+
+
+@app.command()
+def watch(
+    directory: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="A run, comparison, sweep, reproduction or federation directory."),
+    ],
+    port: Port = None,
+    browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Follow a run in the browser while it goes on, on this machine alone. Ctrl-C ends the page, not the run."""
+    from hush.live import serve, source_of
+
+    if not directory.exists():
+        say(f"{directory}: not there yet; the page waits for it")
+
+    def opened(address: str) -> None:
+        say(f"Live page: {address}")
+        if browser:
+            import webbrowser
+
+            webbrowser.open(address)
+
+    serve(source_of(directory), port=port, opened=opened)
 
 
 @app.command()

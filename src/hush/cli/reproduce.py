@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from hush.cli.live import live_page
 from hush.types import HushError
 
 
@@ -30,6 +31,7 @@ def reproduce(
         Path | None, typer.Option(help="The output directory; default: a new one under runs/reproduce.")
     ] = None,
     data: Annotated[str | None, typer.Option(help="Directory with the public dataset files (or HUSH_DATA).")] = None,
+    live: Annotated[bool, typer.Option("--live", help="Show a live page in the browser, on this machine.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON to standard output.")] = False,
 ) -> None:
     """Reproduce a table or figure of a paper, cell by cell. An interrupted reproduction resumes when run again."""
@@ -49,7 +51,7 @@ def reproduce(
     chosen = [cell.strip() for cell in cells.split(",") if cell.strip()]
     what = table.asked(name, chosen, seeds, rounds, mode, device, sets or ())
     path = out or Path("runs") / "reproduce" / what.label()
-    with progress_bar(what.rounds, False if as_json else None) as bar:
+    with live_page(path, live, several=True), progress_bar(what.rounds, False if as_json else None) as bar:
         content = table.reproduce(
             what, path, data, shlex.join(["hush", *sys.argv[1:]]),
             lambda cell, seed, record: bar.advance(None, round_words(record, f"{cell}, seed {seed}")),

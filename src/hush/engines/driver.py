@@ -16,17 +16,20 @@ from torch import Tensor
 
 from hush.callbacks import RoundFunction
 from hush.engines.results import outcome
+from hush.engines.round_costs import round_costs_of
 from hush.engines.setup import Federation
 from hush.engines.trained import trained_model
 from hush.models import Model
 from hush.objective.evaluation import evaluate_metrics
 from hush.privacy.ledger import Spending
+from hush.privacy.round_costs import RoundCosts
 from hush.recipes.context import State
 from hush.server.loop import Answers, ServerState, serve, short_of_quorum, start
 from hush.server.run_directory import RunDir
+from hush.stop_request import clear_stop, stop_requested
 from hush.trained_model import contents
 from hush.training import input_mean
-from hush.types import RoundRecord, RunResult, Task
+from hush.types import STOPPED, RoundRecord, RunResult, Task
 
 _AT_ONCE = 4096  # rows that are evaluated at a time
 ACCURACY = "accuracy"
@@ -77,6 +80,10 @@ class Host(Protocol):
         """What is called after each round, once it is saved; one that returns True stops the run there."""
         ...
 
+    def enrolled(self, costs: RoundCosts) -> None:
+        """Tell what the rounds will cost the clients, before the first one."""
+        ...
+
     @property
     def idle(self) -> float:
         """Seconds so far that this run waited for others, which do not count."""
@@ -119,6 +126,11 @@ def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -
         federation, enrolment = host.enrol()
         state = start(federation.terms, federation.starts(), enrolment)
 
+    costs = round_costs_of(federation, host.ledgers, records)
+    if directory is not None:
+        clear_stop(directory.path)
+        directory.write_costs(costs.to_json())
+    host.enrolled(costs)
     primary = federation.model.objective.primary.name
     accuracies = primary == ACCURACY
 
@@ -140,12 +152,15 @@ def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -
             host.enrolment_saved()
         # Every function is called, also if one before it stops the run.
         answers = [function(done) for function in host.on_round_end]
+        if directory is not None and stop_requested(directory.path):
+            clear_stop(directory.path)
+            return True
         return any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)
 
     state = yield from serve(federation.terms, state, keep)
     ended = short_of_quorum(federation.terms, state)
     stopped = ended is None and state.round < len(federation.terms.participants)
-    ended = ended or (f"stopped after round {state.round}" if stopped else "all rounds are done")
+    ended = ended or (f"{STOPPED} {state.round}" if stopped else "all rounds are done")
     models, homes = released(federation, state)
     metrics = host.measure(models, homes, state.round)
     result = outcome(federation, host.ledgers, records, ended, host.names, metrics)

@@ -32,7 +32,7 @@ def versions() -> dict[str, str]:
 
 def manifest(federation: Federation, command: str) -> dict[str, Any]:
     """What is known before the first round."""
-    config = federation.config
+    config, primary = federation.config, federation.model.objective.primary
     return {
         "config": config.model_dump(),
         "config_hash": config_hash(config),
@@ -42,7 +42,8 @@ def manifest(federation: Federation, command: str) -> dict[str, Any]:
         "not_covered": list(federation.not_covered()),
         "parameters": federation.model.layout.size,
         "task": federation.model.objective.task,
-        "primary": federation.model.objective.primary.name,
+        "primary": primary.name,
+        "metric": {key: getattr(primary, key) for key in ("label", "percent", "higher_is_better")},
         "clients": list(client_names(federation)),
         "command": command,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

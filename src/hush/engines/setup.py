@@ -250,11 +250,14 @@ class Federation:
             for member, ledger in zip(self.members, ledgers, strict=True)
         )
 
+    def budget(self, client: int, ledger: Spending) -> float:
+        """What a client's spending is held against: its budget, or that of its ledger file for all runs."""
+        held = ledger.terms.policy
+        return self.members[client].policy.epsilon if held == self.policies[client] else held.epsilon
+
     def _card(self, client: int, ledger: Spending, label: str, view: str, named: tuple[str, ...]) -> Guarantee:
         member, policy, schedule = self.members[client], self.policies[client], self.schedules[client]
-        plan, spent, held = schedule.plan, ledger.spent(), ledger.terms
-        # A ledger file may have a budget for its life, over all runs: then that is what the spending is held against.
-        budget = member.policy.epsilon if held.policy == policy else held.policy.epsilon
+        plan, spent, held, budget = schedule.plan, ledger.spent(), ledger.terms, self.budget(client, ledger)
         return Guarantee(
             client=client,
             epsilon_budget=budget,

@@ -28,6 +28,7 @@ from hush.engines.run_ledgers import RunLedgers
 from hush.engines.setup import Federation
 from hush.privacy.ledger import BudgetSpentError, Spending
 from hush.privacy.persons import Persons
+from hush.privacy.round_costs import RoundCosts
 from hush.privacy.schedule import ENROLMENT
 from hush.recipes.context import State
 from hush.server.loop import Answer, ServerState
@@ -69,6 +70,7 @@ class Simulator:
         self._arrays: Arrays = {} if arrays is None else arrays
         self._ledgers = ledgers
         self.on_round_end = round_functions(callbacks)
+        self._told = objects(callbacks)
         federation.model.to(federation.device)
         self._bounds = federation.data.bounds()
         self._persons = [federation.persons(member.client) for member in federation.members]
@@ -93,6 +95,11 @@ class Simulator:
         _recharge(self.federation, self._ledgers, records)
         self.enrolment_saved()
         return self.federation
+
+    def enrolled(self, costs: RoundCosts) -> None:
+        """Tell the callbacks."""
+        for callback in self._told:
+            callback.on_enrolled(costs)
 
     def enrolment_saved(self) -> None:
         """Record that each client's enrolment answer was received: it is not requested again."""
@@ -243,7 +250,7 @@ def execution(
     if seeded:
         _log.warning(_SEEDED_LEDGERS)
     for callback in objects(callbacks):
-        callback.on_run_start(_start(federation))
+        callback.on_run_start(_start(federation, out))
     if directory is not None and (found := directory.finished()) is not None:
         return _notify_end(_finished_run(federation, directory, found), callbacks)
     if directory is not None:
@@ -275,7 +282,7 @@ def execution(
         held.close()
 
 
-def _start(federation: Federation) -> RunStart:
+def _start(federation: Federation, out: Path | None) -> RunStart:
     config = federation.config
     return RunStart(
         recipe=federation.recipe_name,
@@ -284,6 +291,8 @@ def _start(federation: Federation) -> RunStart:
         clients=tuple(member.name or str(member.client) for member in federation.members),
         not_covered=federation.not_covered(),
         warnings=federation.warnings(),
+        config=config.model_dump(),
+        directory=out,
     )
 
 

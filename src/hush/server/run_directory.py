@@ -1,6 +1,7 @@
 """A run directory: all files of one run, written so that a process killed at any time loses at most one round.
 
 manifest.json       config, its hash, fingerprints of data and model, seed, versions, command
+privacy.json        what each round costs each client
 rounds.jsonl        one line per round
 checkpoint-N        the server's state after round N (safetensors)
 result.json         the result, after the last round
@@ -26,8 +27,8 @@ from torch import Tensor
 from hush.server.loop import ServerState
 from hush.types import Guarantee, HushError, RoundRecord, RunResult
 
-MANIFEST, ROUNDS, RESULT, MODEL, REPORT = (
-    "manifest.json", "rounds.jsonl", "result.json", "model.safetensors", "report.html",
+MANIFEST, ROUNDS, RESULT, MODEL, REPORT, COSTS = (
+    "manifest.json", "rounds.jsonl", "result.json", "model.safetensors", "report.html", "privacy.json",
 )  # fmt: skip
 
 
@@ -100,6 +101,13 @@ class RunDir:
         (self.path / MANIFEST).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.path.rmdir()
+
+    def write_costs(self, content: bytes) -> None:
+        """Write what the rounds cost the clients (`hush.privacy.round_costs`)."""
+        try:
+            write_atomically(self.path / COSTS, content)
+        except OSError as error:
+            raise HushError(f"{self.path}: cannot be written: {error.strerror or error}") from None
 
     def save(self, state: ServerState, record: RoundRecord) -> None:
         """Save one round: append its record, write the state, then update the pointer to the state."""

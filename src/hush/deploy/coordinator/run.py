@@ -37,6 +37,7 @@ from hush.engines.enrolment import EnrolmentAnswer
 from hush.engines.results import manifest
 from hush.engines.setup import Federation, fitted, shaped
 from hush.privacy.ledger import BudgetSpentError
+from hush.privacy.round_costs import RoundCosts
 from hush.privacy.schedule import ENROLMENT
 from hush.recipes.context import State
 from hush.server.loop import Answer, ServerState, gate, short_of_quorum
@@ -434,6 +435,9 @@ class _Members:
         test, features = shaped(self._coordinator.test, self._federation.config), self._federation.model.features
         x, y = torch.from_numpy(test.x), torch.from_numpy(test.y)
         return x if features is None else features(x), y
+
+    def enrolled(self, costs: RoundCosts) -> None:
+        """Nothing to tell: whoever follows the run reads it in the run directory."""
 
     def enrolment_saved(self) -> None:
         """Nothing to note: the agreement was saved when the members enrolled."""

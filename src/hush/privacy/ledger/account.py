@@ -47,6 +47,10 @@ class Spending(Protocol):
         """The number of noisy steps so far, by name and kind of release."""
         ...
 
+    def totals(self) -> Totals:
+        """The number of steps of each kind in all charges."""
+        ...
+
     def spent(self) -> float:
         """The epsilon of all charges."""
         ...
@@ -88,6 +92,10 @@ class Account:
     def released(self) -> dict[tuple[str, Kind], int]:
         """The number of noisy steps so far, by name and kind of release."""
         return dict(self._fresh().released)
+
+    def totals(self) -> Totals:
+        """The number of steps of each kind in all charges."""
+        return dict(self._fresh().totals)
 
     @property
     def head(self) -> str:

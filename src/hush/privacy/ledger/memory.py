@@ -59,6 +59,10 @@ class MemoryLedger:
         """The number of noisy steps so far, by name and kind of release."""
         return dict(self._sums.released)
 
+    def totals(self) -> Totals:
+        """The number of steps of each kind in all charges."""
+        return dict(self._sums.totals)
+
     def spent(self) -> float:
         """The epsilon of all charges."""
         return epsilon(self._sums.totals, self._policy, self.accountant)

@@ -1,0 +1,36 @@
+"""Round costs of a run's clients, from its ledgers and schedules: what callbacks and the run directory are told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hush.engines.setup import Federation
+from hush.privacy.ledger import Spending
+from hush.privacy.round_costs import ClientCosts, RoundCosts, earlier_costs
+from hush.types import RoundRecord
+
+
+def round_costs_of(federation: Federation, ledgers: Sequence[Spending], records: Sequence[RoundRecord]) -> RoundCosts:
+    """Return what each client's rounds cost, and what its ledger holds besides the rounds in the records."""
+    done = Counter((client, record.stage) for record in records for client in record.charged)
+    shared: dict[ClientCosts, ClientCosts] = {}
+    made = []
+    for member, ledger in zip(federation.members, ledgers, strict=True):
+        client, terms = member.client, ledger.terms
+        stages = tuple(stage.round_costs for stage in federation.schedules[client].stages)
+        own = [
+            replace(cost, steps=done[client, stage] * cost.steps)
+            for stage, costs in enumerate(stages)
+            for cost in costs
+            if done[client, stage]
+        ]
+        one = ClientCosts(
+            policy=replace(terms.policy, epsilon=federation.budget(client, ledger)),
+            accountant=terms.accountant,
+            earlier=earlier_costs(ledger.totals(), own),
+            stages=stages,
+        )
+        made.append(shared.setdefault(one, one))
+    return RoundCosts(tuple(made), tuple(member.name or str(member.client) for member in federation.members))
