@@ -69,8 +69,8 @@ def reasons(texts: list[str]) -> list[str]:
             Message(sent, {}), Message(REFUSAL, {"run": "r", "code": sent, "final": False}),
             Message(REFUSAL, {"run": "r", "code": "budget", "final": True, sent: 1, "reason": sent}),
             Message("facts", {"run": sent, "name": sent, "head": sent}),
-            Message("facts", {**dict.fromkeys(("epsilon", "delta", "factor", "group", "noised"), sent), "run": "r",
-                             "name": "m", "head": "", "samples": 1, "relation": sent}),
+            Message("facts", {**dict.fromkeys(("epsilon", "delta", "unit", "factor", "group", "noised"), sent),
+                             "run": "r", "name": "m", "head": "", "samples": 1, "relation": sent}),
         ]  # fmt: skip
         for letter in forms:
             try:

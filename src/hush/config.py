@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_serializer
 
-from hush.types import HushError, unknown
+from hush.types import HushError, Unit, unknown
 
 
 def _either(words: str, *kinds: type) -> Callable[[Any], Any]:
@@ -251,6 +251,11 @@ def with_noise(config: Config, *, lasting: bool) -> Config:
         return config
     found = config.privacy.model_copy(update={"noise": "secure" if lasting else "seeded"})
     return config.model_copy(update={"privacy": found})
+
+
+def unit_of(config: Config) -> Unit:
+    """The unit of privacy of a config; a row, where it is still open."""
+    return "row" if config.privacy.unit == "auto" else config.privacy.unit
 
 
 def with_unit(config: Config, persons: bool) -> Config:

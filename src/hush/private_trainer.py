@@ -39,7 +39,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from hush import models
-from hush.config import Config, locating, parse, with_noise, with_unit
+from hush.config import Config, locating, parse, unit_of, with_noise, with_unit
 from hush.data import client_data
 from hush.data.client_rows import Clients, persons_of
 from hush.data.datasets import Dataset
@@ -47,7 +47,7 @@ from hush.data.partition import Share
 from hush.engines import client_round
 from hush.engines.objective import least_outputs, outputs_of, targets_of, task_of, with_objective
 from hush.engines.run_ledgers import RunLedgers
-from hush.engines.setup import Federation, build, device_named, own_name, unit_of
+from hush.engines.setup import Federation, build, device_named, own_name
 from hush.models import Model
 from hush.models.inputs import shapes_of
 from hush.models.user_module import given_module

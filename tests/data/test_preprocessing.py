@@ -162,7 +162,7 @@ def test_values_that_the_schema_does_not_allow(value: tuple[Any, ...], words: st
         ({"columns": {"a": {}}, "classes": ["x", "x"]}, "different strings"),
         ({"columns": {"a": {"bounds": 3}}}, "a column"),
         ({"columns": {"a": 3}}, "must be a table"),
-        ({"scaling": 1}, "accepted: label, classes, scale"),
+        ({"scaling": 1}, "accepted: label, person, classes, scale"),
         (7, "accepted: a table"),
     ],
 )

@@ -150,6 +150,8 @@ def clients(
     declared = _schema(schema)
     if declared is not None and declared.columns and label is None:
         label = declared.label
+    if person is None and declared is not None and declared.person is not None:
+        person = column = declared.person
     if classes is None and declared is not None:
         classes = declared.class_names or declared.classes
     read = partial(_read, label=label, name=name)

@@ -11,6 +11,9 @@
     categories = ["F", "M"]
     missing = "indicator"
 
+`person = "patient"` beside `label` names the column with the key of each row's person, which is no feature and which no
+other machine sees.
+
 All of it is declared, never estimated from private rows: bounds and categories are public knowledge, so preprocessing
 with them (`hush.data.preprocessing`) costs no privacy. `infer_schema` reads them from a file that is public.
 
@@ -115,6 +118,7 @@ class Schema:
             (`unit`).
         encoding: A category as its index in the list (`index`), or one-hot encoded (`one-hot`).
         class_names: The labels as in the file, in order; empty if they are 0 to classes - 1.
+        person: The column with the key of each row's person, which is no feature, if rows have one.
     """
 
     shape: tuple[int, ...]
@@ -124,6 +128,7 @@ class Schema:
     scale: Scale = "none"
     encoding: Encoding = "index"
     class_names: tuple[str, ...] = ()
+    person: str | None = None
 
     def __post_init__(self) -> None:
         if not self.shape or not all(type(side) is int and 0 < side < _MOST for side in self.shape):
@@ -132,6 +137,10 @@ class Schema:
             raise HushError(f"schema: classes {self.classes!r:.40}; accepted: a positive integer")
         if not isinstance(self.label, str) or self.label in self.names or len(set(self.names)) != len(self.columns):
             raise HushError("schema: accepted: columns with different names, none of them the label's")
+        if self.person is not None and (
+            not isinstance(self.person, str) or not self.person or self.person in (*self.names, self.label)
+        ):
+            raise HushError("schema: person: accepted: a column that is neither a feature nor the label")
         if self.columns and self.shape != (len(self.columns),):
             raise HushError(f"schema: {len(self.columns)} columns in rows of shape {self.shape}")
         for key, value, kinds in (("scale", self.scale, Scale), ("encoding", self.encoding, Encoding)):
@@ -175,7 +184,7 @@ def from_record(raw: Any) -> Schema:
     names = raw.get("class_names", ())
     if not isinstance(names, Sequence) or isinstance(names, str):
         raise HushError("schema: class_names must be a list of strings")
-    rest = {key: raw[key] for key in ("classes", "label", "scale", "encoding") if key in raw}
+    rest = {key: raw[key] for key in ("classes", "label", "scale", "encoding", "person") if key in raw}
     return Schema(
         shape=tuple(raw["shape"]), columns=tuple(_column(each) for each in columns), class_names=tuple(names), **rest
     )
@@ -199,11 +208,11 @@ def from_table(table: Mapping[str, Any]) -> Schema:
     if not isinstance(table, Mapping):
         raise HushError(f"schema: found {type(table).__name__}; accepted: a table, a Schema or the path of a TOML file")
     raw = {str(key): value for key, value in table.items()}
-    columns, rest = raw.pop("columns", {}), set(raw) - {"label", "classes", "shape", "scale", "encoding"}
+    columns, rest = raw.pop("columns", {}), set(raw) - {"label", "classes", "shape", "scale", "encoding", "person"}
     if rest or not isinstance(columns, Mapping) or bool(columns) == ("shape" in raw):
         raise HushError(
             f"schema: found {', '.join(sorted([*raw, 'columns'] if columns else raw)) or 'nothing'}; accepted: label, "
-            "classes, scale, encoding, and a table for each column, or the shape of arrays without names"
+            "person, classes, scale, encoding, and a table for each column, or the shape of arrays without names"
         )
     made = [_column({"name": name, **_table(name, each)}) for name, each in columns.items()]
     classes = raw.get("classes")
@@ -216,6 +225,8 @@ def from_table(table: Mapping[str, Any]) -> Schema:
 def toml(schema: Schema) -> str:
     """Serialise the schema as TOML, which `read` reads."""
     lines = [f"label = {json.dumps(schema.label)}", f'scale = "{schema.scale}"', f'encoding = "{schema.encoding}"']
+    if schema.person is not None:
+        lines.append(f"person = {json.dumps(schema.person, ensure_ascii=False)}")
     if schema.classes is not None:
         lines.append(f"classes = {json.dumps(list(schema.class_names) if schema.class_names else schema.classes)}")
     for column in schema.columns:

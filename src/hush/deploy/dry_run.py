@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from hush import models
-from hush.config import Config, with_noise
+from hush.config import Config
 from hush.data.datasets import Dataset
 from hush.data.preprocessing import mapped
 from hush.data.schema import Schema, check_fits
@@ -32,7 +32,7 @@ from hush.deploy.member.policy_template import code_hash
 from hush.deploy.member.process import Node
 from hush.deploy.shared.refusal import REFUSAL
 from hush.deploy.shared.roster import RosterEntry
-from hush.deploy.shared.run_spec import assemble, settled, tells_centre, width_of
+from hush.deploy.shared.run_spec import assemble, complete, settled, tells_centre, width_of
 from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Message
 from hush.engines.setup import fitted
@@ -80,7 +80,7 @@ def dry_run(kit: Kit, policy_path: Path, data: Path, config: Config, run_schema:
     policy = law.load(policy_path)
     held = datasets.load(
         data, label=policy.data.label, loader=policy.data.loader, declared=datasets.declared(kit.path),
-        columns=policy.data.columns,
+        columns=policy.data.columns, person=policy.data.person,
     )  # fmt: skip
     own = held.schema or Schema(shape=held.x.shape[1:])
     schema = run_schema or replace(own, classes=own.classes or held.classes)
@@ -93,12 +93,12 @@ def dry_run(kit: Kit, policy_path: Path, data: Path, config: Config, run_schema:
     found = DryRun(
         spent=spent, left=account.remaining(spent, life), warnings=tuple(filter(None, [law.lifetime_warning(policy)]))
     )
-    made = _synthetic_rows(own, len(held.y), schema.classes or 1)
+    made = replace(_synthetic_rows(own, len(held.y), schema.classes or 1), person=held.person)
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.in_memory(kit.member, life, accountant)
         node = Node(kit.member, policy, made, ledger, Path(folder), keys.new_key())
         try:
-            seconds = _first_round(node, with_noise(config, lasting=True), schema)
+            seconds = _first_round(node, complete(config, schema), schema)
         except HushError as error:
             return replace(found, refused=str(error))
         finally:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hush import models, recipes
-from hush.config import Config, silent_settings, with_noise, with_unit
+from hush.config import Config, silent_settings, unit_of, with_noise, with_unit
 from hush.data import ClientData, budgets, client_data, client_rows, datasets, transforms
 from hush.engines import auto_lr, noisy_counts, run_ledgers
 from hush.engines.client_config import member_names, with_clients
@@ -562,13 +562,6 @@ def _check_grids(plans: Sequence[PrivacyPlan], size: int) -> None:
                 f"{plan.noise_multiplier:.3g}); use a smaller model, a larger budget, or discrete = false",
                 "privacy.discrete",
             )
-
-
-def unit_of(config: Config) -> Unit:
-    """The unit of privacy of a config in which it is no longer open."""
-    unit = config.privacy.unit
-    assert unit != "auto"
-    return unit
 
 
 def _units(data: client_rows.Clients, unit: Unit) -> list[int]:

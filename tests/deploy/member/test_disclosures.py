@@ -41,8 +41,8 @@ class Scripted(noise.Seeded):
         return drawn.to(dtype)
 
 
-def rows() -> Tensor:
-    return torch.linspace(-1.0, 1.0, ROWS * WIDTH).view(ROWS, WIDTH)
+def rows() -> tuple[Tensor, None]:
+    return torch.linspace(-1.0, 1.0, ROWS * WIDTH).view(ROWS, WIDTH), None
 
 
 def telling(*, count_noise: float = 0.0, centre: float = 3.0, policy: MemberPolicy = POLICY) -> Disclosures:
@@ -74,7 +74,7 @@ def test_every_number_has_the_noise_that_is_charged_for_it(count_noise: float) -
         assert fact.noised[number.what] == [cost.noise, cost.noise * number.row]
     # One row moves the sum of the inputs by its bound, which is what the noise of the mean is charged in.
     assert isinstance(asked.mean_source, Scripted)
-    added = tensors[MEAN] * fact.samples - bounded_sum(rows(), bound(WIDTH))
+    added = tensors[MEAN] * fact.samples - bounded_sum(rows()[0], bound(WIDTH))
     expected = charged[CENTRE].noise * bound(WIDTH) * torch.tensor(asked.mean_source.given, dtype=torch.float64)
     torch.testing.assert_close(added, expected, rtol=1e-9, atol=1e-9)
 

@@ -15,9 +15,9 @@ from hush.recipes import Recipe
 from hush.recipes.slots.clusters import Oracle
 from hush.recipes.slots.protect import CENTRE
 from hush.recipes.slots.weight import COUNT, Impact
-from hush.types import HushError, Relation
+from hush.types import HushError, Relation, Unit
 
-_FIELDS = ("epsilon", "delta", "relation", "samples", "factor", "group", "noised")
+_FIELDS = ("epsilon", "delta", "relation", "samples", "unit", "factor", "group", "noised")
 _MOST_ROWS = 1 << 40
 _MOST_GROUPS = 1 << 16
 
@@ -31,6 +31,7 @@ def facts_of(letter: Message, name: str, run: str) -> tuple[RosterEntry, str]:
     for key, good in {
         "epsilon": _number(found["epsilon"], 0, math.inf), "delta": _number(found["delta"], 0, 1),
         "relation": found["relation"] in get_args(Relation), "samples": _whole(found["samples"], 1, _MOST_ROWS),
+        "unit": found["unit"] in get_args(Unit),
         "factor": found["factor"] is None or found["factor"] == 0 or _number(found["factor"], 0, 1, closed=True),
         "group": found["group"] is None or _whole(found["group"], 0, _MOST_GROUPS), "noised": _noised(found["noised"]),
     }.items():  # fmt: skip

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hush import models, recipes
-from hush.config import Config, with_noise
+from hush.config import Config
 from hush.data.datasets import Dataset
 from hush.deploy.admin import keys
 from hush.deploy.admin.audit_log import AuditLog
@@ -29,7 +29,7 @@ from hush.deploy.member.policy_template import code_hash
 from hush.deploy.shared import input_means
 from hush.deploy.shared.refusal import FAULT, REFUSAL, RefusalCode, reason_of
 from hush.deploy.shared.roster import MEAN, RosterEntry
-from hush.deploy.shared.run_spec import assemble, check_objective, plausible, settled, tells_centre, width_of
+from hush.deploy.shared.run_spec import assemble, check_objective, complete, plausible, settled, tells_centre, width_of
 from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Buffer, Message, Parcel
 from hush.engines.driver import drive, evaluate, measure, run_rounds
@@ -101,7 +101,7 @@ class Coordinator:
             self.hub.close(status)
 
     def _run(self, config: Config, out: Path, resume: bool, command: str, progress: Progress | None) -> RunResult:
-        began, config = time.perf_counter(), with_noise(config, lasting=True)
+        began, config = time.perf_counter(), complete(config, self.test.schema)
         held = resume and (out / AGREEMENT).exists()
         if not resume and out.exists() and any(out.iterdir()):
             # Checked before any member is asked, because enrolment may consume budget.

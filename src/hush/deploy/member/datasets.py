@@ -11,13 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from hush.config import Config
+from hush.data.client_data import with_persons
+from hush.data.client_rows import persons_of
 from hush.data.datasets import Dataset, from_arrays
 from hush.data.files import gunzip, read_bytes
 from hush.data.idx import parse_idx
 from hush.data.preprocessing import encoded, features
 from hush.data.schema import INDICATOR, REFUSE, Schema, named
 from hush.data.schema import read as read_schema
-from hush.data.tables import read_arrays, read_table
+from hush.data.tables import Values, read_arrays, read_table
 from hush.data.targets import encode_targets
 from hush.engines.setup import load as load_named
 from hush.types import HushError
@@ -31,19 +33,21 @@ Pair = tuple[Array, Array]
 
 def load(
     path: Path, *, label: str = "label", loader: str | None = None, classes: int | None = None,
-    declared: Schema | None = None, columns: Sequence[str] = (),
+    declared: Schema | None = None, columns: Sequence[str] = (), person: str | None = None,
 ) -> Dataset:  # fmt: skip
     """Load the rows in a file with their schema: features are finite, labels are integers from 0, columns are as
     `declared`.
 
     If `columns` are given, all others of a table are left out. Without a declared schema, a table has the columns of
-    its header, all of them numeric, and arrays have only a shape.
+    its header, all of them numeric, and arrays have only a shape. The column `person`, or the one that the schema
+    names, has the keys of the rows' persons, which then lie one after the other.
     """
     if not path.exists():
         raise HushError(f"{path}: not found; accepted: {KINDS}")
     label = declared.label if declared is not None and declared.columns else label
     classes = declared.classes if declared is not None and declared.classes is not None else classes
-    names, x, y = (None, *_own(loader, path)) if loader else _read(path, label, declared, columns)
+    person = declared.person if person is None and declared is not None else person
+    names, x, y, keys = (None, *_own(loader, path), None) if loader else _read(path, label, declared, columns, person)
     try:
         if declared is not None and declared.columns and names is None:
             x = _checked_columns(np.asarray(x), declared)
@@ -58,9 +62,17 @@ def load(
         schema = declared or (named(names, label) if names else Schema(shape=found.x.shape[1:]))
         if schema.shape != found.x.shape[1:]:
             raise HushError(f"rows of shape {found.x.shape[1:]}; the schema has {schema.shape}")
-        return replace(found, schema=schema)
+        found = replace(found, schema=schema)
+        return found if keys is None else _by_person(with_persons(found, keys, person))
     except HushError as error:
         raise HushError(f"{path}: {error}") from None
+
+
+def _by_person(data: Dataset) -> Dataset:
+    """The rows, one person after the other."""
+    order = np.concatenate(persons_of(data))
+    assert data.person is not None
+    return replace(data, x=data.x[order], y=data.y[order], person=data.person[order])
 
 
 def _checked_columns(x: npt.NDArray[Any], declared: Schema) -> npt.NDArray[Any]:
@@ -108,18 +120,18 @@ def schema_of(data: Dataset) -> Schema:
 
 
 def _read(
-    path: Path, label: str, declared: Schema | None, only: Sequence[str]
-) -> tuple[list[str] | None, Array, Array]:
-    """Read column names, if there are any, encoded features, and labels."""
+    path: Path, label: str, declared: Schema | None, only: Sequence[str], person: str | None
+) -> tuple[list[str] | None, Array, Array, Values | None]:
+    """Read column names, if there are any, encoded features, labels, and the keys of persons if they have a column."""
     if only and path.suffix not in (".csv", ".parquet"):
         raise HushError(f"{path}: has no column names; data.columns is accepted for .csv and .parquet", "data.columns")
     if path.is_dir():
-        return (None, *_idx(path))
+        return (None, *_idx(path), None)
     if path.suffix == ".npz":
         held = read_arrays(path)
-        if set(held) != {"x", "y"}:
+        if {"x", "y"} != set(held) - {person}:
             raise HushError(f"{path}: holds {', '.join(held)}; accepted: x and y")
-        return None, held["x"], held["y"]
+        return None, held["x"], held["y"], held.get(person) if person else None
     if path.suffix not in (".csv", ".parquet"):
         raise HushError(f"{path}: unknown file type {path.suffix or '(none)'}; accepted: {KINDS}")
     table = read_table(path)
@@ -131,8 +143,11 @@ def _read(
                 f"{', '.join(table.columns)[:200]}",
                 "data.columns",
             )
-        table = table.without([name for name in table.columns if name not in (*only, label)])
-    rest, names = table.without([label]), [name for name in table.columns if name != label]
+        table = table.without([name for name in table.columns if name not in (*only, label, person)])
+    # A public file without the column has no persons; a member that protects them is refused without it.
+    keys = None if person is None else table.columns.get(person)
+    others = [label] if keys is None else [label, str(person)]
+    rest, names = table.without(others), [name for name in table.columns if name not in others]
     if declared is None or not declared.columns:
         wanted = named(names, label).columns
     else:
@@ -141,7 +156,7 @@ def _read(
             found, accepted = (", ".join(sorted(each))[:200] for each in (names, declared.names))
             raise HushError(f"{path}: columns {found}; the schema has {accepted}")
     features = [encoded(column, rest.columns[column.name], table.place) for column in wanted]
-    return names, np.stack(features, axis=1), _labels(table.columns[label], label, declared, table.place)
+    return names, np.stack(features, axis=1), _labels(table.columns[label], label, declared, table.place), keys
 
 
 def _labels(values: Any, label: str, declared: Schema | None, where: Callable[[int], str]) -> Array:

@@ -17,6 +17,7 @@ from hush.deploy.member.policy import MemberPolicy
 from hush.deploy.shared.roster import BUDGET, IMPACT, MEAN, RosterEntry
 from hush.engines.enrolment import deviation, noised_mean
 from hush.privacy.accounting.cost import Cost
+from hush.privacy.persons import Persons
 from hush.privacy.schedule import ENROLMENT
 from hush.privacy.source import Source
 from hush.recipes import Recipe
@@ -95,7 +96,7 @@ class Disclosures:
         fact: What is public in any case.
         numbers: The numbers that weights may depend on, by name.
         centre: The noise multiplier of the mean of the inputs, or 0 if none is required.
-        rows: The inputs, behind the model's fixed features.
+        rows: The inputs, behind the model's fixed features, and whose they are.
         source: The noise source of the numbers.
         mean_source: The noise source of the mean.
     """
@@ -103,7 +104,7 @@ class Disclosures:
     fact: RosterEntry
     numbers: Mapping[str, DisclosedNumber]
     centre: float
-    rows: Callable[[], Tensor]
+    rows: Callable[[], tuple[Tensor, Persons | None]]
     source: Source
     mean_source: Source
 
@@ -131,7 +132,8 @@ class Disclosures:
         samples, tensors = max(1, round(told["samples"])), dict[str, Tensor]()
         if self.centre:
             # Computed from the disclosed number: if it is noisy, the true one must not be revealed.
-            tensors[MEAN] = noised_mean(self.rows(), self.centre, samples, self.mean_source)
+            rows, persons = self.rows()
+            tensors[MEAN] = noised_mean(rows, self.centre, samples, self.mean_source, persons)
             noised[CENTRE] = [self.centre, deviation(tensors[MEAN].numel(), self.centre, samples)]
         factor = told.get("factor")
         fact = replace(

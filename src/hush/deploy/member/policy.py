@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hush.config import Config, located
+from hush.config import Config, located, unit_of
 from hush.data import budgets
 from hush.deploy.member import opening
 from hush.deploy.member.policy_template import code_hash
@@ -33,11 +33,15 @@ class _Strict(BaseModel):
 
 
 class Budget(_Strict):
-    """`[budget]`: the maximum epsilon of one run, and of all runs together (`lifetime`, as in the ledger)."""
+    """`[budget]`: the maximum epsilon of one run, and of all runs together (`lifetime`, as in the ledger).
+
+    `unit` is what it protects; a run that protects anything else is refused.
+    """
 
     epsilon: Positive
     delta: Annotated[float, Field(gt=0, lt=1)]
     relation: Relation = "add-remove"
+    unit: Literal["row", "person"] = "row"
     accountant: Accountant = "pld"
     lifetime: Positive | None = None
 
@@ -136,11 +140,13 @@ class Data(_Strict):
         label: The label column.
         loader: A custom function, as `module:function`.
         columns: The columns of the file that runs may use; others are left out when it is read. Empty: all columns.
+        person: The column with the key of each row's person, if the schema names none. It is no feature and stays here.
     """
 
     label: str = "label"
     loader: str | None = None
     columns: list[str] = []
+    person: str | None = None
 
 
 class MemberPolicy(_Strict):
@@ -156,13 +162,13 @@ class MemberPolicy(_Strict):
     @property
     def one_run(self) -> Policy:
         """The privacy policy of one run."""
-        return Policy(self.budget.epsilon, self.budget.delta, self.budget.relation)
+        return Policy(self.budget.epsilon, self.budget.delta, self.budget.relation, self.budget.unit)
 
     @property
     def for_life(self) -> Policy:
         """The privacy policy of all runs together."""
         lifetime = self.budget.lifetime or self.budget.epsilon
-        return Policy(lifetime, self.budget.delta, self.budget.relation)
+        return Policy(lifetime, self.budget.delta, self.budget.relation, self.budget.unit)
 
     @property
     def bounds(self) -> Limits:
@@ -342,6 +348,10 @@ def check_offer(policy: MemberPolicy, config: Config, name: str, recipe: Recipe)
     if config.privacy.relation != policy.budget.relation:
         raise HushError(
             f"relation {config.privacy.relation}: not accepted by this member; accepted: {policy.budget.relation}"
+        )
+    if unit_of(config) != policy.budget.unit:
+        raise HushError(
+            f"privacy.unit {unit_of(config)}: not accepted by this member; accepted: {policy.budget.unit} (budget.unit)"
         )
     declared = {"number of training samples", "privacy budget", "privacy plan", "impact factor"}
     declared |= {"true cluster"} if policy.enrol.group is not None else set()

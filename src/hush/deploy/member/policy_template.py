@@ -41,6 +41,7 @@ def template(
 epsilon = {epsilon!r}            # required: maximum epsilon of one run. Sensible: 0.1 to 5; above 10 protects little
 delta = {delta!r}                # required: the probability that the guarantee fails; well below 1 / number of rows
 relation = "{relation}"          # what changes between the datasets compared: one row added, or "replace-one"
+# unit = "person"                # what is protected: one row (default), or one person with all rows; see data.person
 accountant = "{accountant}"
 # Maximum epsilon of all runs together on these rows. Default: equal to epsilon, so that ONE run, even a first
 # trial, can spend all of it permanently. Use `hush federation check` for a dry run, which charges nothing.
@@ -85,6 +86,8 @@ noise = 10.0                     # noise multiplier of noised declarations, rela
 
 [data]                           # how the file with the rows is read
 label = {quoted(label):<24} # label column of CSV and Parquet files
+# The column with the key of each row's person, such as "patient", for unit = "person". It is no feature and stays here.
+# person = "patient"
 # The columns that runs may use, such as ["age", "sex"]; others are not read. Empty: all columns of the file.
 columns = [{", ".join(map(quoted, columns))}]
 # loader = "module:function"     # custom loader: receives the path, returns x and y

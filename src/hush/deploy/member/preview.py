@@ -18,9 +18,10 @@ from hush.deploy.shared.run_spec import MemberSpec
 from hush.privacy.accounting.cost import Cost
 from hush.privacy.ledger import account, book
 from hush.privacy.plan import UPDATE
+from hush.privacy.unit import protects
 from hush.recipes.slots.weight import COUNT
 from hush.text import printable
-from hush.types import HushError
+from hush.types import HushError, Unit
 
 LONGEST_PURPOSE = 500
 _MOST_NAMES, _LONGEST_NAME = 10_000, 64
@@ -47,6 +48,7 @@ class Preview:
         epsilon_round: The cost of one round alone.
         delta: For both.
         relation: For both.
+        unit: What both protect.
         releases: What the run releases, and how often: the description of each kind of charged release.
         declared: What the member declares at enrolment without noise.
         uncovered: What the guarantee does not cover.
@@ -72,6 +74,7 @@ class Preview:
     epsilon_round: float
     delta: float
     relation: str
+    unit: Unit
     releases: tuple[str, ...]
     declared: tuple[str, ...]
     uncovered: tuple[str, ...]
@@ -157,6 +160,7 @@ def preview(
         epsilon_round=epsilon(first.round_costs),
         delta=one.delta,
         relation=one.relation,
+        unit=one.unit,
         releases=_releases(spec),
         declared=tuple(public),
         uncovered=tuple(sorted({f"{r.what}: {r.why}" for r in spec.recipe.releases() if not r.covered})),
@@ -196,7 +200,9 @@ def sentences(found: Preview, spent: float, life: float) -> list[str]:
     shown = ", ".join(printable(name, 40) for name in columns[:40]) + (" ..." if len(columns) > 40 else "")
     others = [printable(name, 64) for at, name in enumerate(found.members) if at != found.number]
     rows = (
-        f"{found.rows} rows, a number that the others learn" if found.rows else "its rows; others learn a noisy number"
+        f"{found.rows} {found.unit}s, a number that the others learn"
+        if found.rows
+        else f"its {found.unit}s; others learn a noisy number"
     )
     purpose = printable(found.purpose, 2 * LONGEST_PURPOSE) or "none given"
     after = max(0.0, life - spent - found.epsilon)
@@ -209,7 +215,7 @@ def sentences(found: Preview, spent: float, life: float) -> list[str]:
            f"inputs of shape {tuple(schema.get('shape', ()))}"),
         f"rounds: {found.rounds} of {config['rounds']}, {found.steps} noisy steps each",
         f"privacy: epsilon at most {found.epsilon:.4g} in total, {found.epsilon_round:.4g} for one round alone, delta "
-        f"{found.delta:g} ({found.relation}), recipe {printable(found.recipe, 80)}, "
+        f"{found.delta:g} ({found.relation}, protects {protects(found.unit)}), recipe {printable(found.recipe, 80)}, "
         f"{printable(config['privacy']['noise'], 20)} noise",
         f"lifetime budget: {life:.4g}, of which {spent:.4g} is spent; at least {after:.4g} remains after the run",
     ]  # fmt: skip

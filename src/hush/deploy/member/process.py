@@ -24,6 +24,7 @@ from torch import Tensor
 
 from hush import models, recipes
 from hush.config import Config, parse, with_noise
+from hush.data.client_rows import persons_of
 from hush.data.datasets import Dataset
 from hush.data.preprocessing import mapped
 from hush.data.schema import Schema, check_fits, from_record
@@ -58,6 +59,7 @@ from hush.models import Model
 from hush.privacy import noise
 from hush.privacy.accounting.cost import Cost
 from hush.privacy.ledger import BudgetSpentError, Ledger, account, book
+from hush.privacy.persons import Persons
 from hush.privacy.schedule import ENROLMENT, Stage
 from hush.privacy.side_release import ReleaseShape
 from hush.recipes import Recipe
@@ -78,6 +80,17 @@ _EVICTED = (
     "the coordinator has evicted this member from the run: it received no usable answer in time in several "
     "consecutive rounds"
 )
+
+
+def _person_sizes(data: Dataset) -> Tensor:
+    """The number of rows of each person; rows lie one person after the other."""
+    if data.person is None:
+        raise HushError(
+            'budget.unit: "person" needs to know which person each row is about; accepted with it: person in '
+            "schema.toml or data.person in the policy, the column with their keys"
+        )
+    sizes = [len(rows) for rows in persons_of(data)]
+    return torch.tensor(sizes, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -103,6 +116,7 @@ class Node:
     ) -> None:
         self.name, self.policy, self.data, self.ledger = name, policy, data, ledger
         self.schema = data.schema or Schema(shape=data.x.shape[1:])
+        self._sizes = _person_sizes(data) if policy.budget.unit == "person" else None
         self.log = AuditLog(path / "audit.jsonl")
         self.consents = Consents(path)
         self._runs = path / "runs"
@@ -114,6 +128,15 @@ class Node:
         self._held: tuple[object, Tensor, Tensor] | None = None
         self.seconds = 0.0
         self.say: Callable[[str], None] = lambda words: None
+
+    @property
+    def units(self) -> int:
+        """The number of its rows, or of persons where they are the unit of privacy."""
+        return len(self.data.y) if self._sizes is None else len(self._sizes)
+
+    def _persons(self, config: Config) -> Persons | None:
+        """Whose its rows are, where persons are the unit of privacy."""
+        return None if self._sizes is None else Persons(self._sizes, config.privacy.rows_per_person)
 
     def handle(self, content: messages.Buffer) -> tuple[bytes, Receipt | None]:
         """Return the signed answer to a message, and the receipt to mark as sent afterwards."""
@@ -365,12 +388,12 @@ class Node:
         )
         # The simulation draws a count before the mean.
         second.normal(1, torch.float64)
-        wanted = numbers(self.policy, len(self.data.y), recipe, noisy)
+        wanted = numbers(self.policy, self.units, recipe, noisy)
         return Disclosures(
             fact=fact,
             numbers=wanted,
             centre=centre,
-            rows=lambda: self._inputs(offer)[0],
+            rows=lambda: (self._inputs(offer)[0], self._persons(config)),
             source=first,
             mean_source=second,
         )
@@ -380,12 +403,12 @@ class Node:
         with refusing(RefusalCode.ENROLMENT):
             cluster = group(self.policy, offer.recipe)
         noised = count_is_noised(self.policy, offer.recipe, offer.config.rounds)
-        rows = 1 if noised else len(self.data.y)
+        rows = 1 if noised else self.units
         marks: dict[str, tuple[float, float]] = {COUNT: (0.0, 0.0)} if noised else {}
         one = self.policy.one_run
         return RosterEntry(
-            name=self.name, epsilon=one.epsilon, delta=one.delta, relation=one.relation, samples=rows, group=cluster,
-            noised=marks,
+            name=self.name, epsilon=one.epsilon, delta=one.delta, relation=one.relation, unit=one.unit, samples=rows,
+            group=cluster, noised=marks,
         )  # fmt: skip
 
     def _disclosed_fact(self, run: str, offer: Offer) -> RosterEntry:
@@ -591,8 +614,9 @@ class Node:
             shape=shape,
             pull=own.recipe.local.pull(),
             output=own.output,
+            persons=self._persons(config),
         )
-        done = client_round.work(task, receipt, on_rows(stage, len(y)) if own.noised else stage, client)
+        done = client_round.work(task, receipt, on_rows(stage, self.units) if own.noised else stage, client)
         (vector,) = train(own.model, x, y, [done.job], self._examples(own), config.engine.precision)
         update = client_round.sealed(done, vector)
         says = {

@@ -28,7 +28,7 @@ def prepare(kit: Kit, policy_path: Path, data: Path) -> Node:
     policy = law.load(policy_path)
     dataset = datasets.load(
         data, label=policy.data.label, loader=policy.data.loader, declared=datasets.declared(kit.path),
-        columns=policy.data.columns,
+        columns=policy.data.columns, person=policy.data.person,
     )  # fmt: skip
     key = kit.key()
     terms = policy.for_life
@@ -39,7 +39,7 @@ def prepare(kit: Kit, policy_path: Path, data: Path) -> Node:
     else:
         ledger = Ledger.create(kit.ledger, kit.member, terms, policy.budget.accountant)
     try:
-        bind([ledger], [Rows(dataset.x, dataset.y)])
+        bind([ledger], [Rows(dataset.x, dataset.y, dataset.person if policy.budget.unit == "person" else None)])
     except BaseException:
         ledger.close()
         raise
@@ -89,7 +89,7 @@ def _take_part(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], Non
         say(f"{kit.member} is online at {kit.address}; remaining budget {node.ledger.left():.4g}")
         # Printed locally only: it may reveal the number of rows.
         one = node.policy.one_run
-        for text in warnings_of(one.epsilon, one.delta, len(node.data.y)):
+        for text in warnings_of(one.epsilon, one.delta, node.units, one.unit):
             say(f"Warning: {text}")
         serve(node, line, share=share)
     except KeyboardInterrupt:

@@ -57,5 +57,7 @@ def _longest(config: Config, recipe: Recipe, far: RosterEntry, number: int, samp
 
 
 def _spread(config: Config, recipe: Recipe, fact: RosterEntry, number: int) -> float:
-    _, stage = run_spec.enrolment(config, recipe, fact, number, Policy(fact.epsilon, fact.delta, fact.relation))
+    _, stage = run_spec.enrolment(
+        config, recipe, fact, number, Policy(fact.epsilon, fact.delta, fact.relation, fact.unit)
+    )
     return stage.noise_of(CENTRE) if stage is not None else 0.0

@@ -11,7 +11,7 @@ from hush.data import budgets
 from hush.privacy.accounting.cost import Cost
 from hush.recipes import Recipe
 from hush.recipes.slots.weight import COUNT, Balanced, EstimatedNoise, Impact
-from hush.types import HushError, Member, Policy, Relation
+from hush.types import HushError, Member, Policy, Relation, Unit
 
 BUDGET, IMPACT = "privacy budget", "impact factor"
 MEAN = "mean"
@@ -27,7 +27,8 @@ class RosterEntry:
         epsilon: Its budget for a run.
         delta: Its delta.
         relation: Its neighbouring relation.
-        samples: Its number of rows.
+        unit: Its unit of privacy.
+        samples: Its number of rows, or of persons where they are the unit.
         factor: Its impact factor, if the recipe uses one and the member has one.
         group: Its true cluster, if the recipe assumes it is known.
         noised: Noise multiplier and standard deviation of each noisy entry, by its name in the privacy guarantee.
@@ -38,6 +39,7 @@ class RosterEntry:
     delta: float
     relation: Relation
     samples: int
+    unit: Unit = "row"
     factor: float | None = None
     group: int | None = None
     noised: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -64,7 +66,7 @@ def roster(config: Config, facts: Sequence[RosterEntry]) -> tuple[Member, ...]:
     members = tuple(
         Member(
             client=c,
-            policy=Policy(fact.epsilon, fact.delta, fact.relation),
+            policy=Policy(fact.epsilon, fact.delta, fact.relation, fact.unit),
             samples=_rows(fact, batches[c]),
             batch=batches[c],
             group=fact.group or 0,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from hush import models, recipes
-from hush.config import Config, code_name
+from hush.config import Config, code_name, with_noise, with_unit
 from hush.data import budgets
 from hush.data.client_rows import Clients
 from hush.data.datasets import Dataset
@@ -111,6 +111,15 @@ def assemble(config: Config, facts: Sequence[RosterEntry], test: Dataset, auto_r
             ceiling=terms.ceiling if config.max_weight else twice_even,
         ),
     )
+
+
+def complete(config: Config, schema: Schema | None) -> Config:
+    """The config of a federation, in which noise and the unit of privacy are no longer open.
+
+    Persons are protected where the schema names their column, or the config asks for it: members can name it as well.
+    """
+    persons = config.privacy.unit == "person" or (schema is not None and schema.person is not None)
+    return with_unit(with_noise(config, lasting=True), persons)
 
 
 def check_objective(config: Config, classes: int) -> None:

@@ -51,7 +51,7 @@ def update_limits(
         if not {COUNT, BUDGET} & set(fact.noised):
             continue
         for far in fact.extremes(members[client].batch):
-            policy = Policy(far.epsilon, far.delta, far.relation)
+            policy = Policy(far.epsilon, far.delta, far.relation, far.unit)
             member = replace(members[client], policy=policy, samples=far.samples)
             around = [member if each.client == client else each for each in members]
             possible[client].append(privacy_schedules(config, recipe, around, stage_table, orders, disclosed)[client])
