@@ -98,6 +98,40 @@ def _decide(directory: Path, name: str | None, decision: Literal["approved", "de
 
 
 @federation_app.command()
+def fetch(
+    directory: KitFolder,
+    run: Annotated[str | None, typer.Option(help="The run; default: the newest that was delivered.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The directory to write; default: models/RUN in the kit.")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODULE:FUNCTION", help="The architecture, where it is not a built-in one.")
+    ] = None,
+    verify: Annotated[
+        Path | None, typer.Option(help="Verify a model that was fetched before, and fetch nothing.")
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the deliveries, and fetch nothing.")] = False,
+) -> None:
+    """Fetch the trained model of a finished run, verify the coordinator's signature, and store it for hush predict."""
+    need_flower()
+    from hush.deploy.admin.folders import open_kit
+    from hush.deploy.member import fetch as fetching
+    from hush.deploy.member import policy as law
+
+    kit = open_kit(directory)
+    if listed:
+        for each in fetching.available(kit):
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each["time"]))
+            print(printable(f"{each['run']}  {when}  {each['size'] / 2**20:.1f} MiB", _LONGEST))
+        return
+    if verify is not None:
+        path, certificate = verify, fetching.verify(kit, verify)
+    else:
+        most = law.load(directory / "policy.toml").message_cap
+        path, certificate = fetching.fetch(kit, run, out, most, model)
+    for line in fetching.words(certificate, path):
+        print(printable(line, _LONGEST))
+
+
+@federation_app.command()
 def policy(
     directory: KitFolder,
     wizard: Annotated[bool, typer.Option("--wizard", help="Ask for each value and write policy.toml.")] = False,

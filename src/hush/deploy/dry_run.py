@@ -96,7 +96,7 @@ def dry_run(kit: Kit, policy_path: Path, data: Path, config: Config, run_schema:
     made = replace(_synthetic_rows(own, len(held.y), schema.classes or 1), person=held.person)
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.in_memory(kit.member, life, accountant)
-        node = Node(kit.member, policy, made, ledger, Path(folder), keys.new_key())
+        node = Node(kit.member, law.unattended(policy), made, ledger, Path(folder), keys.new_key())
         try:
             seconds = _first_round(node, complete(config, schema), schema)
         except HushError as error:

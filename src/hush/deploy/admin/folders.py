@@ -4,6 +4,7 @@ DIR/federation.toml      name, address, time limits of a round
 DIR/members/NAME.pub     public keys of the admitted members; `hush federation revoke` removes one
 DIR/server/              CA, certificate, heads of the members' ledgers, audit log
 DIR/runs/                one directory per run
+DIR/deliveries/RUN/      the signed model of each member of a finished run
 DIR/kits/NAME/           given to the member: kit.toml, ca.crt, policy.toml, and (if created here) its key
 """
 
@@ -69,6 +70,7 @@ class FederationFolder:
         self.path = path
         self.server = path / "server"
         self.runs = path / "runs"
+        self.deliveries = path / "deliveries"
         self.settings = _settings(path / "federation.toml")
 
     def secret(self) -> str:
@@ -87,6 +89,13 @@ class FederationFolder:
             "certificate": self.server / "server.crt",
             "key": self.server / "server.key",
         }
+
+    def signer(self) -> tuple[keys.PrivateKey, bytes]:
+        """The key that signs deliveries, and its certificate; created if there is none."""
+        if not (self.server / "signing.key").exists():
+            keys.make_signer(self.server, self.settings.name)
+        key = keys.load_private(self.server / "signing.key")
+        return key, keys.read(self.server / "signing.crt", "the certificate of deliveries")
 
     def members(self, fault: Callable[[HushError], None] | None = None) -> dict[str, bytes]:
         """The public keys of all members by name, in order.

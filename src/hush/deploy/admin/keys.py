@@ -107,6 +107,21 @@ def _digest(*pieces: Buffer) -> bytes:
     return found.digest()
 
 
+def signature(key: PrivateKey, content: bytes) -> bytes:
+    """Return a key's signature of content."""
+    made: bytes = key.sign(content, ec.ECDSA(hashes.SHA384()))
+    return made
+
+
+def verified(public: PublicKey, signature: bytes, content: bytes) -> bool:
+    """Whether a signature of content is by this key."""
+    try:
+        public.verify(signature, content, ec.ECDSA(hashes.SHA384()))
+    except InvalidSignature:
+        return False
+    return True
+
+
 def make_authority(folder: Path, name: str, days: int) -> None:
     """Create a CA: `ca.crt` for everyone, `ca.key` for the coordinator."""
     key = new_key()
@@ -134,6 +149,36 @@ def make_server(folder: Path, hosts: Sequence[str], days: int) -> None:
     )
     write_secret(folder / "server.key", private_pem(key))
     (folder / "server.crt").write_bytes(_pem(builder.sign(signer, hashes.SHA384())))
+
+
+def make_signer(folder: Path, name: str, days: int = 3650) -> None:
+    """Create the key that signs deliveries, with a certificate signed by the CA in the same folder."""
+    authority = x509.load_pem_x509_certificate(read(folder / "ca.crt", "the CA certificate"))
+    authority_key, key = load_private(folder / "ca.key"), new_key()
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{name} federation deliveries")])
+    builder = _dated(x509.CertificateBuilder().subject_name(subject).issuer_name(authority.subject), key, days)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(sign=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CODE_SIGNING]), critical=False)
+    write_secret(folder / "signing.key", private_pem(key))
+    (folder / "signing.crt").write_bytes(_pem(builder.sign(authority_key, hashes.SHA384())))
+
+
+def signer(certificate: bytes, ca: bytes) -> PublicKey:
+    """Return the key of a certificate for deliveries that the CA signed, or raise a `HushError`."""
+    try:
+        found, authority = (x509.load_pem_x509_certificate(each) for each in (certificate, ca))
+        found.verify_directly_issued_by(authority)
+        uses = found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except (ValueError, InvalidSignature, x509.ExtensionNotFound, UnsupportedAlgorithm, TypeError):
+        raise HushError("delivery: its certificate is not signed by the CA of this federation (ca.crt)") from None
+    now = datetime.datetime.now(datetime.UTC)
+    public = found.public_key()
+    if ExtendedKeyUsageOID.CODE_SIGNING not in uses or not isinstance(public, ec.EllipticCurvePublicKey):
+        raise HushError("delivery: its certificate is not one for deliveries of this federation")
+    if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
+        raise HushError("delivery: its certificate has expired, or a clock is wrong")
+    return public
 
 
 def check_server(folder: Path) -> None:

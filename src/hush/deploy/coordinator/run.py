@@ -21,6 +21,7 @@ from hush.deploy.admin import keys
 from hush.deploy.admin.audit_log import AuditLog
 from hush.deploy.admin.folders import FederationFolder
 from hush.deploy.coordinator.agreement import AGREEMENT, Agreement, agreed, kept
+from hush.deploy.coordinator.deliveries import deliver
 from hush.deploy.coordinator.enrolment import check_asked, check_rows, facts_of, fitting
 from hush.deploy.coordinator.exchange import Exchange, Hub, Verdict
 from hush.deploy.coordinator.replies import SentTasks, expected, opened, update_of
@@ -111,7 +112,10 @@ class Coordinator:
         directory = self._directory(federation, agreement, out, resume, held, command)
         self._under_way = True
         members = _Members(self, federation, agreement, progress)
-        result = run_rounds(drive(members, directory, resume=held, began=began), members.answer).result
+        done = run_rounds(drive(members, directory, resume=held, began=began), members.answer)
+        result = done.result
+        for path in deliver(self.place, done, agreement, out.name):
+            self.log.note("delivery", run=agreement.run, member=path.stem, path=str(path))
         self.log.note("ended", run=agreement.run, rounds=result.rounds, why=result.ended)
         says = {"run": agreement.run, "rounds": result.rounds}
         self._post.close({name: self._words("ended", says, name) for name in self._begun}, _WORDS_CAP)

@@ -106,7 +106,11 @@ def public_test(
     if path is None and not beside:
         return load_named(config, root).dataset
     found = load(path or beside[0], label=label, classes=classes, declared=declared(folder))
-    return found if found.schema is None else replace(found, x=features(found.x, found.schema))
+    if found.schema is None:
+        return found
+    names, labels = found.schema.class_names, (found.schema.label,) if found.schema.columns else ()
+    inputs = features(found.x, found.schema)
+    return replace(found, x=inputs, class_names=names, class_values=names, label_columns=labels)
 
 
 def declared(folder: Path) -> Schema | None:

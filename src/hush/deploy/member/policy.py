@@ -186,6 +186,12 @@ class MemberPolicy(_Strict):
         return max(1, room // (_EXAMPLE * parameters))
 
 
+def unattended(policy: MemberPolicy) -> MemberPolicy:
+    """Return the policy for a dry run, which costs nothing: without approval, and at any hour."""
+    limits = policy.limits.model_copy(update={"hours": ""})
+    return policy.model_copy(update={"consent": Consent(auto_approve=True), "limits": limits})
+
+
 def lifetime_warning(policy: MemberPolicy) -> str:
     """Return a warning if one run may spend the whole lifetime budget of these rows; otherwise an empty text."""
     one, life = policy.one_run.epsilon, policy.for_life.epsilon

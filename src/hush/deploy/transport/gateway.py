@@ -16,9 +16,11 @@ import json
 import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from hush.deploy.transport import mailbox
+from hush.deploy.transport.downloads import PATH, Downloads
 from hush.deploy.transport.mailbox import Mailbox, Reply, read_body, replier
 from hush.types import HushError
 
@@ -29,6 +31,7 @@ UNLISTED, COPIED = b"this key is not listed", b"another process uses this key"
 NOT_ACTIVE = b"this node is not active"
 REQUEST_CAP = 1 << 16  # bytes of a node's request to Flower: a public key and some numbers
 SILENCE = 4.0  # seconds after which a process is considered dead: a live one sends a request every second
+_PART = 1 << 20
 _AGAIN = 60.0
 _KEY_HEADER = b"flwr-public-key"
 _JOIN, _LEAVE = "/v1/fleet/activate-node", "/v1/fleet/deactivate-node"
@@ -107,8 +110,9 @@ class Gateway:
     def __init__(
         self, app: Callable[..., Awaitable[None]], secret: str, cap: int = REQUEST_CAP, listed: Listed | None = None,
         instances: Instances | None = None, genuine: Callable[[Mapping[bytes, bytes]], bool] = lambda headers: True,
-        post: Mailbox | None = None,
+        post: Mailbox | None = None, downloads: Downloads | None = None,
     ) -> None:  # fmt: skip
+        self._downloads = downloads
         self._app, self._listed, self._genuine = app, listed, genuine
         self._secret, self._most = secret.encode(), cap
         self._instances = instances or Instances()
@@ -127,6 +131,8 @@ class Gateway:
         if b"transfer-encoding" in headers:
             # A chunked body would override the declared size.
             return await reply(411, [b"a request must announce its size"], {})
+        if self._downloads and scope["method"] == "GET" and (path == PATH or path.startswith(f"{PATH}/")):
+            return await _download(send, *self._downloads.answer(path, headers))
         of_node = path in _NODE_PATHS
         if not of_node and not hmac.compare_digest(headers.get(SECRET_HEADER.encode(), b""), self._secret):
             return await reply(403, [b"not for nodes"], {})
@@ -214,6 +220,19 @@ class Gateway:
         milliseconds = int(wait) if wait.isdigit() and len(wait) < 8 else 0
         done = words[mailbox.DONE_HEADER]
         return await self._post.next(key, done, 0.001 * milliseconds, _gone(receive), replier(send))
+
+
+async def _download(send: Any, status: int, found: bytes | Path) -> None:
+    if isinstance(found, bytes):
+        await replier(send)(status, [found], {})
+        return
+    size = str(found.stat().st_size).encode()
+    head = [(b"content-type", b"application/octet-stream"), (b"content-length", size)]
+    with found.open("rb") as file:
+        await send({"type": "http.response.start", "status": status, "headers": head})
+        while part := file.read(_PART):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
 
 
 def _gone(receive: Any) -> Callable[[], Awaitable[None]]:

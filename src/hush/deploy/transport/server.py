@@ -11,6 +11,7 @@ from typing import Any
 from hush.deploy.admin.audit_log import AuditLog
 from hush.deploy.admin.folders import FederationFolder
 from hush.deploy.admin.processes import check_port
+from hush.deploy.transport.downloads import Downloads
 from hush.deploy.transport.gateway import Instances, Listed
 from hush.types import HushError
 
@@ -52,7 +53,8 @@ def serve(place: FederationFolder, say: Callable[[str], None], host: str | None 
             time.sleep(0.5)
 
     threading.Thread(target=keep, daemon=True).start()
-    superlink(listen, settings.port, certificate, place.secret(), doors, instances)
+    downloads = Downloads(place, AuditLog(place.server / "audit.jsonl").note)
+    superlink(listen, settings.port, certificate, place.secret(), doors, instances, downloads)
 
 
 def synchronise(place: FederationFolder, hub: Any, wanted: Mapping[str, bytes]) -> None:

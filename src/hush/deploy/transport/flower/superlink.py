@@ -14,17 +14,20 @@ from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMEST
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 
+from hush.deploy.transport.downloads import Downloads
 from hush.deploy.transport.gateway import REQUEST_CAP, Gateway, Instances, Listed
 
 _IN_MEMORY = ":flwr-in-memory:"
 
 
 def superlink(
-    host: str, port: int, certificate: Mapping[str, Path], secret: str, listed: Listed, instances: Instances
-) -> None:
+    host: str, port: int, certificate: Mapping[str, Path], secret: str, listed: Listed, instances: Instances,
+    downloads: Downloads,
+) -> None:  # fmt: skip
     """Run a SuperLink until the process is stopped. `certificate` has the paths `ca`, `certificate` and `key`.
 
-    Nodes are accepted as soon as `listed` contains them; `instances` records which process uses each key.
+    Nodes are accepted as soon as `listed` contains them; `instances` records which process uses each key; `downloads`
+    answers requests for deliveries.
 
     Nothing is stored on disk: members have their ledgers, the coordinator its run directory, and both repeat lost
     messages.
@@ -44,7 +47,7 @@ def superlink(
         ssl_ca_certfile=files[0], ssl_certfile=files[1], ssl_keyfile=files[2], database=_IN_MEMORY,
         isolation="process", runtime_dependency_install=False,
     )  # fmt: skip
-    app = Gateway(create_app(config, SuperLinkLifespan), secret, REQUEST_CAP, listed, instances, _genuine)
+    app = Gateway(create_app(config, SuperLinkLifespan), secret, REQUEST_CAP, listed, instances, _genuine, downloads)
     # Requests end up in reference cycles. With all imported objects frozen, the collector finds the cycles quickly and
     # messages from members do not accumulate.
     gc.collect()
