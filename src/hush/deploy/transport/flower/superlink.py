@@ -47,7 +47,9 @@ def superlink(
         ssl_ca_certfile=files[0], ssl_certfile=files[1], ssl_keyfile=files[2], database=_IN_MEMORY,
         isolation="process", runtime_dependency_install=False,
     )  # fmt: skip
-    app = Gateway(create_app(config, SuperLinkLifespan), secret, REQUEST_CAP, listed, instances, _genuine, downloads)
+    app = Gateway(
+        create_app(config, SuperLinkLifespan), secret, REQUEST_CAP, listed, instances, _genuine, downloads=downloads
+    )
     # Requests end up in reference cycles. With all imported objects frozen, the collector finds the cycles quickly and
     # messages from members do not accumulate.
     gc.collect()
