@@ -7,7 +7,7 @@ PIP := $(BIN)/pip $(INSTALL)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 CLEAN := build/$(notdir $(PYTHON))
 
-.PHONY: demo check quick test coverage build build-all bench docs results soak clean
+.PHONY: demo check quick test coverage build build-all sdist bench docs pages notebooks results soak clean
 
 demo: .venv/base
 	$(BIN)/hush demo
@@ -43,6 +43,10 @@ build: .venv/base
 	$(CLEAN)/bin/pip $(INSTALL) dist/hush-*.whl
 	command=$$PWD/$(CLEAN)/bin/hush && cd $$(mktemp -d) && env --unset=PYTHONPATH $$command demo
 
+# A source distribution and its wheel in dist.
+sdist: .venv/dev
+	$(BIN)/python -m build --outdir dist .
+
 # The same with every supported interpreter that is installed.
 build-all:
 	for version in 3.11 3.12 3.13; do \
@@ -51,11 +55,21 @@ build-all:
 bench: .venv/dev
 	$(BIN)/hush bench
 
-# The generated pages: results, performance, recipes.
-docs: .venv/dev
+# The documentation site in build/site: strict, offline, from the pages, the docstrings and the executed notebooks.
+docs: pages notebooks
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# The pages that are written from results and code.
+pages: .venv/dev
 	$(BIN)/python -m scripts.results
 	$(BIN)/python -m scripts.performance
 	$(BIN)/python -m scripts.recipe_pages
+	$(BIN)/python -m scripts.accuracy_by_budget
+	$(BIN)/python -m scripts.reference_pages
+
+# Every notebook, executed into build/notebooks; one that was executed with the same code before is left as it is.
+notebooks: .venv/dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m scripts.notebooks
 
 results: .venv/base
 	$(BIN)/python -m scripts.results

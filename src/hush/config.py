@@ -29,10 +29,12 @@ def _either(words: str, *kinds: type) -> Callable[[Any], Any]:
             raise ValueError(f"expected {words}")
         return value
 
+    check.__doc__ = words
     return check
 
 
 def _delta(value: Any) -> Any:
+    """A number between 0 and 1, a list of them, or a table by client name."""
     held = list(value.values()) if isinstance(value, dict) else value
     listed = held if isinstance(held, list) and held else [held]
     if any(isinstance(v, bool) or not isinstance(v, int | float) or not 0 < v < 1 for v in listed):
@@ -41,7 +43,7 @@ def _delta(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A table with dates converted to texts, which JSON can represent."""
+    # A table with dates converted to texts, which JSON can represent.
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -50,6 +52,7 @@ def _plain(value: Any) -> Any:
 
 
 def _rate(value: Any) -> Any:
+    """A number above 0, or "auto"."""
     known = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _FASTEST
     if value != "auto" and not known:
         raise ValueError(f'expected a number above 0 and at most {_FASTEST:g}, or "auto"')
@@ -57,12 +60,14 @@ def _rate(value: Any) -> Any:
 
 
 def _loss(value: Any) -> Any:
+    """A name, module:function, or a function in Python."""
     if callable(value) or value in LOSSES or (isinstance(value, str) and ":" in value):
         return value
     raise ValueError(f"expected one of {', '.join(LOSSES)}, module:function, or a function in Python")
 
 
 def _metrics(value: Any) -> Any:
+    """A list of names, of module:function, or of functions in Python."""
     listed = list(value) if isinstance(value, list | tuple) else [value]
     if not all(callable(each) or (isinstance(each, str) and each) for each in listed):
         raise ValueError("expected a list of names, of module:function, or of functions in Python")
@@ -70,6 +75,7 @@ def _metrics(value: Any) -> Any:
 
 
 def _target_bounds(value: Any) -> Any:
+    """[low, high], or a list of such pairs, one for each target."""
     pairs = value if isinstance(value, list | tuple) and value and isinstance(value[0], list | tuple) else [value]
     for pair in pairs:
         numbers = isinstance(pair, list | tuple) and len(pair) == 2 and not any(isinstance(v, bool) for v in pair)

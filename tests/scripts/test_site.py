@@ -1,0 +1,44 @@
+"""The documentation site: every page is in its navigation, and its references are complete and up to date."""
+
+from __future__ import annotations
+
+import re
+
+import hush
+from hush.config_keys import MEANINGS, config_keys
+from scripts import reference_pages
+from tests.support.paths import ROOT
+
+DOCS = ROOT / "docs"
+NAVIGATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:")[1].split("\ntheme:")[0]
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    """The strict build fails for a page that is not; here it is noticed at once. Decisions are listed by themselves."""
+    listed = re.findall(r"[\w/-]+\.md", NAVIGATION)
+    pages = [str(path.relative_to(DOCS)) for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "adr"]
+    assert [page for page in pages if page not in listed] == []
+    from_the_root = {"contributing.md", "changelog.md", "reporting.md"}
+    assert [page for page in listed if not (DOCS / page).exists()] == [page for page in listed if page in from_the_root]
+    assert len(set(listed)) == len(listed)
+
+
+def test_every_public_name_is_in_the_api_reference() -> None:
+    page = (DOCS / "reference" / "api.md").read_text(encoding="utf-8")
+    shown = {line.rpartition(".")[2] for line in re.findall(r"^::: (\S+)$", page, re.MULTILINE)}
+    aliases = {"State", "__version__"}  # of types, in a sentence; of the package
+    assert set(hush.__all__) - aliases <= shown
+    assert "`hush.State`" in page
+
+
+def test_every_config_key_has_a_meaning() -> None:
+    keys = config_keys()
+    assert [key.name for key in keys if not key.meaning] == [], "add a sentence to MEANINGS in hush/config_keys.py"
+    assert set(MEANINGS) == {key.name for key in keys}
+    assert all(key.accepts and key.accepts != "a value" for key in keys)
+
+
+def test_the_reference_pages_are_up_to_date() -> None:
+    for path, text in reference_pages.pages().items():
+        same = path.read_text(encoding="utf-8") == text
+        assert same, f"{path.relative_to(ROOT)}: run .venv/bin/python -m scripts.reference_pages"
