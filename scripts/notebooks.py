@@ -46,7 +46,8 @@ def execute(source: Path, target: Path) -> None:
         work = Path(folder) / "work"
         work.mkdir()
         settings = Config()
-        settings.KernelManager.transport = "ipc"  # sockets of files, which nobody else on the machine can reach
+        # Sockets of files in the folder, which nobody else on the machine can reach.
+        settings.KernelManager.transport, settings.KernelManager.ip = "ipc", str(Path(folder) / "kernel")
         client = nbclient.NotebookClient(
             notebook,
             config=settings,

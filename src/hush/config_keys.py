@@ -36,6 +36,7 @@ MEANINGS = {
     "data.files": "Files of your own in place of a built-in dataset: one per client, or one with a client column.",
     "data.label": "The label column of these files.",
     "data.client": "The client column, if all rows are in one file.",
+    "data.person": "The column with the key of each row's person; it is no feature and never leaves the client.",
     "data.schema": "What the columns may hold (kinds, bounds, categories), by which rows become inputs.",
     "data.clients": "Number of clients among which a dataset is divided.",
     "data.partition": "How the rows are divided: `iid`, `dirichlet`, `shards`, `similarity`, `rotation`, `label-flip`, "
@@ -65,6 +66,8 @@ MEANINGS = {
     "secure with ledger files and in federations, otherwise seeded.",
     "privacy.sampler": "How a batch is drawn: each row independently, or a fixed number of rows.",
     "privacy.discrete": "Integer arithmetic and exact discrete Gaussian noise, for small models.",
+    "privacy.unit": "What is protected: one row, or one person with all its rows (default where `data.person` is set).",
+    "privacy.rows_per_person": "Rows of a sampled person that a step uses, chosen at random.",
     "privacy.retries": "Number of repeated rounds, after crashes of clients, that the budget must also cover.",
     "local.batch_size": "Expected batch size: one for all clients, or choices that are drawn for each client.",
     "local.epochs": "Passes over a client's rows in a round.",
