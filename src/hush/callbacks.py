@@ -45,8 +45,10 @@ class Callback:
     def on_run_start(self, start: RunStart) -> None:
         """Called before the first round, or before the first that a resumed run adds."""
 
-    def on_enrolled(self, costs: RoundCosts) -> None:
+    def on_enrolled(self, costs: RoundCosts, records: Sequence[RoundRecord]) -> None:
         """Called before the first round, once all clients are enrolled: what their rounds will cost them.
+
+        `records` are the rounds of a resumed run that were done before.
 
         `hush.privacy.round_costs.SpendingMeter` adds up the rounds, and computes the epsilon that clients have spent.
         """

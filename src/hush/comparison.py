@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hush import report
+from hush.callbacks import Callback
 from hush.config import Config, assigned, given, located, parse, text_value
 from hush.engines import simulator
 from hush.engines.fingerprint import Hashes
@@ -25,6 +26,7 @@ from hush.types import HushError, RoundRecord, RunInterrupted, RunResult, unknow
 COMPARISON = "comparison.json"
 _PAGES = 60
 Progress = Callable[[str, int, RoundRecord], None]
+Observers = Callable[[str, int], Sequence[Callback]]
 Prepare = Callable[[Config], Federation]
 Axes = Mapping[str, Sequence[tuple[str, Any]]]  # for each dotted key its values, each behind its label
 
@@ -39,17 +41,18 @@ def compared(
     command: str,
     progress: Progress | None,
     axes: Axes | None = None,
+    callbacks: Observers | None = None,
 ) -> dict[str, Any]:
     """Run all variants over all seeds and summarise the results. With `resume`, finished rounds are not repeated.
 
-    `axes` are those of a sweep, whose variants are their combinations.
+    `axes` are those of a sweep, whose variants are their combinations; `callbacks` gives those of a variant and seed.
     """
     check_seeds(seeds)
     if resume and out is None:
         raise HushError("resume: requires out, the directory of the runs to resume")
     root = Path(out) if out is not None else None
     numbers = [config.seed + i for i in range(seeds)]
-    runs = executed(variants, numbers, root, resume, federation_of, command, progress)
+    runs = executed(variants, numbers, root, resume, federation_of, command, progress, callbacks)
     first = next(result for results in runs.values() for result in results)
     summary: dict[str, Any] = {
         "command": command,
@@ -87,6 +90,7 @@ def executed(
     federation_of: Prepare,
     command: str,
     progress: Progress | None,
+    callbacks: Observers | None = None,
 ) -> dict[str, list[RunResult]]:
     """Run every variant for each seed in lockstep, and return the results.
 
@@ -110,7 +114,7 @@ def executed(
             path,
             resume=resume,
             command=command,
-            callbacks=[report],
+            callbacks=[report, *(callbacks(name, one.seed) if callbacks is not None else ())],
             arrays=arrays,
             hashes=hashes,
         )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import nn
@@ -37,6 +38,7 @@ from hush.result_tables import audit_table, comparison_table, measure_table, pre
 from hush.server.participation import trained
 from hush.server.run_directory import write_atomically
 from hush.table import Table
+from hush.tracking import Tracking, tracking_of
 from hush.types import HushError, NothingTrainedError, RoundRecord, RunResult, unknown
 from hush.user_code import user_code
 
@@ -278,6 +280,7 @@ class Simulation:
         callbacks: Callbacks | Callback | RoundFunction = (),
         progress: bool | None = None,
         ledgers: str | Path | None = None,
+        track: str | Sequence[str] | None = None,
         command: str = "",
     ) -> FitResult:
         """Train.
@@ -289,6 +292,7 @@ class Simulation:
             progress: Whether to show a bar; by default in a terminal and in a notebook.
             ledgers: A directory of ledger files, one a client, that outlive the run: budgets are then for the life of
                 the data, and a second run goes on from what is spent. Made where they do not exist.
+            track: "mlflow", "tensorboard" or "wandb", or several: they get config, metrics, epsilon per client, files.
             command: What to note in the manifest as the way to run it again.
 
         Raises:
@@ -299,13 +303,17 @@ class Simulation:
         path, places = _directory(out, resume), None if ledgers is None else path_argument("ledgers", ledgers)
         listed = as_callbacks(callbacks)
         total = self.config.rounds
-        with self._citing(), interruptible(path) as over, progress_bar(total, progress) as bar:
+        tracking = tracking_of(track)
+        with (
+            self._citing(), tracking, _files(path, tracking) as files, interruptible(path) as over,
+            progress_bar(total, progress) as bar,
+        ):  # fmt: skip
             federation = self._prepare(lasting=places is not None)
-            written = [_ReportWriter(path)] if path is not None else []
+            written = [_ReportWriter(files)] if files is not None else []
             shown = [] if isinstance(bar, NoBar) else [RunProgress(bar)]
             done = simulator.run(
-                federation, path, resume=resume, command=command, ledgers=places,
-                callbacks=[over.append, *written, *shown, *listed],
+                federation, files, resume=resume, command=command, ledgers=places,
+                callbacks=[over.append, *written, *shown, *listed, *tracking.of(directory=path)],
             )  # fmt: skip
         if not done.result.trained:
             where = f"; see {path / 'report.html'}" if path is not None else ""
@@ -323,6 +331,7 @@ class Simulation:
         out: str | Path | None = None,
         resume: bool = False,
         progress: bool | comparison.Progress | None = None,
+        track: str | Sequence[str] | None = None,
         command: str = "",
     ) -> Table:
         """Run several recipes on the same clients, data and budgets, all in lockstep.
@@ -333,6 +342,7 @@ class Simulation:
             out: The directory for all of it.
             resume: Go on with what is in `out`.
             progress: As for `fit`; or a function of label, seed and record, called after every round.
+            track: As for `fit`: a tracked run for each recipe and seed.
             command: As for `fit`.
 
         Returns:
@@ -340,7 +350,7 @@ class Simulation:
         """
         with self._citing():
             variants = comparison.by_recipe(self.config, recipes)
-        return comparison_table(self._side_by_side(variants, seeds, out, resume, progress, command))
+        return comparison_table(self._side_by_side(variants, seeds, out, resume, progress, track, command))
 
     def sweep(
         self,
@@ -350,6 +360,7 @@ class Simulation:
         out: str | Path | None = None,
         resume: bool = False,
         progress: bool | comparison.Progress | None = None,
+        track: str | Sequence[str] | None = None,
         command: str = "",
     ) -> Table:
         """Run every combination of settings, all in lockstep.
@@ -361,6 +372,7 @@ class Simulation:
             out: As for `compare`.
             resume: As for `compare`.
             progress: As for `compare`.
+            track: As for `compare`.
             command: As for `compare`.
 
         Returns:
@@ -370,7 +382,7 @@ class Simulation:
         keys = [str(key) for key in (grid if isinstance(grid, Mapping) else axes)]
         with self._citing():
             variants = comparison.by_axes(self.config, axes, "grid:" if isinstance(grid, Mapping) else "--grid")
-        summary = self._side_by_side(variants, seeds, out, resume, progress, command, axes)
+        summary = self._side_by_side(variants, seeds, out, resume, progress, track, command, axes)
         labels = dict(zip(variants, comparison.combinations(axes), strict=True))
         return comparison_table(summary, keys, labels)
 
@@ -434,7 +446,8 @@ class Simulation:
 
     def _side_by_side(
         self, variants: Mapping[str, Config], seeds: int, out: str | Path | None, resume: bool,
-        progress: bool | comparison.Progress | None, command: str, axes: comparison.Axes | None = None,
+        progress: bool | comparison.Progress | None, track: str | Sequence[str] | None, command: str,
+        axes: comparison.Axes | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         path = _directory(out, resume)
         comparison.check_seeds(seeds)
@@ -454,7 +467,16 @@ class Simulation:
             isolated[key] = federation.model
             return federation
 
-        with self._citing(), interruptible(path) as over, progress_bar(total, show) as bar:
+        tracking = tracking_of(track)
+        with self._citing(), tracking, interruptible(path) as over, progress_bar(total, show) as bar:
+
+            def callbacks(name: str, seed: int) -> list[Callback]:
+                if not tracking:
+                    return []
+                folder = None if path is None else path / comparison.path_of(name, seed)
+                written = [] if folder is None else [_ReportWriter(folder)]
+                group = path.name if path is not None else f"{len(variants)} variants, seed {self.config.seed}"
+                return [*written, *tracking.of(f"{name}, seed {seed}", group, folder)]
 
             def advance(name: str, seed: int, record: RoundRecord) -> None:
                 over.append(record)
@@ -463,7 +485,7 @@ class Simulation:
                     told(name, seed, record)
 
             return comparison.compared(
-                self.config, variants, seeds, path, resume, federation_of, command, advance, axes
+                self.config, variants, seeds, path, resume, federation_of, command, advance, axes, callbacks
             )
 
     def _prepare(self, *, lasting: bool = False) -> Federation:
@@ -513,6 +535,16 @@ class Simulation:
             if key in self._keywords and type(error) is HushError and str(error).startswith(key):
                 raise HushError(f"{self._keywords[key]}{str(error).removeprefix(key)}", key) from None
             raise
+
+
+@contextmanager
+def _files(path: Path | None, tracking: Tracking) -> Iterator[Path | None]:
+    """Yield the run directory, or a temporary one where only a tracker keeps the files."""
+    if path is not None or not tracking:
+        yield path
+        return
+    with TemporaryDirectory(prefix="hush-") as folder:
+        yield Path(folder)
 
 
 class _ReportWriter(Callback):

@@ -57,6 +57,10 @@ Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a config key; can be repeated.")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in the output directory.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", metavar="TRACKER", help="mlflow, tensorboard or wandb (offline); can be repeated."),
+]
 Live = Annotated[bool, typer.Option("--live", help="Show a live page of the run in the browser, on this machine.")]
 Port = Annotated[int | None, typer.Option(help="Port of the live page; default: 8321, or a free one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON to standard output.")]
@@ -113,6 +117,7 @@ def run(
             help="Directory of persistent ledger files: budgets apply across runs, and noise is secure by default."
         ),
     ] = None,
+    track: Track = None,
     live: Live = False,
     port: Port = None,
     as_json: AsJson = False,
@@ -128,7 +133,7 @@ def run(
     with _interruptible(), live_page(path, live, port):
         done = simulation.fit(
             path, resume=resume, callbacks=() if as_json else Announcement(), progress=False if as_json else None,
-            ledgers=ledgers, command=_command(),
+            ledgers=ledgers, track=track, command=_command(),
         )  # fmt: skip
     if as_json:
         _print_result(done.run)
@@ -147,6 +152,7 @@ def compare(
     sets: Sets = None,
     resume: Resume = False,
     data: Data = None,
+    track: Track = None,
     live: Live = False,
     port: Port = None,
     as_json: AsJson = False,
@@ -155,7 +161,7 @@ def compare(
     label = f"compare-{file.stem}"
     path = out or (_latest(label) if resume else _fresh(label))
     with live_page(path, live, port, several=True):
-        _compare(file, recipes, seeds, path, sets or (), resume, data, as_json)
+        _compare(file, recipes, seeds, path, sets or (), resume, data, as_json, track)
 
 
 @app.command()
@@ -167,6 +173,7 @@ def sweep(
     sets: Sets = None,
     resume: Resume = False,
     data: Data = None,
+    track: Track = None,
     live: Live = False,
     port: Port = None,
     as_json: AsJson = False,
@@ -178,7 +185,7 @@ def sweep(
     path = out or (_latest(label) if resume else _fresh(label))
     simulation = Simulation.from_toml(file, settings=sets or (), data_dir=data)
     with live_page(path, live, port, several=True):
-        _side_by_side(partial(simulation.sweep, grid), seeds, path, resume, as_json)
+        _side_by_side(partial(simulation.sweep, grid, track=track), seeds, path, resume, as_json)
 
 
 @app.command()
@@ -296,13 +303,14 @@ def bench(
 
 
 def _compare(
-    file: Path, recipes: str, seeds: int, out: Path, sets: Any, resume: bool, data: str | None, as_json: bool
-) -> None:
+    file: Path, recipes: str, seeds: int, out: Path, sets: Any, resume: bool, data: str | None, as_json: bool,
+    track: list[str] | None = None,
+) -> None:  # fmt: skip
     from hush.simulation import Simulation
 
     names = [name.strip() for name in recipes.split(",") if name.strip()]
     simulation = Simulation.from_toml(file, settings=sets, data_dir=data)
-    _side_by_side(partial(simulation.compare, names), seeds, out, resume, as_json)
+    _side_by_side(partial(simulation.compare, names, track=track), seeds, out, resume, as_json)
 
 
 def _side_by_side(work: Callable[..., Table], seeds: int, out: Path, resume: bool, as_json: bool) -> None:

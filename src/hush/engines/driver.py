@@ -80,7 +80,7 @@ class Host(Protocol):
         """What is called after each round, once it is saved; one that returns True stops the run there."""
         ...
 
-    def enrolled(self, costs: RoundCosts) -> None:
+    def enrolled(self, costs: RoundCosts, records: Sequence[RoundRecord]) -> None:
         """Tell what the rounds will cost the clients, before the first one."""
         ...
 
@@ -130,7 +130,7 @@ def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -
     if directory is not None:
         clear_stop(directory.path)
         directory.write_costs(costs.to_json())
-    host.enrolled(costs)
+    host.enrolled(costs, tuple(records))
     primary = federation.model.objective.primary.name
     accuracies = primary == ACCURACY
 

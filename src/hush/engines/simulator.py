@@ -96,10 +96,10 @@ class Simulator:
         self.enrolment_saved()
         return self.federation
 
-    def enrolled(self, costs: RoundCosts) -> None:
+    def enrolled(self, costs: RoundCosts, records: Sequence[RoundRecord]) -> None:
         """Tell the callbacks."""
         for callback in self._told:
-            callback.on_enrolled(costs)
+            callback.on_enrolled(costs, records)
 
     def enrolment_saved(self) -> None:
         """Record that each client's enrolment answer was received: it is not requested again."""

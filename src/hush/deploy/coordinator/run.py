@@ -440,7 +440,7 @@ class _Members:
         x, y = torch.from_numpy(test.x), torch.from_numpy(test.y)
         return x if features is None else features(x), y
 
-    def enrolled(self, costs: RoundCosts) -> None:
+    def enrolled(self, costs: RoundCosts, records: Sequence[RoundRecord]) -> None:
         """Nothing to tell: whoever follows the run reads it in the run directory."""
 
     def enrolment_saved(self) -> None:
