@@ -42,6 +42,8 @@ def execute(source: Path, target: Path) -> None:
         setup = nbformat.v4.new_code_cell(SETUP, metadata={"tags": ["setup"]})
         notebook.cells.insert(0, setup)
         os.environ["IPYTHONDIR"] = os.environ["JUPYTER_RUNTIME_DIR"] = folder
+        # Commands of a notebook are those of this environment.
+        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         os.environ["HUSH_WITNESS"] = str(Path(folder) / "witness")
         work = Path(folder) / "work"
         work.mkdir()
@@ -82,7 +84,7 @@ def as_page(cells: Sequence[Any], stem: str) -> dict[str, str]:
             elif "text/html" in data:
                 if "<progress" not in data["text/html"]:
                     parts.append(f'<div class="output" markdown="0">\n{_unbroken(data["text/html"])}\n</div>')
-            elif text := output.get("text") or data.get("text/plain"):
+            elif (text := output.get("text") or data.get("text/plain") or "").strip():
                 parts.append(f"```text\n{text.rstrip()}\n```")
     first, *others = parts
     source = f"[Download this notebook]({stem}.ipynb)"

@@ -79,4 +79,5 @@ figure.tight_layout()
 # %% [markdown]
 # ## What to read next
 # Every result ends with what its epsilon does not cover. In this simulation that includes the noise itself, which can
-# be drawn again from the seed: it is for experiments. In [a real federation](../deploy.md) the noise is secure.
+# be drawn again from the seed: it is for experiments. In
+# [a real federation](05_from_simulation_to_federation.py) the noise is secure.
