@@ -29,8 +29,16 @@ CLI_HEAD = """\
 
 This page is written by `scripts/reference_pages.py` from the code; the tests check that it is up to date.
 
-Every command prints this as `--help`. A user error prints one line to standard error and exits with status 2; an
-interrupted run exits with status 130 and can be resumed. `--json` prints one JSON document to standard output.
+Every command prints this as `--help`. `--json` prints one JSON document to standard output, and everything else goes to
+standard error. `hush --install-completion` sets up completion in the shell, and `hush explain WORD` explains recipes,
+config keys and terms. Colours are left out where `NO_COLOR` is set or output is no terminal.
+
+| exit status | meaning |
+|---|---|
+| 0 | success |
+| 1 | `hush federation check`: this member would refuse the run; any command: its output was cut off |
+| 2 | a mistake in what was given, or nothing could be trained: one line on standard error says which |
+| 130 | stopped by Ctrl-C or on request (a live page, a `stop` file): resume with `--resume` |
 """
 
 

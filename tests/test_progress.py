@@ -5,12 +5,23 @@ from __future__ import annotations
 import io
 import sys
 import types
+import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from hush.progress import Bar, NoBar, NotebookBar, RunProgress, TerminalBar, in_notebook, progress_bar, round_words
+from hush.progress import (
+    Bar,
+    NoBar,
+    NotebookBar,
+    RunProgress,
+    TerminalBar,
+    in_notebook,
+    progress_bar,
+    round_words,
+    task_progress,
+)
 from hush.types import RoundRecord
 
 
@@ -64,3 +75,37 @@ def test_no_bar_is_a_bar() -> None:
     with NoBar() as bar:
         shown: Bar = bar
         shown.advance(1, "words")
+
+
+def test_a_notebook_draws_the_scores_of_all_labels() -> None:
+    bar = NotebookBar(10)
+    bar._handle = types.SimpleNamespace(update=lambda _: None)
+    for number in (1, 2):
+        bar.show("hush", record(number))
+        assert ("<svg" in bar._repr_html_()) == (number == 2)
+    for number in (1, 2):
+        bar.show("<b>evil</b>", record(number, accuracy_per_client=(0.1 * number,)))
+    page = bar._repr_html_()
+    assert "&lt;b&gt;evil&lt;/b&gt;" in page and "<b>" not in page
+    assert page.count('class="line"') == 2 and "<style>" in page
+    ET.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
+
+
+def test_a_task_shows_what_is_left_where_a_person_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr("hush.progress.error_console", lambda: Console(file=out, force_terminal=True, width=120))
+    with task_progress("auditing", "training runs") as told:
+        told(2, 8)
+    assert "2/8" in out.getvalue() and "training runs" in out.getvalue() and "left" in out.getvalue()
+    monkeypatch.setattr("hush.progress.error_console", lambda: Console(file=out, force_terminal=False))
+    before = out.getvalue()
+    with task_progress("auditing", "training runs") as told:
+        told(3, 8)
+    assert out.getvalue() == before
+
+
+def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hush.terminal import TextConsole
+
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert TextConsole().no_color

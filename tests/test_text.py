@@ -27,7 +27,7 @@ from tests.support.report_runs import CLIENTS, make_run, record
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of a library that Typer uses
-    from hush.cli.federation import _progress, _say
+    from hush.cli.federation import _say, round_lines
 
 NUMBER = 1_000
 PIECES = (
@@ -92,7 +92,7 @@ def test_hostile_answers_reach_terminal_and_log_as_plain_text(
     trail = AuditLog(tmp_path / "audit.jsonl")
     for text, reason in zip(texts[:200], seen, strict=False):
         _say(text)
-        _progress(record(1, refused={0: text, 1: reason}), {f"m{client}": "1" for client in range(CLIENTS)})
+        round_lines(5)(record(1, refused={0: text, 1: reason}), {f"m{client}": "1" for client in range(CLIENTS)})
         trail.note("refused", reason=text)
     shown = capsys.readouterr().err
     assert harmless(shown, breaks=400)
@@ -138,8 +138,14 @@ def test_names_of_recipes_files_and_seeds_reach_the_terminal_as_plain_text(capsy
         Path("[/b]") / hostile(1)[0],
     )  # fmt: skip
     terminal.show_catalogue(
-        {"recipes": {text: text for text in hostile(50)}, "slots": {"[/]": hostile(50)}}
-        | dict.fromkeys(("models", "tasks", "losses", "metrics", "datasets", "partitions", "budgets"), hostile(9))
+        {"recipes": {text: text for text in hostile(50)}, "slots": {"[/]": {text: text for text in hostile(50)}}}
+        | {
+            key: {text: text for text in hostile(9)}
+            for key in ("models", "tasks", "losses", "metrics", "datasets", "partitions", "budgets")
+        }
+    )
+    terminal.show_explanations(
+        [{"word": text, "kind": text, "text": text, "facts": [(text, text)]} for text in hostile(9)]
     )
     shown = capsys.readouterr().out
     assert harmless(shown, breaks=1_000_000)

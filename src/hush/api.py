@@ -235,13 +235,16 @@ def audit(
     data: str | None = None,
     dataset: object = None,
     model: nn.Module | None = None,
+    progress: bool | None = None,
 ) -> dict[str, Any]:
     """Attack everything that a client releases in a run: a lower bound on epsilon, and the epsilon claimed.
 
     `releases` lists what the claim covers and how much of it was audited, `not_audited` what was not audited.
     """
     given = _simulation(config, overrides, data, dataset, model)
-    found = given.audit(client=client, kind=kind, canaries=canaries, runs=runs, confidence=confidence, seed=seed)
+    found = given.audit(
+        client=client, kind=kind, canaries=canaries, runs=runs, confidence=confidence, seed=seed, progress=progress
+    )
     return dict(found.facts)
 
 

@@ -31,7 +31,7 @@ from hush.models import Model
 from hush.models.inputs import shapes_of
 from hush.models.user_module import given_module
 from hush.models.validation import seeded
-from hush.progress import NoBar, RunProgress, progress_bar, round_words
+from hush.progress import NoBar, RunProgress, progress_bar, round_words, task_progress
 from hush.recipes import Recipe, as_table
 from hush.report.toml import inline, toml
 from hush.result_tables import audit_table, comparison_table, measure_table, preview_table
@@ -395,6 +395,7 @@ class Simulation:
         runs: int | None = None,
         confidence: float = 0.95,
         seed: int = 0,
+        progress: bool | None = None,
     ) -> Table:
         """Attack everything that a client releases in the run, and compare a lower bound on epsilon with the claim.
 
@@ -405,15 +406,16 @@ class Simulation:
             runs: Trainings; by default as many as fit into about a minute.
             confidence: Of the lower bound.
             seed: Of the audit.
+            progress: As for `fit`.
 
         Returns:
             A row for each release that the claim covers; `facts` has the bounds.
         """
-        with self._citing():
+        with self._citing(), task_progress("auditing", "training runs", progress) as told:
             rows, module = self._inputs(self.config, self._loaded)
             found = audit(
                 self.config, root=self._data_dir, dataset=rows, module=module, client=client, kind=kind,
-                canaries=canaries, runs=runs, confidence=confidence, seed=seed,
+                canaries=canaries, runs=runs, confidence=confidence, seed=seed, progress=told,
             )  # fmt: skip
         return audit_table({**asdict(found), "refuted": found.refuted})
 
@@ -480,6 +482,7 @@ class Simulation:
 
             def advance(name: str, seed: int, record: RoundRecord) -> None:
                 over.append(record)
+                bar.show(name, record)
                 bar.advance(None, round_words(record, f"{name}, seed {seed}"))
                 if told is not None:
                     told(name, seed, record)

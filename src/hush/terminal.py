@@ -285,16 +285,36 @@ def show_audit(found: Mapping[str, Any]) -> None:
 def show_catalogue(found: Mapping[str, Any]) -> None:
     """Print the names of recipes, options, models, tasks, losses, metrics, datasets, partitions and budgets."""
     console = TextConsole()
-    recipes = Table("recipe", "description", title="Recipes", title_justify="left")
-    for name, words in found["recipes"].items():
-        recipes.add_row(name, words)
-    console.print(recipes)
-    slots = Table("slot", "options", title="Recipe slots", title_justify="left")
-    for name, rules in found["slots"].items():
-        slots.add_row(name, ", ".join(rules))
-    console.print(slots)
-    for key in ("models", "tasks", "losses", "metrics", "datasets", "partitions", "budgets"):
-        console.print(f"{key}: {', '.join(found[key])}")
+    groups = {"recipes": found["recipes"]}
+    groups |= {f"slot {slot}": rules for slot, rules in found["slots"].items()}
+    groups |= {key: names for key, names in found.items() if key not in ("recipes", "slots")}
+    for title, names in groups.items():
+        table = Table.grid(padding=(0, 2, 0, 2))
+        table.add_column(no_wrap=True)
+        table.add_column(style="dim")
+        for name, words in names.items():
+            table.add_row(name, words)
+        console.print(title, style="bold")
+        console.print(table)
+        console.print()
+    console.print("hush explain NAME says more about each, about config keys, and about terms.")
+
+
+def show_explanations(found: Sequence[Mapping[str, Any]]) -> None:
+    """Print what a word means."""
+    console = TextConsole()
+    for number, each in enumerate(found):
+        if number:
+            console.print()
+        console.print(f"{each['word']} ({each['kind']})", style="bold", soft_wrap=True)
+        console.print(each["text"][:1].upper() + each["text"][1:])
+        table = Table.grid(padding=(0, 2, 0, 2))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column()
+        for name, words in each["facts"]:
+            table.add_row(name, words)
+        if each["facts"]:
+            console.print(table)
 
 
 def _show_gaps(console: Console, gaps: tuple[str, ...]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -50,6 +50,7 @@ _MOST_JOBS = 512
 _MOST_COLUMNS = 128
 # Side releases are computed run by run, each taking about as long as this number of steps.
 _SIDE_RELEASE = 30
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ def audit(
     runs: int | None = None,
     confidence: float = 0.95,
     seed: int = 0,
+    progress: Progress | None = None,
 ) -> AuditResult:
     """Audit the training that a config describes, for one client.
 
@@ -135,9 +137,10 @@ def audit(
         runs: Training runs (on each dataset, for `two-datasets`); default: as many as fit into about a minute.
         confidence: Confidence level, such as 0.95 or 0.999.
         seed: Seed of the canaries, of their inclusion and, unless the config says `secure`, of batches and noise.
+        progress: Called with the number of training runs done, and of all that are planned.
     """
     found = target(prepare(config, root=root, dataset=dataset, module=module), client)
-    return examine(found, kind=kind, canaries=canaries, runs=runs, confidence=confidence, seed=seed)
+    return examine(found, kind=kind, canaries=canaries, runs=runs, confidence=confidence, seed=seed, progress=progress)
 
 
 def examine(
@@ -148,6 +151,7 @@ def examine(
     runs: int | None = None,
     confidence: float = 0.95,
     seed: int = 0,
+    progress: Progress | None = None,
 ) -> AuditResult:
     """Audit a target; the arguments are those of `audit`."""
     if kind not in ("auto", *get_args(Kind)):
@@ -166,7 +170,7 @@ def examine(
     seen = target.rounds
     if kind == "two-datasets":
         planted, trained = 1, runs or min(max(repeats, _FEWEST_RUNS), _MOST_RUNS)
-        absent, present = _two_datasets(target, trained, seed)
+        absent, present = _two_datasets(_counted(target, 2 * trained, progress), trained, seed)
         lower = statistics.two_datasets(absent, present, target.delta, confidence)
     else:
         room = min(plan.samples, _MOST_CANARIES, 2 * _MOST_NUMBERS // target.model.layout.size)
@@ -174,7 +178,7 @@ def examine(
         planted = min(canaries or usual, room)
         trained = runs or max(1, min(_MOST_CANARIES // planted, 2 * repeats))
         shared = confidence if not beside else 1.0 - 0.5 * (1.0 - confidence)
-        scores, included = _one_run(target, planted, trained, seed)
+        scores, included = _one_run(_counted(target, trained, progress), planted, trained, seed)
         lower = statistics.one_run(scores, included, target.delta, shared)
         absent, present = scores[~included], scores[included]
         if beside:
@@ -201,6 +205,19 @@ def examine(
         releases=releases,
         not_audited=(*(each.what for each in releases if not each.audited), *target.not_covered),
     )
+
+
+def _counted(target: Target, runs: int, progress: Progress | None) -> Target:
+    """Return the target with a count of its training runs that `progress` is told."""
+    if progress is None:
+        return target
+    done = [0]
+
+    def trained(more: int) -> None:
+        done[0] += more
+        progress(done[0], runs)
+
+    return replace(target, trained=trained)
 
 
 def _audited(target: Target, seen: Target) -> tuple[AuditedRelease, ...]:
@@ -359,6 +376,7 @@ def _releases(
         ]
         updates = torch.stack(train(target.model, x, y, jobs, target.physical_batch))
         yield scale[:, None].to(updates) * updates.reshape(-1, len(rounds), size)
+        target.trained(len(first_rows[start : start + width]))
 
 
 def _source(target: Target, run: int, round_number: int, seed: int) -> Source:

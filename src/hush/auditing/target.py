@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -41,6 +42,7 @@ class Target:
         enrolment: What enrolment asks for, if anything.
         not_covered: What it releases that no epsilon covers: there is no claim to refute.
         persons: Whose its rows are, where the unit of privacy is a person: a canary is then all rows of a person.
+        trained: Called with the number of training runs that were done, as they are.
     """
 
     client: int
@@ -61,6 +63,7 @@ class Target:
     enrolment: Stage | None
     not_covered: tuple[str, ...]
     persons: Persons | None = None
+    trained: Callable[[int], None] = lambda runs: None
 
     def rows_before(self, last: int) -> int:
         """The number of its rows without those of the last persons, or without the last rows."""

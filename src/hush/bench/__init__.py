@@ -5,14 +5,14 @@ No large package is imported here, so that `python -m hush.bench.gpu` runs with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 __all__ = ["run"]
 
 
-def run(suites: Sequence[str]) -> dict[str, Any]:
-    """Run these suites, or those that suit the machine."""
+def run(suites: Sequence[str], progress: Callable[[str, int, int], None] | None = None) -> dict[str, Any]:
+    """Run these suites, or those that suit the machine; `progress` is told the next one, how many are done, and of."""
     from hush.bench.suites import run as measured
 
-    return measured(suites)
+    return measured(suites, progress)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
-from functools import reduce
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hush.bench.findings import Findings
@@ -22,11 +21,15 @@ SUITES: Mapping[str, str] = {
 _USUAL = ("cpu", "server", "plan", "scale")
 
 
-def run(suites: Sequence[str]) -> dict[str, Any]:
+def run(suites: Sequence[str], progress: Callable[[str, int, int], None] | None = None) -> dict[str, Any]:
     """Run these suites, or those that suit any machine."""
     for name in suites:
         if name not in SUITES:
             raise unknown("--suite", "suite", name, SUITES)
     chosen = tuple(suites) or _USUAL
-    found = reduce(Findings.__or__, (importlib.import_module(SUITES[name]).measure() for name in chosen), Findings())
+    found = Findings()
+    for number, name in enumerate(chosen):
+        if progress is not None:
+            progress(name, number, len(chosen))
+        found |= importlib.import_module(SUITES[name]).measure()
     return found.record(" ".join(["hush bench", *(f"--suite {name}" for name in chosen), "--json"]))

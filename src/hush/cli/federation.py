@@ -15,7 +15,7 @@ from hush.text import printable
 from hush.types import HushError, NothingTrainedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from hush.types import RoundRecord
 
@@ -225,7 +225,7 @@ def run(
     hub = CoordinatorClient(place.settings.address, place.ca(), place.secret(), turn=place.turn)
     path = out or place.runs / file.stem
     command = shlex.join(["hush", *sys.argv[1:]])
-    progress = None if as_json else _progress
+    progress = None if as_json else round_lines(config.rounds)
     result = Coordinator(place, hub, rows).run(
         config, path, resume=resume, command=command, progress=progress, purpose=purpose, say=_say
     )
@@ -273,9 +273,10 @@ def local(
     path = directory or _fresh(f"federation-{file.stem}")
     if resume and directory is None:
         raise HushError("--resume: requires --dir, the federation directory to resume")
+    progress = None if as_json else round_lines(config.rounds)
     result = here.run(
-        path, config, resume=resume, command=shlex.join(["hush", *sys.argv[1:]]),
-        progress=None if as_json else _progress, data=data, say=(lambda words: None) if as_json else _say,
+        path, config, resume=resume, command=shlex.join(["hush", *sys.argv[1:]]), progress=progress, data=data,
+        say=(lambda words: None) if as_json else _say,
     )  # fmt: skip
     report.write(path / "runs" / here.RUN)
     _finish(result, path / "runs" / here.RUN, as_json)
@@ -293,17 +294,30 @@ def _finish(result: Any, path: Path, as_json: bool) -> None:
         raise NothingTrainedError(result.ended, result)
 
 
-def _progress(record: RoundRecord, left: Mapping[str, str]) -> None:
-    names = list(left)
-    out = "; ".join(f"{names[client]}: {reason}" for client, reason in record.refused.items())
-    answered = ", ".join(names[client] for client in record.charged)
-    budgets = ", ".join(f"{name} {value}" for name, value in left.items())
-    for client, words in record.warnings.items():
-        _say(f"round {record.round}: warning: {names[client]}: {words}")
-    _say(
-        f"round {record.round}: updates from {answered or 'nobody'}{f'; refused: {out}' if out else ''}; remaining "
-        f"budget {budgets}"
-    )
+def round_lines(rounds: int) -> Callable[[RoundRecord, Mapping[str, str]], None]:
+    """Return what prints a line after each round: who answered, what budgets are left, and about how long it takes."""
+    begun: list[tuple[int, float]] = []
+
+    def told(record: RoundRecord, left: Mapping[str, str]) -> None:
+        from hush.live.words import duration
+
+        names = list(left)
+        out = "; ".join(f"{names[client]}: {reason}" for client, reason in record.refused.items())
+        answered = ", ".join(names[client] for client in record.charged)
+        budgets = ", ".join(f"{name} {value}" for name, value in left.items())
+        for client, words in record.warnings.items():
+            _say(f"round {record.round}: warning: {names[client]}: {words}")
+        begun.append((record.round, record.seconds))
+        (first, since), more = begun[0], rounds - record.round
+        time_left = ""
+        if more and record.round > first:
+            time_left = f"; {duration(more * (record.seconds - since) / (record.round - first))} left for {more} rounds"
+        _say(
+            f"round {record.round}: updates from {answered or 'nobody'}{f'; refused: {out}' if out else ''}; remaining "
+            f"budget {budgets}{time_left}"
+        )
+
+    return told
 
 
 def _say(words: str) -> None:

@@ -36,12 +36,18 @@ _LONGEST = 4000
 # Help is plain text. With rich installed, typer would escape its brackets nevertheless: "\\[default: 1]".
 typer.core.HAS_RICH = False
 _INTERRUPTED = 130
+EXIT_CODES = (
+    "Exit status: 0 success; 1 a federation check that would be refused, or output that was cut off; "
+    "2 a mistake in what was given, or nothing could be trained, said in one line; "
+    "130 stopped by Ctrl-C or on request, to be resumed with --resume. "
+    "Environment: HUSH_DATA dataset files; NO_COLOR=1 no colours."
+)
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Federated learning in which every participant sets its own privacy budget.",
+    epilog=EXIT_CODES,
 )
 
 app.add_typer(ledger_app, name="ledger")
@@ -239,6 +245,33 @@ def list_(as_json: AsJson = False) -> None:
     print(json.dumps(found, indent=2)) if as_json else show_catalogue(found)
 
 
+def _known_words(incomplete: str) -> list[str]:
+    """Return the words that begin so, for the shell's completion."""
+    from hush.explain import everything
+
+    return sorted({each.word for each in everything() if each.word.startswith(incomplete)})
+
+
+@app.command()
+def explain(
+    word: Annotated[
+        str,
+        typer.Argument(
+            metavar="WORD", help="A recipe, a config key, a name of hush list, or a term.", autocompletion=_known_words
+        ),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Explain a recipe, an option, a config key, a name of hush list, or a term of the glossary."""
+    from dataclasses import asdict
+
+    from hush.explain import explain as meanings
+    from hush.terminal import show_explanations
+
+    found = [asdict(each) for each in meanings(word)]
+    print(json.dumps(found, indent=2)) if as_json else show_explanations(found)
+
+
 @app.command()
 def report(directory: Annotated[Path, typer.Argument(metavar="DIR", help="Run or comparison directory.")]) -> None:
     """Write the HTML report of a run or comparison directory again."""
@@ -296,9 +329,11 @@ def bench(
 ) -> None:
     """Benchmark Hush against other libraries."""
     from hush.bench import run
+    from hush.progress import task_progress
     from hush.terminal import show_bench
 
-    found = run(suite or ())
+    with task_progress("measuring", "suites", False if as_json else None) as told:
+        found = run(suite or (), lambda name, done, of: told(done, of, f"measuring {name}"))
     print(json.dumps(found, indent=2)) if as_json else show_bench(found)
 
 

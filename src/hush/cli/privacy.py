@@ -88,6 +88,6 @@ def audit(
 
     found = api.audit(
         file, client=client, kind=kind, canaries=canaries, runs=runs, confidence=confidence, seed=seed,
-        overrides=sets or (), data=data,
+        overrides=sets or (), data=data, progress=False if as_json else None,
     )  # fmt: skip
     print(json.dumps(found, indent=2)) if as_json else show_audit(found)

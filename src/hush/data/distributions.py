@@ -66,6 +66,19 @@ class Mixture:
         return value
 
 
+def in_words(mixture: Mixture) -> str:
+    """Return what a distribution draws, such as "30 % about 0.2, 70 % between 1 and 5"."""
+    parts = [
+        f"about {part.mean:g} (deviation {part.std:g})" if isinstance(part, Normal)
+        else f"between {part.low:g} and {part.high:g}" if isinstance(part, Uniform)
+        else f"{part.scale:g} and more, few of them large"
+        for part in mixture.components
+    ]  # fmt: skip
+    if len(parts) == 1:
+        return parts[0]
+    return ", ".join(f"{100 * weight:g} % {part}" for weight, part in zip(mixture.weights, parts, strict=True))
+
+
 def _normals(*pairs: tuple[float, float], weights: tuple[float, ...] = (1.0,)) -> Mixture:
     return Mixture(tuple(Normal(mean, std) for mean, std in pairs), weights)
 

@@ -53,7 +53,7 @@ def run_page(view: RunView) -> str:
         f"<h1>{safe(title)}</h1>",
         f'<p class="subtitle">{safe(_subtitle(view))}</p>',
         tiles(_headline(view)),
-        panels(_charts(view)),
+        f"<h2>Charts</h2>{panels(_charts(view))}",
         _worst(view),
         members_table(view) if view.federation else "",
         _metrics(view),
@@ -118,7 +118,7 @@ def _metrics(view: RunView) -> str:
     if not found:
         return ""
     known = [(name, METRICS.get(name)) for name in found["pooled"]]
-    heads = [("", "text"), *((name if metric is None else metric.label, "") for name, metric in known)]
+    heads = [("scores", "text"), *((name if metric is None else metric.label, "") for name, metric in known)]
     rows = [("pooled over all test rows", found["pooled"]), ("mean over clients", found["mean"])]
     rows.append(("worst client", found["worst"]))
     cells: list[list[Cell]] = [

@@ -100,7 +100,7 @@ def test_a_member_whose_answers_are_unusable_is_evicted_and_named(
 
     run = config(3, 6, quorum=1, recipe={"name": "dp-fedavg"})
     with live.members(m002=twist):
-        result = live.coordinator().run(run, live.out(), progress=federation._progress)
+        result = live.coordinator().run(run, live.out(), progress=federation.round_lines(run.rounds))
     assert result.rounds == 6
     lines = [line for line in capsys.readouterr().err.splitlines() if "m002: " in line]
     assert [f"m002: {why}" in line for line in lines] == [True, True, True, False]
