@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from torch import Tensor
@@ -32,7 +33,7 @@ def evaluate_metrics(
         `notes` (for how many clients, and why, a metric is undefined).
     """
     together = _answers(objective, outputs, targets)
-    ends = [sum(counts[: number + 1]) for number in range(len(counts))]
+    ends = list(accumulate(counts))
     parts = [
         Answers(
             together.truth[end - count : end],
