@@ -98,6 +98,9 @@ def executed(
     """
     asked = [(name, seed) for name in variants for seed in numbers]
     configs = [variants[name].model_copy(update={"seed": seed}) for name, seed in asked]
+    runs: dict[str, list[RunResult]] = {name: [] for name in variants}
+    if configs and configs[0].engine.name == "ray":
+        return {**runs, **_executed_on_ray(asked, configs, root, resume, federation_of, command, progress)}
     arrays: simulator.Arrays = {}
     hashes: Hashes = {}
 
@@ -122,13 +125,32 @@ def executed(
     if root is not None:
         clear_stop(root)
     executions = [begun(name, one) for (name, _), one in zip(asked, configs, strict=True)]
-    runs: dict[str, list[RunResult]] = {name: [] for name in variants}
     for (name, _), done in zip(asked, simulator.lockstep(executions), strict=True):
         runs[name].append(done.result)
     if root is not None and stop_requested(root):
         clear_stop(root)
         if any(result.stopped for results in runs.values() for result in results):
             raise RunInterrupted(saved_round(root), resumable=True)
+    return runs
+
+
+def _executed_on_ray(
+    asked: Sequence[tuple[str, int]], configs: Sequence[Config], root: Path | None, resume: bool,
+    federation_of: Prepare, command: str, progress: Progress | None,
+) -> dict[str, list[RunResult]]:  # fmt: skip
+    """Run every config as a task on Ray. Rounds are reported when their run is finished."""
+    from hush.engines.cluster.runs import run_all
+
+    paths = [None if root is None else root / path_of(name, seed) for name, seed in asked]
+    results: dict[int, RunResult] = {}
+    for number, result, records in run_all(configs, paths, federation_of, command, resume):
+        results[number] = result
+        for record in records:
+            if progress is not None:
+                progress(*asked[number], record)
+    runs: dict[str, list[RunResult]] = {}
+    for number, (name, _) in enumerate(asked):
+        runs.setdefault(name, []).append(results[number])
     return runs
 
 

@@ -187,8 +187,16 @@ class LocalConfig(_Strict):
 
 
 class EngineConfig(_Strict):
-    """`[engine]`: device and numerical settings. They affect speed, not the algorithm."""
+    """`[engine]`: where a run computes, and numerical settings. They affect speed, not the algorithm.
 
+    `name`: `process` is this one, `ray` the workers of a Ray cluster (hush[cluster]). `address`: of the cluster; none
+    starts Ray on this machine. `workers`: how many at most. `block`: clients that train together on a worker.
+    """
+
+    name: Literal["process", "ray"] = "process"
+    address: str | None = None
+    workers: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    block: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     device: Literal["cpu", "cuda", "auto"] = "cpu"
     physical_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     precision: Literal["float32", "tf32", "bf16"] = "float32"
@@ -282,10 +290,24 @@ def with_unit(config: Config, persons: bool) -> Config:
     return config.model_copy(update={"privacy": config.privacy.model_copy(update={"unit": found})})
 
 
+_PLACES = ("address", "workers")
+
+
 def config_hash(config: Config) -> str:
-    """Return the SHA-256 of the config in canonical JSON; noise that is left open counts as in a plain simulation."""
-    text = json.dumps(with_noise(config, lasting=False).model_dump(), sort_keys=True, separators=(",", ":"))
+    """Return the SHA-256 of the config in canonical JSON; noise that is left open counts as in a plain simulation.
+
+    Which cluster computes, and on how many workers, changes nothing, so that a run can be resumed on another.
+    """
+    content = with_noise(config, lasting=False).model_dump()
+    content["engine"] = {key: value for key, value in content["engine"].items() if key not in _PLACES}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def in_one_process(config: Config) -> Config:
+    """Return the config with its run in one process: as on one machine, and as in a task on a worker."""
+    plain = config.engine.model_copy(update={"name": "process", "address": None, "workers": "auto"})
+    return config.model_copy(update={"engine": plain})
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:

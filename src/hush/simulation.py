@@ -78,6 +78,8 @@ KEYWORDS: Mapping[str, str] = {
     "lr": "local.lr",
     "weight_decay": "local.weight_decay",
     "device": "engine.device",
+    "engine": "engine.name",
+    "address": "engine.address",
     "precision": "engine.precision",
 }
 
@@ -126,6 +128,8 @@ class Simulation:
         max_weight: The largest share of one client in a round.
         mode: "sound" or "faithful".
         device: "cpu", "cuda" or "auto".
+        engine: "process", or "ray" for the workers of a Ray cluster (docs/cluster.md).
+        address: Of the Ray cluster; by default Ray is started on this machine.
         precision: "float32", "tf32" or "bf16".
         settings: Any other keys of the config, dotted: {"privacy.sampler": "fixed"}, or strings "key=value".
         config: What the arguments are applied to: a mapping, the path of a TOML file, or a `Config`.
@@ -173,6 +177,8 @@ class Simulation:
         max_weight: float | None = None,
         mode: str | None = None,
         device: str | None = None,
+        engine: str | None = None,
+        address: str | None = None,
         precision: str | None = None,
         settings: Mapping[str, Any] | Sequence[str] = (),
         config: Config | Mapping[str, Any] | str | Path | None = None,
@@ -189,7 +195,8 @@ class Simulation:
             "person": person if isinstance(person, str) else None,
             "schema": schema, "test_fraction": test_fraction, "task": task, "loss": loss,
             "metrics": metrics, "batch_size": batch_size, "epochs": epochs,
-            "steps": steps, "lr": lr, "weight_decay": weight_decay, "device": device, "precision": precision,
+            "steps": steps, "lr": lr, "weight_decay": weight_decay, "device": device, "engine": engine,
+            "address": address, "precision": precision,
         }  # fmt: skip
         self._keywords = {KEYWORDS[name]: name for name, value in arguments.items() if value is not None}
         self._keywords |= {**dict.fromkeys(named, "data"), **({} if recipe is None else {"recipe": "recipe"})}

@@ -19,6 +19,7 @@ import typer.core
 from click.exceptions import NoArgsIsHelpError
 
 from hush.cli.data import data_app
+from hush.cli.engine import Address, Engine, engine_arguments
 from hush.cli.federation import local as run_locally
 from hush.cli.federation_member import member_app
 from hush.cli.live import live_page, say
@@ -123,6 +124,8 @@ def run(
             help="Directory of persistent ledger files: budgets apply across runs, and noise is secure by default."
         ),
     ] = None,
+    engine: Engine = None,
+    address: Address = None,
     track: Track = None,
     live: Live = False,
     port: Port = None,
@@ -133,7 +136,7 @@ def run(
     from hush.simulation import Simulation
     from hush.terminal import Announcement, show_run
 
-    simulation = Simulation.from_toml(file, settings=sets or (), data_dir=data)
+    simulation = Simulation.from_toml(file, settings=sets or (), data_dir=data, **engine_arguments(engine, address))
     label = f"{file.stem}-{config_hash(simulation.config)[:8]}"
     path = out or (_latest(label) if resume else _fresh(label))
     with _interruptible(), live_page(path, live, port):
@@ -158,6 +161,8 @@ def compare(
     sets: Sets = None,
     resume: Resume = False,
     data: Data = None,
+    engine: Engine = None,
+    address: Address = None,
     track: Track = None,
     live: Live = False,
     port: Port = None,
@@ -167,7 +172,8 @@ def compare(
     label = f"compare-{file.stem}"
     path = out or (_latest(label) if resume else _fresh(label))
     with live_page(path, live, port, several=True):
-        _compare(file, recipes, seeds, path, sets or (), resume, data, as_json, track)
+        arguments = engine_arguments(engine, address)
+        _compare(file, recipes, seeds, path, sets or (), resume, data, as_json, track, **arguments)
 
 
 @app.command()
@@ -179,6 +185,8 @@ def sweep(
     sets: Sets = None,
     resume: Resume = False,
     data: Data = None,
+    engine: Engine = None,
+    address: Address = None,
     track: Track = None,
     live: Live = False,
     port: Port = None,
@@ -189,7 +197,7 @@ def sweep(
 
     label = f"sweep-{file.stem}"
     path = out or (_latest(label) if resume else _fresh(label))
-    simulation = Simulation.from_toml(file, settings=sets or (), data_dir=data)
+    simulation = Simulation.from_toml(file, settings=sets or (), data_dir=data, **engine_arguments(engine, address))
     with live_page(path, live, port, several=True):
         _side_by_side(partial(simulation.sweep, grid, track=track), seeds, path, resume, as_json)
 
@@ -323,7 +331,8 @@ def measure(
 @app.command()
 def bench(
     suite: Annotated[
-        list[str] | None, typer.Option(help="cpu, gpu, server, plan, isolation, scale or federation; can be repeated.")
+        list[str] | None,
+        typer.Option(help="cpu, gpu, server, plan, isolation, scale, federation or ray; can be repeated."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -340,12 +349,15 @@ def bench(
 def _compare(
     file: Path, recipes: str, seeds: int, out: Path, sets: Any, resume: bool, data: str | None, as_json: bool,
     track: list[str] | None = None,
+    **engine: str,
 ) -> None:  # fmt: skip
     from hush.simulation import Simulation
 
     names = [name.strip() for name in recipes.split(",") if name.strip()]
     simulation = Simulation.from_toml(file, settings=sets, data_dir=data)
     _side_by_side(partial(simulation.compare, names, track=track), seeds, out, resume, as_json)
+    simulation = Simulation.from_toml(file, settings=sets, data_dir=data, **engine)
+    _side_by_side(partial(simulation.compare, names), seeds, out, resume, as_json)
 
 
 def _side_by_side(work: Callable[..., Table], seeds: int, out: Path, resume: bool, as_json: bool) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from hush.cli.engine import Address, Engine, engine_arguments
 from hush.cli.live import live_page
 from hush.types import HushError
 
@@ -26,6 +27,8 @@ def reproduce(
     rounds: Annotated[int | None, typer.Option(help="Number of rounds, instead of the paper's.")] = None,
     mode: Annotated[str | None, typer.Option(help="faithful (the paper's setup) or sound.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
+    engine: Engine = None,
+    address: Address = None,
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a config key.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="The output directory; default: a new one under runs/reproduce.")
@@ -48,8 +51,10 @@ def reproduce(
                    "cells": [cell.name for cell in e.cells]} for e in found]  # fmt: skip
         print(json.dumps(listed, indent=2)) if as_json else show_entries(listed)
         return
+    given = engine_arguments(engine, address)
     chosen = [cell.strip() for cell in cells.split(",") if cell.strip()]
-    what = table.asked(name, chosen, seeds, rounds, mode, device, sets or ())
+    places = [f'engine.{"name" if key == "engine" else key}="{value}"' for key, value in given.items()]
+    what = table.asked(name, chosen, seeds, rounds, mode, device, sets or (), places)
     path = out or Path("runs") / "reproduce" / what.label()
     with live_page(path, live, several=True), progress_bar(what.rounds, False if as_json else None) as bar:
         content = table.reproduce(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -37,15 +38,24 @@ def clients_at_once(clients: int, parameters: int, device: str) -> int:
 
 
 class RoundAnswers:
-    """Collects the answers to a round's tasks. To be used as a context: files are removed at its end."""
+    """Collects the answers to a round's tasks. To be used as a context: files are removed at its end.
 
-    def __init__(self, recipe: Recipe, tasks: Sequence[Task], parameters: int, device: str) -> None:
+    With a size of `blocks` that is given, updates are kept and summed in these blocks even if they are few: what
+    another engine computes in the same blocks is then equal to the last bit.
+    """
+
+    def __init__(
+        self, recipe: Recipe, tasks: Sequence[Task], parameters: int, device: str, block: int | None = None
+    ) -> None:
         self._recipe, self._tasks = recipe, {task.client: task for task in tasks}
-        size = max(1, clients_at_once(len(tasks), parameters, device))
+        size = block or max(1, clients_at_once(len(tasks), parameters, device))
         self.blocks = [tasks[first : first + size] for first in range(0, len(tasks), size)]
         self._resources = ExitStack()
         self._answers: list[Answer] = []
-        self._store = FiledRows(parameters, self._resources) if len(tasks) * parameters > SAMPLE else None
+        large = len(tasks) * parameters > SAMPLE
+        self._store: BlockRows | None = FiledRows(parameters, self._resources) if large else None
+        if block is not None and not large:
+            self._store = KeptRows(parameters)
 
     def __enter__(self) -> Self:
         return self
@@ -89,14 +99,13 @@ def decoded(recipe: Recipe, tasks: dict[int, Task], updates: Sequence[Update]) -
     )
 
 
-class FiledRows:
-    """Rows in files of a temporary directory, a file for each block: the `RowStore` of one process."""
+class BlockRows(ABC):
+    """Rows in blocks that can be read one at a time: a `RowStore` of one process."""
 
-    def __init__(self, parameters: int, resources: ExitStack) -> None:
+    def __init__(self, parameters: int) -> None:
         self.parameters = parameters
         self._counts: list[int] = []
         self._norms: list[Tensor] = []
-        self._directory = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="hush-updates-")))
 
     @property
     def counts(self) -> Sequence[int]:
@@ -104,17 +113,17 @@ class FiledRows:
         return self._counts
 
     def add(self, block: Tensor) -> None:
-        """Write the next block."""
-        room = shutil.disk_usage(self._directory).free
-        if block.numel() * 4 > room:
-            raise HushError(
-                f"{self._directory}: no room for the updates of a round: they take "
-                f"{block.numel() * 4 / 2**30:.1f} GiB more, {room / 2**30:.1f} GiB are free; accepted: another "
-                "directory in TMPDIR, fewer clients or a smaller model"
-            )
+        """Keep the next block."""
+        self._keep(len(self._counts), block)
         self._norms.append(torch.stack([row.double().norm() for row in block]))
-        block.numpy().tofile(self._path(len(self._counts)))
         self._counts.append(len(block))
+
+    @abstractmethod
+    def _keep(self, number: int, block: Tensor) -> None: ...
+
+    @abstractmethod
+    def block(self, number: int) -> Tensor:
+        """Return one block."""
 
     def norms(self) -> Tensor:
         """Return the norm of each row, in float64."""
@@ -123,25 +132,54 @@ class FiledRows:
     def columns(self, chosen: Sequence[Tensor], which: Columns) -> list[Tensor]:
         """Return some columns of the chosen rows of each block."""
         empty = which.of(torch.empty(0, self.parameters))
-        return [
-            which.of(self.block(number))[own] if len(own) else empty for number, own in enumerate(chosen)
-        ]  # fmt: skip
+        return [which.of(self.block(number))[own] if len(own) else empty for number, own in enumerate(chosen)]
 
     def combined(self, weights: Sequence[Tensor], layout: Layout | None) -> Tensor:
         """Return the sum over all blocks of `summed`, or with a layout of `summed_parts`."""
         total = torch.zeros(weights[0].shape[-2], self.parameters, dtype=torch.float64)
-        for number, own in self._used(weights):
-            block = self.block(number)
-            total += summed(block, own) if layout is None else summed_parts(block, own, layout)
+        for number, own in enumerate(weights):
+            if bool((own != 0).any()):
+                block = self.block(number)
+                total += summed(block, own) if layout is None else summed_parts(block, own, layout)
         return total
+
+
+class KeptRows(BlockRows):
+    """Rows in memory."""
+
+    def __init__(self, parameters: int) -> None:
+        super().__init__(parameters)
+        self._blocks: list[Tensor] = []
+
+    def _keep(self, number: int, block: Tensor) -> None:
+        self._blocks.append(block)
+
+    def block(self, number: int) -> Tensor:
+        """Return one block."""
+        return self._blocks[number]
+
+
+class FiledRows(BlockRows):
+    """Rows in files of a temporary directory, a file for each block."""
+
+    def __init__(self, parameters: int, resources: ExitStack) -> None:
+        super().__init__(parameters)
+        self._directory = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="hush-updates-")))
+
+    def _keep(self, number: int, block: Tensor) -> None:
+        room, need = shutil.disk_usage(self._directory).free, 4 * block.numel()
+        if need > room:
+            raise HushError(
+                f"{self._directory}: no room for the updates of a round: they take {need / 2**30:.1f} GiB more, "
+                f"{room / 2**30:.1f} GiB are free; accepted: another directory in TMPDIR, fewer clients or a smaller "
+                "model"
+            )
+        block.numpy().tofile(self._path(number))
 
     def block(self, number: int) -> Tensor:
         """Return one block."""
         read = np.fromfile(self._path(number), dtype=np.float32)
         return torch.from_numpy(read).reshape(self._counts[number], self.parameters)
-
-    def _used(self, weights: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
-        return ((number, own) for number, own in enumerate(weights) if bool((own != 0).any()))
 
     def _path(self, number: int) -> Path:
         return self._directory / f"block-{number}"

@@ -302,7 +302,8 @@ def prepare(
     """
     config = with_noise(config, lasting=lasting)
     name, recipe = recipes.parse(config.recipe, config.mode)
-    device = device_named(config.engine.device)
+    # On Ray the workers train; this side only evaluates.
+    device = torch.device("cpu") if config.engine.name == "ray" else device_named(config.engine.device)
     data = load(config, root) if dataset is None else dataset
     data = ClientData(data) if isinstance(data, datasets.Dataset) else data
     config = with_unit(with_clients(config, data), data.dataset.person is not None)

@@ -7,7 +7,8 @@ import logging
 import time
 import uuid
 from collections.abc import Generator, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor
 from hush.callbacks import Callbacks, RunStart, objects, round_functions
 from hush.engines import client_round
 from hush.engines.client_round import Client, Work
-from hush.engines.driver import CompletedRun, drive, evaluate, measure, released
+from hush.engines.driver import CompletedRun, Rounds, drive, evaluate, measure, released, run_rounds
 from hush.engines.enrolment import enrolled
 from hush.engines.fingerprint import Hashes, identity
 from hush.engines.results import manifest
@@ -29,7 +30,7 @@ from hush.engines.setup import Federation
 from hush.privacy.ledger import BudgetSpentError, Spending
 from hush.privacy.persons import Persons
 from hush.privacy.round_costs import RoundCosts
-from hush.privacy.schedule import ENROLMENT
+from hush.privacy.schedule import ENROLMENT, Stage
 from hush.recipes.context import State
 from hush.server.loop import Answer, ServerState
 from hush.server.participation import BUDGET_SPENT
@@ -45,6 +46,17 @@ _SEEDED_LEDGERS = (
     'the seed can subtract the noise; leave privacy.noise out, or set "secure", for data that must be protected'
 )
 Arrays = dict[object, tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Charged:
+    """A task whose costs are charged: its receipt, and what the client does."""
+
+    task: Task
+    receipt: Receipt
+    stage: Stage
+
+
 _SHORT = 2**26  # numbers in all rows of a run
 
 
@@ -108,7 +120,18 @@ class Simulator:
 
     def accept(self, tasks: Sequence[Task]) -> tuple[list[Work], list[Answer]]:
         """Charge each client, and return the work of those that can afford it and the answers of the others."""
-        works: list[Work] = []
+        charged, declined = self.charge(tasks)
+        if charged:
+            self._hold(charged[0].task.round)
+        works = [
+            client_round.work(one.task, one.receipt, one.stage, self._client(one.task.client, one.task.round))
+            for one in charged
+        ]
+        return works, declined
+
+    def charge(self, tasks: Sequence[Task]) -> tuple[list[Charged], list[Answer]]:
+        """Charge each client, and return the tasks of those that can afford it and the answers of the others."""
+        accepted: list[Charged] = []
         declined: list[Answer] = []
         schedules, stage_of_round = self.federation.schedules, self.federation.terms.stage_table.of
         for task in tasks:
@@ -123,11 +146,10 @@ class Simulator:
                     Decline(task.client, task.round, "already answered, and the answer is no longer stored")
                 )
             elif isinstance(charged, Receipt):
-                self._hold(task.round)
-                works.append(client_round.work(task, charged, stage, self._client(task.client, task.round)))
+                accepted.append(Charged(task, charged, stage))
             else:
                 declined.append(_unpacked(task, *charged))
-        return works, declined
+        return accepted, declined
 
     def answer(self, tasks: Sequence[Task]) -> list[Answer]:
         """Return the answers of a round, for one run alone."""
@@ -137,7 +159,11 @@ class Simulator:
     def collecting(self, tasks: Sequence[Task]) -> RoundAnswers:
         """Return the collection of a round's answers, block by block."""
         federation = self.federation
-        return RoundAnswers(federation.recipe, tasks, federation.model.layout.size, federation.device.type)
+        block = federation.config.engine.block
+        return RoundAnswers(
+            federation.recipe, tasks, federation.model.layout.size, federation.device.type,
+            None if block == "auto" else block,
+        )  # fmt: skip
 
     def seal(self, works: Sequence[Work], vectors: Sequence[Tensor]) -> list[Answer]:
         """Return the updates to send back."""
@@ -166,6 +192,20 @@ class Simulator:
             output=federation.outputs[client],
             persons=self._persons[client],
         )
+
+    def training_rows(self, client: int) -> tuple[int, int]:
+        """Return where a client's training rows are: the first, and the one behind the last."""
+        first, end, _ = self._bounds[client]
+        return first, end
+
+    def persons(self, client: int) -> Persons | None:
+        """Return whose a client's training rows are, where the unit of privacy is a person."""
+        return self._persons[client]
+
+    def arrays(self, round_number: int) -> tuple[object, tuple[Tensor, Tensor]]:
+        """Return inputs and targets of all clients in a round, and a key that changes when they do."""
+        self._hold(round_number)
+        return self._phase, (self.x, self.y)
 
     def rows(self, client: int) -> tuple[Tensor, Persons | None]:
         """Return a client's training rows as it holds them in the first round, behind the model's fixed features, and
@@ -242,6 +282,28 @@ def execution(
     hashes: Hashes | None = None,
 ) -> Execution:
     """Run a federation as a generator that yields the work to train, receives the updates and returns the outcome."""
+    with _connected(federation, ledgers):
+        return (
+            yield from _execution(
+                federation, out, resume=resume, command=command, callbacks=callbacks, ledgers=ledgers, arrays=arrays,
+                hashes=hashes,
+            )
+        )  # fmt: skip
+
+
+def _connected(federation: Federation, ledgers: Path | None) -> AbstractContextManager[None]:
+    """Return the context in which a run computes. What only Ray needs is imported for Ray alone."""
+    if federation.config.engine.name != "ray":
+        return nullcontext()
+    from hush.engines.cluster.rounds import on_ray
+
+    return on_ray(federation.config, ledgers)
+
+
+def _execution(
+    federation: Federation, out: Path | None, *, resume: bool, command: str, callbacks: Callbacks,
+    ledgers: Path | None, arrays: Arrays | None, hashes: Hashes | None,
+) -> Execution:  # fmt: skip
     began = time.perf_counter()
     new = out is not None and not (out / MANIFEST).exists()
     directory = _open(federation, out, resume, command, hashes, ledgers)
@@ -266,6 +328,8 @@ def execution(
     try:
         simulator = Simulator(federation, held, arrays, warnings=warned, callbacks=callbacks)
         rounds = drive(simulator, directory, resume=resume, began=began)
+        if federation.config.engine.name == "ray":
+            return _notify_end(_on_ray(simulator, rounds), callbacks)
         try:
             tasks = next(rounds)
             while True:
@@ -280,6 +344,14 @@ def execution(
             return _notify_end(end.value, callbacks)
     finally:
         held.close()
+
+
+def _on_ray(simulator: Simulator, rounds: Rounds) -> CompletedRun:
+    """Run all rounds with workers on Ray. Imported here, because a simulation in one process needs none of it."""
+    from hush.engines.cluster.rounds import rounds_on_ray
+
+    with rounds_on_ray(simulator) as cluster:
+        return run_rounds(rounds, cluster.answer)
 
 
 def _start(federation: Federation, out: Path | None) -> RunStart:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hush.comparison import executed, from_files, path_of
-from hush.config import Config, config_hash
+from hush.config import Config, config_hash, in_one_process
 from hush.engines.results import versions
 from hush.reproduce.claims import checked
 from hush.reproduce.entry import Cell, Entry, Printed, check_seeds, entry
@@ -42,7 +42,7 @@ class Request:
 
     def label(self) -> str:
         """A directory name that is equal for equal requests, so that an interrupted run is found again."""
-        told = [self.mode, self.seeds, [config_hash(config) for config in self.configs.values()]]
+        told = [self.mode, self.seeds, [config_hash(in_one_process(config)) for config in self.configs.values()]]
         return f"{self.entry.name.replace('/', '-')}-{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]}"
 
 
@@ -54,8 +54,9 @@ def asked(
     mode: str | None = None,
     device: str | None = None,
     changes: Sequence[str] = (),
+    places: Sequence[str] = (),
 ) -> Request:
-    """Return the validated request of a command."""
+    """Return the validated request of a command. `places` says where to compute, which changes no result."""
     check_seeds(seeds)
     table = entry(name)
     chosen, how = table.chosen(cells), mode or table.modes[0]
@@ -64,7 +65,7 @@ def asked(
     given = [*changes]
     given += [] if rounds is None else [f"rounds={rounds}"]
     given += [] if device is None else [f'engine.device="{device}"']
-    configs = {cell.name: table.configured(cell, how, given) for cell in chosen}
+    configs = {cell.name: table.configured(cell, how, [*given, *places]) for cell in chosen}
     return Request(
         entry=table, cells=chosen, mode=how, seeds=seeds or table.seeds, configs=configs, changes=tuple(given)
     )

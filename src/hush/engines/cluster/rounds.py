@@ -1,0 +1,278 @@
+"""Rounds on a cluster: clients are charged here, trained by workers in blocks, and their updates stay there.
+
+Which clients form a block depends on the config alone, never on the workers, so that the results are the same bits on
+any number of them, and after any of them was lost: its blocks are computed again with the same draws. The ledgers are
+this side of the workers, and are charged once for a round, whatever happens to those who compute it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hush.config import Config
+from hush.engines.cluster.ray_workers import WorkerPool, connected, library
+from hush.engines.cluster.worker import BlockReport, ClientOrder, Setup, TensorTable, read_only
+from hush.engines.round_answers import clients_at_once
+from hush.engines.simulator import Charged, Simulator
+from hush.recipes.rows import Columns, HeldRows
+from hush.server.loop import Answers, HeldAnswers
+from hush.types import HushError, Layout, Task, Update
+
+_BLOCKS = 64  # of a round, unless the config gives their size
+_AHEAD = 2  # blocks that a worker has been given at a time, so that it never waits for the next
+_TRIES = 50  # lost workers in one round
+
+
+def block_size(simulator: Simulator) -> int:
+    """Return how many clients a worker trains at a time."""
+    federation = simulator.federation
+    given, clients = federation.config.engine.block, len(federation.members)
+    if given != "auto":
+        return given
+    return min(clients_at_once(clients, federation.model.layout.size, "cpu"), math.ceil(clients / _BLOCKS))
+
+
+@contextmanager
+def on_ray(config: Config, ledgers: Path | None) -> Iterator[None]:
+    """Connect to Ray for the time of a run, before anything is written or charged, or say why that is impossible."""
+    library()
+    if config.privacy.noise != "seeded" or ledgers is not None:
+        found = "ledger files" if ledgers is not None else "secure noise"
+        raise HushError(
+            f'engine.name: "ray" with {found}: what is lost with a worker is computed again with the same draws, '
+            'which only seeded noise has; accepted: engine.name = "process", or seeded noise without ledger files',
+            "engine.name",
+        )
+    with connected(config.engine):
+        yield
+
+
+@contextmanager
+def rounds_on_ray(simulator: Simulator) -> Iterator[RayRounds]:
+    """Yield what answers the tasks of a run on Ray."""
+    federation = simulator.federation
+    engine = federation.config.engine
+    setup = Setup(
+        config=federation.config,
+        recipe=federation.recipe,
+        model=federation.model,
+        shape=federation.terms.shape,
+        pull=federation.pull,
+        shared_draws=federation.shared_draws,
+    )
+    most = math.ceil(len(federation.members) / block_size(simulator))
+    pool = WorkerPool(library(), engine, setup, most)
+    try:
+        yield RayRounds(simulator, pool)
+    finally:
+        pool.close()
+
+
+class RayRounds:
+    """Answers the tasks of rounds with the workers of a pool."""
+
+    def __init__(self, simulator: Simulator, pool: WorkerPool) -> None:
+        self._simulator, self._pool = simulator, pool
+        self._phase: object = None
+        self._seconds: dict[int, float] = {}
+
+    def answer(self, tasks: Sequence[Task]) -> Answers:
+        """Charge and train the clients of a round. The updates stay with the workers until the next round begins."""
+        simulator, federation = self._simulator, self._simulator.federation
+        charged, declined = simulator.charge(tasks)
+        if not charged:
+            return declined
+        phase, (x, y) = simulator.arrays(charged[0].task.round)
+        if phase != self._phase:
+            self._pool.hold(x.numpy(), y.numpy())
+            self._phase = phase
+        size = block_size(simulator)
+        blocks = [charged[first : first + size] for first in range(0, len(charged), size)]
+        table = TensorTable()
+        orders = [[self._order(one, table) for one in block] for block in blocks]
+        store = RayRows(self._pool, orders, table, federation.model.layout.size, self._expected(blocks))
+        for block, report in zip(blocks, store.reports, strict=True):
+            for one in block:
+                self._seconds[one.task.client] = report.seconds / len(block)
+        updates = [
+            Update(
+                client=one.task.client,
+                round=one.task.round,
+                vector=torch.empty(0),
+                layout=one.task.answer,
+                receipt=one.receipt,
+                side=side,
+                held=facts,
+            )
+            for block, report in zip(blocks, store.reports, strict=True)
+            for one, facts, side in zip(block, report.facts, report.side, strict=True)
+        ]
+        return HeldAnswers([*declined, *updates], HeldRows.of(store))
+
+    def _order(self, one: Charged, table: TensorTable) -> ClientOrder:
+        task, extras = one.task, one.task.extras
+        return ClientOrder(
+            client=task.client,
+            round=task.round,
+            rows=self._simulator.training_rows(task.client),
+            stage=one.stage,
+            receipt=one.receipt,
+            models=table.number(task.models),
+            clip=extras.clip,
+            input_mean=None if extras.input_mean is None else table.number(extras.input_mean),
+            drift=None if extras.drift is None else extras.drift.clone(),
+            slots={name: table.number(tensor) for name, tensor in extras.slots.items()},
+            output=self._simulator.federation.outputs[task.client],
+            persons=self._simulator.persons(task.client),
+        )
+
+    def _expected(self, blocks: Sequence[Sequence[Charged]]) -> list[float]:
+        """Return how long each block is expected to take: as measured, or by the examples in its steps."""
+        works = [sum(one.stage.plan.steps * one.stage.plan.batch for one in block) for block in blocks]
+        known = [[self._seconds.get(one.task.client) for one in block] for block in blocks]
+        if any(seconds is None for block in known for seconds in block):
+            return [float(work) for work in works]
+        return [sum(seconds for seconds in block if seconds is not None) for block in known]
+
+
+class RayRows:
+    """The updates of a round, held by workers in blocks: the `RowStore` of a cluster.
+
+    Blocks that were lost with their worker are trained again by others when they are asked for.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        orders: Sequence[Sequence[ClientOrder]],
+        table: TensorTable,
+        parameters: int,
+        expected: Sequence[float],
+    ) -> None:
+        self._pool, self._orders, self.parameters = pool, orders, parameters
+        self._table = pool.ray.put(table.tensors)
+        self._expected = expected
+        self._place: dict[int, int] = {}
+        self._reports: dict[int, BlockReport] = {}
+        self._losses = 0
+        self._train(range(len(orders)))
+
+    @property
+    def reports(self) -> list[BlockReport]:
+        """What was told of each block."""
+        return [self._reports[number] for number in range(len(self._orders))]
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """The number of rows in each block."""
+        return [len(block) for block in self._orders]
+
+    def norms(self) -> Tensor:
+        """Return the norm of each row, in float64."""
+        return torch.cat([torch.from_numpy(report.norms) for report in self.reports])
+
+    def columns(self, chosen: Sequence[Tensor], which: Columns) -> list[Tensor]:
+        """Return some columns of the chosen rows of each block."""
+        empty = which.of(torch.empty(0, self.parameters))
+        found = dict.fromkeys(range(len(self._orders)), empty)
+        wanted = [number for number, own in enumerate(chosen) if len(own)]
+        asked = self._ask("columns", wanted, lambda blocks: ([chosen[number] for number in blocks], which))
+        for blocks, parts in asked:
+            found |= {number: read_only(part) for number, part in zip(blocks, parts, strict=True)}
+        return [found[number] for number in range(len(self._orders))]
+
+    def combined(self, weights: Sequence[Tensor], layout: Layout | None) -> Tensor:
+        """Return the sum over all blocks, in float64: each worker sums its own, and these sums are added."""
+        total = torch.zeros(weights[0].shape[-2], self.parameters, dtype=torch.float64)
+        wanted = [number for number, own in enumerate(weights) if bool((own != 0).any())]
+        asked = self._ask("combined", wanted, lambda blocks: ([weights[number] for number in blocks], layout))
+        for _, part in asked:
+            total += read_only(part)
+        return total
+
+    def block(self, number: int) -> Tensor:
+        """Return one block."""
+        while True:
+            (worker,) = self._held([number])
+            try:
+                found = self._pool.get(self._pool.workers[worker].block.remote(number))
+                return read_only(found)
+            except self._pool.lost:
+                self._lose(worker)
+
+    def _ask(self, method: str, wanted: Sequence[int], arguments: Any) -> Iterator[tuple[list[int], Any]]:
+        """Yield what workers answer for the blocks that they hold, until all that are wanted are answered for."""
+        left = list(wanted)
+        while left:
+            shares = self._held(left)
+            refs = {
+                worker: getattr(self._pool.workers[worker], method).remote(blocks, *arguments(blocks))
+                for worker, blocks in shares.items()
+            }
+            for worker, ref in refs.items():
+                try:
+                    answer = self._pool.get(ref)
+                except self._pool.lost:
+                    self._lose(worker)
+                    continue
+                left = [number for number in left if number not in shares[worker]]
+                yield shares[worker], answer
+
+    def _held(self, blocks: Sequence[int]) -> Mapping[int, list[int]]:
+        """Return the blocks that each worker holds; those that nobody holds are trained first."""
+        while missing := [number for number in blocks if self._place.get(number) not in self._pool.workers]:
+            self._train(missing)
+        shares: dict[int, list[int]] = {}
+        for number in blocks:
+            shares.setdefault(self._place[number], []).append(number)
+        return dict(sorted(shares.items(), key=lambda share: share[1]))
+
+    def _train(self, blocks: Sequence[int]) -> None:
+        """Have blocks trained, the longest first; each worker gets the next when it has finished one."""
+        waiting = sorted(blocks, key=lambda number: (-self._expected[number], number))[::-1]
+        self._pool.refresh()
+        running: dict[Any, tuple[int, int]] = {}
+        load: dict[int, int] = {}
+        while waiting or running:
+            if not self._pool.workers:
+                self._pool.refresh()
+            for worker in sorted(self._pool.workers, key=lambda each: load.get(each, 0)):
+                while waiting and load.get(worker, 0) < _AHEAD and self._is_turn(worker, load):
+                    number = waiting.pop()
+                    actor = self._pool.workers[worker]
+                    ref = actor.train.remote(number, self._orders[number], self._table)
+                    running[ref] = (worker, number)
+                    load[worker] = load.get(worker, 0) + 1
+            (done, *_), _ = self._pool.ray.wait(list(running), num_returns=1)
+            worker, number = running.pop(done)
+            load[worker] -= 1
+            try:
+                self._reports[number] = self._pool.get(done)
+                self._place[number] = worker
+            except self._pool.lost:
+                waiting.append(number)
+                self._lose(worker)
+
+    def _is_turn(self, worker: int, load: Mapping[int, int]) -> bool:
+        """Return whether no other worker has fewer blocks to do."""
+        return load.get(worker, 0) <= min(load.get(each, 0) for each in self._pool.workers)
+
+    def _lose(self, worker: int) -> None:
+        if worker not in self._pool.workers:
+            return
+        self._losses += 1
+        if self._losses > _TRIES:
+            raise HushError(
+                f"engine.name: {_TRIES} workers were lost in one round; accepted: a cluster with enough memory for its "
+                "workers (smaller engine.block, or fewer engine.workers)",
+                "engine.name",
+            )
+        self._pool.drop(worker)
+        self._pool.refresh()

@@ -1,0 +1,95 @@
+"""Whole runs as tasks on Ray, for sweeps, comparisons and reproductions: each run on one worker, many at a time.
+
+A finished run comes back with the files of its directory, which are written on this side: workers need no shared disk.
+A run whose worker is lost is run again from its first round, with the same draws; finished ones are never repeated.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hush.config import Config, in_one_process
+from hush.engines import simulator
+from hush.engines.cluster.ray_workers import connected, tasks
+from hush.engines.setup import Federation
+from hush.server.run_directory import RESULT, RunDir, write_atomically
+from hush.types import HushError, RoundRecord, RunResult
+
+Prepare = Callable[[Config], Federation]
+
+
+@dataclass(frozen=True)
+class FinishedTask:
+    """A run that a worker has finished: its result, its rounds, and the files of its directory by name."""
+
+    result: RunResult
+    records: tuple[RoundRecord, ...]
+    files: Mapping[str, bytes]
+
+
+def run_all(
+    configs: Sequence[Config], paths: Sequence[Path | None], federation_of: Prepare, command: str, resume: bool
+) -> Iterator[tuple[int, RunResult, tuple[RoundRecord, ...]]]:
+    """Run all configs and yield number, result and rounds of each as it is finished, those of `paths` from there.
+
+    `federation_of` prepares a config on a worker, with data that are sent along once.
+    """
+    waiting = []
+    for number, path in enumerate(paths):
+        finished = _finished(path, resume)
+        if finished is None:
+            waiting.append(number)
+        else:
+            yield number, *finished
+    if not waiting:
+        return
+    engine = configs[0].engine
+    with connected(engine) as ray:
+        gpus = float(ray.cluster_resources().get("GPU", 0)) > 0
+        shared = ray.put(federation_of)
+        asked = [(shared, in_one_process(configs[number]), command, paths[number] is not None) for number in waiting]
+        on_gpu = engine.device == "cuda" or (engine.device == "auto" and gpus)
+        for place, done in tasks(ray, _run, asked, on_gpu):
+            number = waiting[place]
+            path = paths[number]
+            if path is not None:
+                _write(path, done.files)
+            yield number, done.result, done.records
+
+
+def _run(federation_of: Prepare, config: Config, command: str, keep: bool) -> FinishedTask:
+    """Run one config in this process: the task of a worker."""
+    torch.set_num_threads(1)
+    federation = federation_of(config)
+    if not keep:
+        done = simulator.run(federation, None, command=command)
+        return FinishedTask(done.result, done.records, {})
+    with tempfile.TemporaryDirectory(prefix="hush-run-") as made:
+        path = Path(made) / "run"
+        done = simulator.run(federation, path, command=command)
+        return FinishedTask(done.result, done.records, {each.name: each.read_bytes() for each in path.iterdir()})
+
+
+def _finished(path: Path | None, resume: bool) -> tuple[RunResult, tuple[RoundRecord, ...]] | None:
+    """Return a run that was finished before, if the directory has one and is to be resumed."""
+    if path is None or not path.exists() or not any(path.iterdir()):
+        return None
+    if not resume:
+        raise HushError(f"{path}: not empty; choose another directory, or use --resume to resume the run in it")
+    directory = RunDir(path)
+    result = directory.finished()
+    return None if result is None else (result, tuple(directory.records()))
+
+
+def _write(path: Path, files: Mapping[str, bytes]) -> None:
+    """Write the files of a run directory; the result comes last, since it says that all others are there."""
+    path.mkdir(parents=True, exist_ok=True)
+    for old in path.glob("checkpoint-*.safetensors"):
+        old.unlink()
+    for name in sorted(files, key=lambda each: each == RESULT):
+        write_atomically(path / name, files[name])

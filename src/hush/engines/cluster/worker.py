@@ -1,0 +1,231 @@
+"""A worker of a cluster: it trains blocks of clients with the code of the simulator, and holds their updates.
+
+It knows no ledger and writes nothing: what it is asked for depends on its arguments alone, so that a worker that was
+lost, or that goes on unnoticed beside its successor, does no harm. Clients come with a receipt for their round.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hush.config import Config
+from hush.engines import client_round
+from hush.engines.client_round import Client
+from hush.engines.round_answers import decoded, held
+from hush.models import Model
+from hush.privacy.persons import Persons
+from hush.privacy.schedule import Output, Stage
+from hush.privacy.side_release import ReleaseShape
+from hush.recipes import Recipe
+from hush.recipes.rows import Columns, summed, summed_parts
+from hush.training.train import train
+from hush.types import HeldVector, HushError, Layout, Receipt, SideAnswers, Task, TaskExtras
+
+Arrays = Sequence[np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What is the same for all clients and rounds."""
+
+    config: Config
+    recipe: Recipe
+    model: Model
+    shape: ReleaseShape
+    pull: float
+    shared_draws: bool
+    threads: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientOrder:
+    """The task of one client, with its receipt. Tensors that many tasks share are numbers of a table.
+
+    Attributes:
+        client: Its number.
+        round: The round.
+        rows: Its training rows: the first, and the one behind the last.
+        stage: How it trains.
+        receipt: The proof that its ledger was charged.
+        models: The models that it is sent, in the table.
+        clip: The clipping norm of the round, if it changes.
+        input_mean: The mean of the inputs, in the table, if they are centred.
+        drift: What is added to its gradients.
+        slots: What options send, in the table, by name.
+        output: How it noises its trained model, where the recipe has it do so.
+        persons: Whose its rows are, where the unit of privacy is a person.
+    """
+
+    client: int
+    round: int
+    rows: tuple[int, int]
+    stage: Stage
+    receipt: Receipt
+    models: int
+    clip: float | None = None
+    input_mean: int | None = None
+    drift: Tensor | None = None
+    slots: Mapping[str, int] = field(default_factory=dict)
+    output: Output | None = None
+    persons: Persons | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockReport:
+    """What is told of a trained block: facts of its vectors, what accompanies them, their norms, and the time."""
+
+    facts: tuple[HeldVector, ...]
+    side: tuple[SideAnswers, ...]
+    norms: np.ndarray
+    seconds: float
+
+
+class Worker:
+    """Trains blocks of clients, and keeps the updates of the present round."""
+
+    def __init__(self, setup: Setup) -> None:
+        torch.set_num_threads(setup.threads)
+        self._setup = setup
+        self._device = _device(setup.config.engine.device)
+        setup.model.to(self._device)
+        self._x = self._y = torch.empty(0)
+        self._round, self._blocks = -1, dict[int, Tensor]()
+
+    def ready(self) -> bool:
+        """Return that the worker has started."""
+        return True
+
+    def hold(self, x: np.ndarray, y: np.ndarray) -> bool:
+        """Take the rows of all clients; on a CPU they stay in the memory that all workers of a node share."""
+        self._x, self._y = (read_only(each).to(self._device) for each in (x, y))
+        return True
+
+    def train(self, number: int, orders: Sequence[ClientOrder], table: Arrays) -> BlockReport:
+        """Train a block of clients, and keep its updates until another round begins."""
+        began = time.perf_counter()
+        self._begin(orders[0].round)
+        tensors = [read_only(each) for each in table]
+        tasks = {order.client: _task(self._setup, order, tensors) for order in orders}
+        setup, config = self._setup, self._setup.config
+        works = [
+            client_round.work(tasks[order.client], order.receipt, order.stage, self._client(order)) for order in orders
+        ]
+        limit = None if config.engine.physical_batch == "auto" else config.engine.physical_batch
+        jobs = [work.job for work in works]
+        vectors = train(setup.model, self._x, self._y, jobs, limit, config.engine.precision, config.engine.strict)
+        updates = [client_round.sealed(work, vector) for work, vector in zip(works, vectors, strict=True)]
+        block = decoded(setup.recipe, tasks, updates)
+        self._blocks[number] = block
+        return BlockReport(
+            facts=tuple(update.held for update in held(updates) if update.held is not None),
+            side=tuple(update.side for update in updates),
+            norms=np.array([float(row.double().norm()) for row in block]),
+            seconds=time.perf_counter() - began,
+        )
+
+    def columns(self, blocks: Sequence[int], chosen: Sequence[Tensor], which: Columns) -> list[np.ndarray]:
+        """Return some columns of the chosen rows of blocks."""
+        pairs = zip(blocks, chosen, strict=True)
+        return [which.of(self._blocks[number])[own].contiguous().numpy() for number, own in pairs]
+
+    def combined(self, blocks: Sequence[int], weights: Sequence[Tensor], layout: Layout | None) -> np.ndarray:
+        """Return the sum of blocks, in float64, with weights for each of their rows."""
+        total: Tensor | None = None
+        for number, own in zip(blocks, weights, strict=True):
+            block = self._blocks[number]
+            part = summed(block, own) if layout is None else summed_parts(block, own, layout)
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        found: np.ndarray = total.numpy()
+        return found
+
+    def block(self, number: int) -> np.ndarray:
+        """Return one block."""
+        found: np.ndarray = self._blocks[number].numpy()
+        return found
+
+    def forget(self) -> None:
+        """Drop all updates."""
+        self._blocks.clear()
+
+    def _begin(self, number: int) -> None:
+        if number != self._round:
+            self._round, self._blocks = number, {}
+
+    def _client(self, order: ClientOrder) -> Client:
+        setup, (first, end) = self._setup, order.rows
+        return Client(
+            recipe=setup.recipe,
+            config=setup.config,
+            model=setup.model,
+            x=self._x[first:end],
+            y=self._y[first:end],
+            first_row=first,
+            source=client_round.source(setup.config, order.client, order.round, shared=setup.shared_draws),
+            shape=setup.shape,
+            pull=setup.pull,
+            output=order.output,
+            persons=order.persons,
+        )
+
+
+def read_only(array: np.ndarray) -> Tensor:
+    """Return an array of shared memory as a tensor. Nothing may write to it, which PyTorch cannot know."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)
+
+
+def _task(setup: Setup, order: ClientOrder, table: Sequence[Tensor]) -> Task:
+    extras = TaskExtras(
+        clip=order.clip,
+        input_mean=None if order.input_mean is None else table[order.input_mean],
+        drift=order.drift,
+        slots={name: table[at] for name, at in order.slots.items()},
+    )
+    layout = setup.model.layout
+    return Task(
+        client=order.client,
+        round=order.round,
+        models=table[order.models],
+        layout=layout,
+        answer=setup.recipe.project.answer(layout, extras),
+        extras=extras,
+    )
+
+
+class TensorTable:
+    """Collects the tensors that tasks share, each once."""
+
+    def __init__(self) -> None:
+        self.tensors: list[np.ndarray] = []
+        self._numbers: dict[Any, int] = {}
+        self._kept: list[Tensor] = []  # so that no other tensor takes the place of one that is known
+
+    def number(self, tensor: Tensor) -> int:
+        """Return the number of a tensor in the table."""
+        key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.tensors)
+            self.tensors.append(tensor.contiguous().numpy())
+            self._kept.append(tensor)
+        return self._numbers[key]
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise HushError(
+            "engine.device: cuda is not available on a worker; accepted: cpu, auto, or a cluster of nodes with GPUs",
+            "engine.device",
+        )
+    return torch.device(name)
