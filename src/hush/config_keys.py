@@ -76,6 +76,10 @@ MEANINGS = {
     "local.weight_decay": "Weight decay of the local steps.",
     "recipe": "The recipe: its `name` (`hush list`), and options for its slots `protect`, `local`, `assign`, "
     "`project`, `weight` and `step`.",
+    "engine.name": "Where clients train: in this process, or on the workers of a Ray cluster (`hush[cluster]`).",
+    "engine.address": "Address of the Ray cluster, or `auto` on one of its nodes; by default Ray is started here.",
+    "engine.workers": "Most workers on Ray; `auto` takes one for each CPU, or for each GPU if training uses them.",
+    "engine.block": "Clients that train together; `auto`: as many as memory allows, and on Ray at most a 64th.",
     "engine.device": "Where training runs; `auto` takes a GPU if there is one.",
     "engine.physical_batch": "Rows that are computed at once; the batch of the algorithm stays the same.",
     "engine.precision": "Precision of matrix products on a GPU.",

@@ -354,10 +354,8 @@ def _compare(
     from hush.simulation import Simulation
 
     names = [name.strip() for name in recipes.split(",") if name.strip()]
-    simulation = Simulation.from_toml(file, settings=sets, data_dir=data)
-    _side_by_side(partial(simulation.compare, names, track=track), seeds, out, resume, as_json)
     simulation = Simulation.from_toml(file, settings=sets, data_dir=data, **engine)
-    _side_by_side(partial(simulation.compare, names), seeds, out, resume, as_json)
+    _side_by_side(partial(simulation.compare, names, track=track), seeds, out, resume, as_json)
 
 
 def _side_by_side(work: Callable[..., Table], seeds: int, out: Path, resume: bool, as_json: bool) -> None:
