@@ -32,6 +32,15 @@ TARGETS: Mapping[str, tuple[str, float]] = {
     "server.resnet18.rpca_over_mean": ("<=", 8.0),
     "plan.clients_per_second": (">=", 50.0),
     "scale.time_10k_over_1k": ("<=", 11.0),
+    "scale.time_100k_over_10k": ("<=", 12.0),
+    "scale.rss_mib_100k": ("<=", 4096.0),
+    "scale.rss_mib_10k_over_start": ("<=", 400.0),
+    "ray.w1.over_process": ("<=", 1.15),
+    "ray.flower_opacus_over_ours": (">=", 3.0),
+    "ray.server.robust-hdp.time_2000_over_500": ("<=", 5.0),
+    "ray.server.hush.time_2000_over_500": ("<=", 5.0),
+    "ray.server.pfa.time_2000_over_500": ("<=", 5.0),
+    "ray.server.rc-dpfl.time_2000_over_500": ("<=", 5.0),
     "scale.rss_mib_10k": ("<=", 2000.0),
 }
 
@@ -99,7 +108,7 @@ def _versions() -> dict[str, str]:
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
-    for name in ("hush", "opacus", "flwr", "scikit-learn", "dp-accounting"):
+    for name in ("hush", "opacus", "flwr", "ray", "scikit-learn", "dp-accounting"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

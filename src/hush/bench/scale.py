@@ -15,16 +15,16 @@ from hush.bench.findings import Findings
 from hush.seeds import rng
 from hush.types import HushError
 
-_FEW, _MANY = 1_000, 10_000
+_FEW, _MANY, _MOST = 1_000, 10_000, 100_000
 _SAMPLES, _WIDTH, _CLASSES, _ROUNDS = 50, 20, 4, 3
-_LIMIT = 900
+_LIMIT = 1800
 # The simulation belongs to the API, a layer above this module: it is passed as a callable.
-_PROGRAM = "import sys, hush; from hush.bench.scale import child; child(int(sys.argv[1]), hush.simulate)"
+_PROGRAM = "import sys, hush, torch; from hush.bench.scale import child; child(int(sys.argv[1]), hush.simulate)"
 
 
 def measure() -> Findings:
-    """Compare ten thousand clients with one thousand."""
-    few, many = alone(_FEW), alone(_MANY)
+    """Compare ten thousand clients with one thousand, and a hundred thousand with ten thousand."""
+    few, many, most = alone(_FEW), alone(_MANY), alone(_MOST)
     per_client = (many["seconds"] - few["seconds"]) / (_MANY - _FEW) / _ROUNDS
     note = (
         f"Logistic regression {_WIDTH} -> {_CLASSES}, {_SAMPLES} samples a client, {_ROUNDS} rounds of DP-FedAvg "
@@ -37,8 +37,12 @@ def measure() -> Findings:
             "scale.seconds_10k": many["seconds"],
             "scale.time_10k_over_1k": many["seconds"] / few["seconds"],
             "scale.rss_mib_10k": many["rss_mib"],
+            "scale.rss_mib_10k_over_start": many["rss_mib"] - many["start_mib"],
+            "scale.seconds_100k": most["seconds"],
+            "scale.time_100k_over_10k": most["busy"] / many["busy"],
+            "scale.rss_mib_100k": most["rss_mib"],
         },
-        {"scale.time_10k_over_1k": note},
+        {"scale.time_10k_over_1k": note, "scale.time_100k_over_10k": "By processor time."},
     )
 
 
@@ -62,11 +66,12 @@ def simulated(clients: int, simulate: Callable[..., object]) -> dict[str, float]
     """Run a simulation of that many clients in this process, by `hush.simulate`."""
     from hush.data import from_arrays
 
+    start = _peak()
     generator = rng(0, "bench", "scale")
     rows = clients * _SAMPLES
     x = generator.standard_normal((rows, _WIDTH), dtype=np.float32)
     y = generator.integers(0, _CLASSES, rows)
-    began = time.perf_counter()
+    began, busy = time.perf_counter(), time.process_time()
     simulate(
         {
             "rounds": _ROUNDS,
@@ -79,5 +84,11 @@ def simulated(clients: int, simulate: Callable[..., object]) -> dict[str, float]
     )
     return {
         "seconds": time.perf_counter() - began,
-        "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "busy": time.process_time() - busy,
+        "start_mib": start,
+        "rss_mib": _peak(),
     }
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

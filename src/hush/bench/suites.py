@@ -17,6 +17,7 @@ SUITES: Mapping[str, str] = {
     "scale": "hush.bench.scale",
     "federation": "hush.bench.federation",
     "isolation": "hush.bench.isolation",
+    "ray": "hush.bench.ray",
 }
 _USUAL = ("cpu", "server", "plan", "scale")
 

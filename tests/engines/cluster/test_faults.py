@@ -1,0 +1,149 @@
+"""Random kills on a cluster of three nodes: workers, a node and the driver. The run ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from hush.engines.cluster.ray_workers import library
+from hush.seeds import rng
+from hush.server.run_directory import RESULT, saved_round
+
+pytestmark = pytest.mark.soak
+KILLS, ROUNDS, LIMIT = 20, 60, 1500
+CONFIG = f"""
+seed = 4
+rounds = {ROUNDS}
+[data]
+name = "digits"
+clients = 9
+[model]
+name = "mlp"
+hidden = 300
+[privacy]
+budgets = [0.5, 0.6, 0.6, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0]
+delta = 1e-4
+[local]
+batch_size = 16
+lr = 0.1
+steps = 25
+[recipe]
+name = "hush"
+[engine]
+block = 2
+"""
+
+
+class Kill:
+    """Kills something of a running cluster at random."""
+
+    def __init__(self, cluster: Any, out: Path) -> None:
+        self.cluster, self.out, self.random = cluster, out, rng(0, "kills")
+        self.nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+        self.driver = self._start()
+        self.done: list[str] = []
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [
+            sys.executable,
+            "-c",
+            "from hush.cli.main import main; main()",
+            "run",
+            str(self.out.parent / "run.toml"),
+            "--resume",
+            "--out",
+        ]
+        place = [str(self.out), "--address", self.cluster.address]
+        with (self.out.parent / "driver.log").open("ab") as log:
+            return subprocess.Popen([*command, *place], stdout=log, stderr=log, start_new_session=True)
+
+    def one(self, kind: str) -> None:
+        """Kill a worker, the last node (another joins), or the driver (which is started again)."""
+        if kind == "worker":
+            workers = worker_processes()
+            if not workers:
+                return
+            os.kill(int(self.random.choice(workers)), signal.SIGKILL)
+        elif kind == "node":
+            self.cluster.remove_node(self.nodes.pop(), allow_graceful=False)
+            self.nodes.append(self.cluster.add_node(num_cpus=1))
+        else:
+            self.driver.kill()
+            self.driver.wait()
+            self.driver = self._start()
+        self.done.append(kind)
+
+
+def worker_processes() -> list[int]:
+    """The processes of Hush's workers that this test has started, by Ray's title."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if path.read_bytes().startswith(b"ray::Worker") and path.stat().st_uid == os.getuid():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def content(out: Path) -> tuple[dict[str, np.ndarray], list[Any], list[Any]]:
+    """The released model, the guarantees, and who was charged in each round."""
+    result = json.loads((out / RESULT).read_bytes())
+    lines = [json.loads(line) for line in (out / "rounds.jsonl").read_bytes().splitlines()]
+    return load_file(out / "model.safetensors"), result["guarantees"], [line["charged"] for line in lines]
+
+
+def test_twenty_random_kills_change_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    library()
+    (tmp_path / "run.toml").write_text(CONFIG)
+    command = [
+        sys.executable,
+        "-c",
+        "from hush.cli.main import main; main()",
+        "run",
+        str(tmp_path / "run.toml"),
+        "--out",
+        str(tmp_path / "calm"),
+    ]
+    subprocess.run(command, check=True, capture_output=True, timeout=LIMIT)
+
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 1,
+            "_system_config": {"health_check_period_ms": 500, "health_check_failure_threshold": 4},
+        },
+    )
+    kill = Kill(cluster, tmp_path / "stormy")
+    began = time.monotonic()
+    try:
+        # One node and three drivers among them; the others are workers.
+        kinds = ["node", "driver", "driver", "driver"] + ["worker"] * (KILLS - 4)
+        order = [kinds[i] for i in kill.random.permutation(KILLS)]
+        while kill.driver.poll() is None and time.monotonic() - began < LIMIT:
+            due = KILLS * saved_round(tmp_path / "stormy") / (ROUNDS - 5) if (tmp_path / "stormy").exists() else 0
+            if len(kill.done) < min(KILLS, due):
+                kill.one(order[len(kill.done)])
+            time.sleep(0.05)
+        assert kill.driver.poll() == 0, (tmp_path / "driver.log").read_text()[-2000:]
+    finally:
+        kill.driver.kill()
+        cluster.shutdown()
+    assert len(kill.done) == KILLS, kill.done
+    calm, stormy = content(tmp_path / "calm"), content(tmp_path / "stormy")
+    assert calm[0].keys() == stormy[0].keys()
+    assert all(np.array_equal(calm[0][name], stormy[0][name]) for name in calm[0])
+    assert calm[1] == stormy[1] and calm[2] == stormy[2]
