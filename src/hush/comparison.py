@@ -100,7 +100,7 @@ def executed(
     configs = [variants[name].model_copy(update={"seed": seed}) for name, seed in asked]
     runs: dict[str, list[RunResult]] = {name: [] for name in variants}
     if configs and configs[0].engine.name == "ray":
-        return {**runs, **_executed_on_ray(asked, configs, root, resume, federation_of, command, progress)}
+        return {**runs, **_executed_on_ray(asked, configs, root, resume, federation_of, command, progress, callbacks)}
     arrays: simulator.Arrays = {}
     hashes: Hashes = {}
 
@@ -136,18 +136,27 @@ def executed(
 
 def _executed_on_ray(
     asked: Sequence[tuple[str, int]], configs: Sequence[Config], root: Path | None, resume: bool,
-    federation_of: Prepare, command: str, progress: Progress | None,
+    federation_of: Prepare, command: str, progress: Progress | None, callbacks: Observers | None,
 ) -> dict[str, list[RunResult]]:  # fmt: skip
-    """Run every config as a task on Ray. Rounds are reported when their run is finished."""
+    """Run every config as a task on Ray. Rounds are reported, and callbacks called, when their run is finished."""
     from hush.engines.cluster.runs import run_all
 
     paths = [None if root is None else root / path_of(name, seed) for name, seed in asked]
     results: dict[int, RunResult] = {}
-    for number, result, records in run_all(configs, paths, federation_of, command, resume):
+
+    def called(number: int) -> Sequence[Callback]:
+        return callbacks(*asked[number]) if callbacks is not None else ()
+
+    if root is not None:
+        clear_stop(root)
+    for number, result, records in run_all(configs, paths, federation_of, called, command, resume):
         results[number] = result
         for record in records:
             if progress is not None:
                 progress(*asked[number], record)
+        if root is not None and stop_requested(root) and len(results) < len(asked):
+            clear_stop(root)
+            raise RunInterrupted(saved_round(root), resumable=True)
     runs: dict[str, list[RunResult]] = {}
     for number, (name, _) in enumerate(asked):
         runs.setdefault(name, []).append(results[number])

@@ -120,7 +120,7 @@ def test_twenty_random_kills_change_nothing(tmp_path: Path) -> None:
     ]
     subprocess.run(command, check=True, capture_output=True, timeout=LIMIT)
 
-    cluster = Cluster(
+    cluster: Any = Cluster(
         initialize_head=True,
         head_node_args={
             "num_cpus": 1,

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from hush.callbacks import Callback, RunStart
 from hush.config import Config, in_one_process
 from hush.engines import simulator
 from hush.engines.cluster.ray_workers import connected, tasks
@@ -25,17 +26,41 @@ Prepare = Callable[[Config], Federation]
 
 @dataclass(frozen=True)
 class FinishedTask:
-    """A run that a worker has finished: its result, its rounds, and the files of its directory by name."""
+    """A run that a worker has finished: what was known before, its result and rounds, and its files by name."""
 
+    start: RunStart
     result: RunResult
     records: tuple[RoundRecord, ...]
     files: Mapping[str, bytes]
 
+    def tell(self, callbacks: Sequence[Callback], directory: Path | None) -> None:
+        """Call callbacks as the run would have called them, one after the other."""
+        for callback in callbacks:
+            callback.on_run_start(replace(self.start, directory=directory))
+            for record in self.records:
+                callback.on_round_end(record)
+            callback.on_run_end(self.result)
+
+
+class _Started(Callback):
+    """Remembers what is known before the first round."""
+
+    def on_run_start(self, start: RunStart) -> None:
+        """Remember it."""
+        self.start = start
+
 
 def run_all(
-    configs: Sequence[Config], paths: Sequence[Path | None], federation_of: Prepare, command: str, resume: bool
+    configs: Sequence[Config],
+    paths: Sequence[Path | None],
+    federation_of: Prepare,
+    callbacks: Callable[[int], Sequence[Callback]],
+    command: str,
+    resume: bool,
 ) -> Iterator[tuple[int, RunResult, tuple[RoundRecord, ...]]]:
     """Run all configs and yield number, result and rounds of each as it is finished, those of `paths` from there.
+
+    `callbacks` are those of a run by its number; they are called when it is finished.
 
     `federation_of` prepares a config on a worker, with data that are sent along once.
     """
@@ -59,20 +84,22 @@ def run_all(
             path = paths[number]
             if path is not None:
                 _write(path, done.files)
+            done.tell(callbacks(number), path)
             yield number, done.result, done.records
 
 
 def _run(federation_of: Prepare, config: Config, command: str, keep: bool) -> FinishedTask:
     """Run one config in this process: the task of a worker."""
     torch.set_num_threads(1)
-    federation = federation_of(config)
+    federation, started = federation_of(config), _Started()
     if not keep:
-        done = simulator.run(federation, None, command=command)
-        return FinishedTask(done.result, done.records, {})
+        done = simulator.run(federation, None, command=command, callbacks=[started])
+        return FinishedTask(started.start, done.result, done.records, {})
     with tempfile.TemporaryDirectory(prefix="hush-run-") as made:
         path = Path(made) / "run"
-        done = simulator.run(federation, path, command=command)
-        return FinishedTask(done.result, done.records, {each.name: each.read_bytes() for each in path.iterdir()})
+        done = simulator.run(federation, path, command=command, callbacks=[started])
+        files = {each.name: each.read_bytes() for each in path.iterdir()}
+        return FinishedTask(started.start, done.result, done.records, files)
 
 
 def _finished(path: Path | None, resume: bool) -> tuple[RunResult, tuple[RoundRecord, ...]] | None:
