@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.export import Dim, ExportedProgram, export
+from torch.export import Dim, ExportedProgram, export, exported_program
 from torch.export.graph_signature import InputKind, OutputKind
 
 from hush.models.isolation import dropout
@@ -24,6 +24,7 @@ from hush.models.isolation.traced_module import TracedModule
 from hush.models.recurrent import parameters_per_direction, recurrent, recurrent_cell
 
 _aten = torch.ops.aten
+_COLLECT, _COMPOSITE = "_collect_all_valid_cia_ops", "_is_preservable_cia_op"  # names in PyTorch's exporter
 _INPUTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR, InputKind.USER_INPUT)
 _STORAGE = (_aten.as_strided, _aten.as_strided_copy, _aten.as_strided_scatter)
 _UNWRITTEN = (_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.empty_permuted, _aten.new_empty,
@@ -110,7 +111,8 @@ def _exported(module: nn.Module, x: Tensor, dim: Dim | None) -> ExportedProgram:
     shapes = None if dim is None else ({0: dim},)
     program: ExportedProgram = export(module, (x,), dynamic_shapes=shapes, strict=False)
     _inline_no_grad(program.graph_module)
-    program = program.run_decompositions({})
+    with _composites_of(program):
+        program = program.run_decompositions({})
     for output in program.graph_signature.output_specs:
         if output.kind is not OutputKind.USER_OUTPUT:
             raise MixesExamplesError(f"changes {output.target} while it runs")
@@ -121,6 +123,27 @@ def _exported(module: nn.Module, x: Tensor, dim: Dim | None) -> ExportedProgram:
             raise MixesExamplesError(f"takes an input of kind {spec.kind}")
     _refuse_foreign(program)
     return program
+
+
+@contextmanager
+def _composites_of(program: ExportedProgram) -> Iterator[None]:
+    """Let PyTorch keep the composite operations of this program alone from being decomposed, and not all that exist.
+
+    It registers thousands of functions for those, which takes as long as to trace a small module. Where PyTorch names
+    its own functions differently, nothing is changed.
+    """
+    collect, composite = getattr(exported_program, _COLLECT, None), getattr(torch._export.utils, _COMPOSITE, None)
+    if collect is None or composite is None:
+        yield
+        return
+    graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, fx.GraphModule)]
+    targets = {node.target for graph in graphs for node in graph.nodes}
+    found = {each for each in targets if isinstance(each, torch._ops.OpOverload) and composite(each)}
+    setattr(exported_program, _COLLECT, lambda: found)
+    try:
+        yield
+    finally:
+        setattr(exported_program, _COLLECT, collect)
 
 
 def _refuse_foreign(program: ExportedProgram) -> None:
