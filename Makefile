@@ -3,8 +3,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALL := --disable-pip-version-check install --quiet --constraint constraints.txt
 PIP := $(BIN)/pip $(INSTALL)
-# One arithmetic thread per test worker: two workers on two cores.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+# For two cores: one arithmetic thread per test worker, and three workers, because some tests wait for time limits.
+# Compiled files are kept in any case, because many processes are started.
+PYTEST := env --unset=PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal
 CLEAN := build/$(notdir $(PYTHON))
 
 .PHONY: demo check quick test coverage build build-all sdist bench docs pages notebooks results soak clean

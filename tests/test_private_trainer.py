@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 import hush
+from hush import private_trainer
 from hush.engines.run_ledgers import RunLedgers
 from hush.engines.simulator import Simulator
 from hush.privacy.ledger import BudgetSpentError, Ledger
 from hush.privacy.ledger.book import STATE_NAMES
 from hush.privacy.ledger.ledger import inspect
 from hush.types import HushError, Task, Update
+from tests.support.fork_server import ForkServer
 
 _ROWS, _BATCH = 60, 12
 _SETTINGS: dict[str, Any] = {"epsilon": 3.0, "delta": 1e-5, "rounds": 3, "batch_size": _BATCH, "lr": 0.5, "classes": 3}
@@ -129,35 +130,25 @@ def test_a_repeated_round_is_answered_with_the_sealed_update(net: Net, tmp_path:
     assert _states(tmp_path) == ["sent"] * 2
 
 
-_KILLED = """
-import os, signal, sys
-from pathlib import Path
-import torch
-import hush
-from hush import private_trainer
-from tests.test_private_trainer import Net, _trainer
+def killed_client(directory: str, when: str) -> None:
+    """A client that dies when it is charged, or when its answer is sealed."""
 
-def killed(*given):
-    os.kill(os.getpid(), signal.SIGKILL)
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
-def killed_when_sealed(self, client, number):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-if sys.argv[2] == "charged":
-    private_trainer.train = killed
-else:
-    private_trainer.RunLedgers.sent = killed_when_sealed
-net = Net()
-net.load_state_dict({name: torch.zeros_like(v) if name != "scale" else v for name, v in net.state_dict().items()})
-_trainer(net, Path(sys.argv[1]), run="study", retries=1).fit(round=1)
-"""
+    place, name = (private_trainer, "train") if when == "charged" else (RunLedgers, "sent")
+    setattr(place, name, die)
+    net = Net()
+    net.load_state_dict({name: torch.zeros_like(v) if name != "scale" else v for name, v in net.state_dict().items()})
+    _trainer(net, Path(directory), run="study", retries=1).fit(round=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["charged", "sealed"])
-def test_a_killed_client_stays_charged(net: Net, tmp_path: Path, when: str) -> None:
-    code = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path), when], env=dict(os.environ), timeout=120)
-    assert code.returncode == -9
+def test_a_killed_client_stays_charged(net: Net, tmp_path: Path, when: str, parent: ForkServer) -> None:
+    with parent.tidy() as held:
+        client = held.call("tests.test_private_trainer", "killed_client", tmp_path / "log", tmp_path, when)
+        assert client.status() == -9, client.said()
     # The network of the process that died, with all weights zero.
     net.load_state_dict({name: torch.zeros_like(v) if name != "scale" else v for name, v in net.state_dict().items()})
     trainer = _trainer(net, tmp_path, run="study", retries=1)

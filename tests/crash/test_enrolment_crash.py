@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from hush.privacy.ledger import ledger
 from hush.privacy.ledger.book import BURNED, READY, SENT, Charge
 from hush.privacy.schedule import ENROLMENT
 from tests.support.enrolment_jobs import CLIENTS
-from tests.support.ledger_checks import JobServer
+from tests.support.fork_server import ForkServer
 from tests.support.ledger_jobs import FAILED
 
 POINTS = [
@@ -24,11 +23,7 @@ POINTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def job_server() -> Iterator[JobServer]:
-    made = JobServer("enrolment_jobs")
-    yield made
-    made.close()
+JOBS = "tests.support.enrolment_jobs"
 
 
 def charges(directory: Path, client: int) -> list[Charge]:
@@ -50,38 +45,35 @@ def answers_told(directory: Path) -> list[int]:
     return numbers
 
 
-def kill(job_server: JobServer, directory: Path, point: str, times: int) -> list[int]:
+def kill(parent: ForkServer, directory: Path, point: str, times: int) -> list[int]:
     """Kill a run `times` times, each time resumed beside a process that holds the ledgers; then let it end."""
     nth, at = (CLIENTS + 1, point.removesuffix(" in round 1")) if "round 1" in point else (1, point)
     directory.mkdir()
-    pid = 0
-    try:
+    log, holder = directory / "log", None
+    with parent.tidy() as held:
         for number in range(times):
-            status = job_server.run(
-                "enrolment", directory=str(directory), point=at, nth=1 + number % 2 if nth == 1 else nth
-            )
+            passed = 1 + number % 2 if nth == 1 else nth
+            run = held.call(JOBS, "enrolment", log, directory, at, passed)
+            status = run.status()
             told = answers_told(directory)
             if status == 0:
                 return told
-            assert status == FAILED, "the failpoint was not reached"
-            if not pid:
-                pid = job_server.start("holder", directory=str(directory))
+            assert status == FAILED, f"the failpoint was not reached: {run.said()}"
+            if holder is None:
+                holder = held.call(JOBS, "holder", log, directory)
                 while not (directory / "held").exists():
                     time.sleep(0.005)
-        assert job_server.run("enrolment", directory=str(directory)) == 0
+        assert held.call(JOBS, "enrolment", log, directory).status() == 0
         return answers_told(directory)
-    finally:
-        if pid:
-            job_server.kill(pid)
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_during_enrolment(job_server: JobServer, tmp_path: Path, point: str) -> None:
-    assert kill(job_server, tmp_path / "0", point, 2) == [1] * CLIENTS
+def test_killed_during_enrolment(parent: ForkServer, tmp_path: Path, point: str) -> None:
+    assert kill(parent, tmp_path / "0", point, 2) == [1] * CLIENTS
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_twenty_times_during_enrolment(job_server: JobServer, tmp_path: Path, point: str) -> None:
+def test_killed_twenty_times_during_enrolment(parent: ForkServer, tmp_path: Path, point: str) -> None:
     for number, times in zip(itertools.count(), (1, 2, 3, 4, 10), strict=False):
-        assert kill(job_server, tmp_path / str(number), point, times) == [1] * CLIENTS
+        assert kill(parent, tmp_path / str(number), point, times) == [1] * CLIENTS

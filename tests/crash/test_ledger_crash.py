@@ -69,10 +69,12 @@ def test_killed_a_thousand_times(job_server: JobServer, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_at_a_point_of_the_protocol(job_server: JobServer, tmp_path: Path, point: str) -> None:
+@pytest.mark.parametrize("kills", [9, pytest.param(20, marks=pytest.mark.soak)])
+def test_killed_at_a_point_of_the_protocol(job_server: JobServer, tmp_path: Path, point: str, kills: int) -> None:
+    """Up to eight times in a row with the same ledger."""
     draw = rng(3, point)
     path, witness = fresh(tmp_path / "0")
-    for number in range(1, 21):
+    for number in range(1, kills + 1):
         nth = int(draw.integers(1, 3))
         status = job_server.run("client", path=path, witness=witness, rounds=ROUNDS, point=point, nth=nth)
         assert status == FAILED, "the failpoint was not reached"

@@ -6,8 +6,6 @@ import contextlib
 import shutil
 import sqlite3
 import stat
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 from hush.privacy.accounting.cost import Cost
 from hush.privacy.ledger import BrokenLedgerError, Ledger, book, schema, statement, witness
 from hush.types import HushError, Policy
+from tests.support.fork_server import command
 
 POLICY = Policy(2.0, 1e-5)
 COSTS = (Cost(what="model update", kind="gaussian", noise=60.0, steps=1),)
@@ -33,8 +32,9 @@ def spend(path: Path, run: str, rounds: int) -> None:
 
 def hush(*words: object) -> str:
     """What a `hush ledger` command prints."""
-    command = [sys.executable, "-c", "from hush.cli.main import main; main()", "ledger", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    done = command("ledger", *words, cwd=Path.cwd())
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def head(folder: Path) -> Path:

@@ -1,7 +1,4 @@
-"""Runs in processes of their own that die during enrolment, and a process that holds their ledgers open.
-
-As a script it imports what they need once and then forks a process for every job it reads.
-"""
+"""Runs that die during enrolment, and a process that holds their ledgers open: each for a process of its own."""
 
 from __future__ import annotations
 
@@ -13,14 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hush.config import parse
 from hush.engines import enrolment as enrol
 from hush.engines import simulator
 from hush.engines.setup import prepare
 from hush.privacy.ledger import Ledger
-from tests.support.ledger_jobs import FAILED, serve
+from tests.support.ledger_jobs import FAILED
 
 CLIENTS = 2
 CONFIG: dict[str, Any] = {
@@ -36,14 +31,14 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def enrolment(directory: str, point: str = "", nth: int = 1) -> None:
+def enrolment(directory: str, point: str = "", nth: str = "1") -> None:
     """Run or resume, up to the nth time that a failpoint is passed; what the server is told goes into a file."""
     here, passed = Path(directory), 0
 
     def failpoint(name: str) -> None:
         nonlocal passed
         passed += name == point
-        if passed == nth:
+        if passed == int(nth):
             os._exit(FAILED)
 
     def witnessed(answers: Sequence[enrol.EnrolmentAnswer]) -> Any:
@@ -70,9 +65,3 @@ def _append(path: Path, line: dict[str, Any]) -> None:
         file.write(json.dumps(line) + "\n")
         file.flush()
         os.fsync(file.fileno())
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    prepare(parse(CONFIG))
-    serve({"enrolment": enrolment, "holder": holder})

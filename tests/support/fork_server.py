@@ -52,10 +52,9 @@ class Child:
         os.kill(self.pid, signal.SIGINT)
 
     def status(self, seconds: float = 120.0) -> int:
-        """Its exit status, once it has ended by itself; -9 if a signal ended it."""
+        """Its exit status, once it has ended by itself; the negative number of a signal that ended it."""
         self.ended(seconds)
-        path = _status_file(self.log, self.pid)
-        return int(path.read_text()) if path.exists() else -signal.SIGKILL
+        return int(_status_file(self.log, self.pid).read_text())
 
     def said(self) -> str:
         return self.log.read_bytes()[self._from :].decode(errors="replace") if self.log.exists() else ""
@@ -188,17 +187,29 @@ def _serve() -> None:
     config = {"rounds": 1, "data": {"name": "digits", "clients": 2}, "recipe": {"name": "robust-hdp"}}
     with tempfile.TemporaryDirectory() as folder:
         hush.simulate(config, out=Path(folder) / "run")
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    logs: dict[int, Path] = {}
+
+    def note(*_: object) -> None:
+        """Write down how children ended, and only then let them be gone."""
+        while logs and (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+            _status_file(logs.pop(ended.si_pid), ended.si_pid).write_text(str(status))
+            os.waitpid(ended.si_pid, 0)
+
+    signal.signal(signal.SIGCHLD, note)
     for line in sys.stdin:
         order = json.loads(line)
+        # Until its log is known here, no child may be noted.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         pid = os.fork()
         if pid == 0:
             status = 1
             try:
                 status = _run(order)
             finally:
-                _status_file(Path(order["log"]), os.getpid()).write_text(str(status))
                 os._exit(status)
+        logs[pid] = Path(order["log"])
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         sys.stdout.write(f"{pid}\n")
         sys.stdout.flush()
 
@@ -206,6 +217,7 @@ def _serve() -> None:
 def _run(order: dict[str, Any]) -> int:
     """Do in a child what was ordered, and return its exit status."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     # A shell's background jobs ignore the signal, and so would what the tests start when they are one.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if order.get("namespace"):

@@ -19,9 +19,9 @@ from tests.support.paths import environment, helper
 class JobServer:
     """A process that forks the clients, one for each job."""
 
-    def __init__(self, jobs: str = "ledger_jobs") -> None:
+    def __init__(self) -> None:
         self._process = subprocess.Popen(
-            helper(jobs), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+            helper("ledger_jobs"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
         )
         self.hello = self._answer()
 

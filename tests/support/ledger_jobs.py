@@ -140,20 +140,21 @@ def cramped(path: str, witness: str, rounds: int, room: int, out: str) -> None:
     stubborn(path, witness, rounds, 1, out)
 
 
-Jobs = Mapping[str, Callable[..., None]]
-JOBS: Jobs = {job.__name__: job for job in (client, hasty, forgetful, spender, marked, stubborn, cramped)}
+JOBS: Mapping[str, Callable[..., None]] = {
+    job.__name__: job for job in (client, hasty, forgetful, spender, marked, stubborn, cramped)
+}
 
 
-def run(job: str, args: dict[str, Any], jobs: Jobs = JOBS) -> int:
+def run(job: str, args: dict[str, Any]) -> int:
     try:
-        jobs[job](**args)
+        JOBS[job](**args)
     except BaseException:
         traceback.print_exc()
         return 1
     return 0
 
 
-def serve(jobs: Jobs = JOBS) -> None:
+def serve() -> None:
     """Fork a process for every line `{"job", "args"}`, and say how one ended for every line `{"wait"}`."""
     account.epsilon(book.add_costs({}, COSTS), POLICY, "pld")
     print(json.dumps({"torch": "torch" in sys.modules}), flush=True)
@@ -164,7 +165,7 @@ def serve(jobs: Jobs = JOBS) -> None:
         else:
             pid = os.fork()
             if pid == 0:
-                os._exit(run(wanted["job"], wanted["args"], jobs))
+                os._exit(run(wanted["job"], wanted["args"]))
             answer = {"pid": pid}
         print(json.dumps(answer), flush=True)
 
