@@ -33,7 +33,7 @@ coverage: .venv/dev
 	$(PYTEST) -m "not soak" --cov --cov-report=term
 
 soak: .venv/dev
-	$(PYTEST) -m soak
+	$(PYTEST) -n 2 -m soak
 
 # A wheel, installed into a clean environment; the demo runs from there, outside the source tree, so that a file missing
 # from the wheel is noticed. With another interpreter: make build PYTHON=python3.12

@@ -76,9 +76,9 @@ def guarantee_table(cards: Sequence[Guarantee], not_covered: Sequence[str], warn
         for card in cards
     )
     about = [f"Protects {text}" for text in dict.fromkeys(card.protects for card in cards) if text]
-    about += [f"Toward a third party: {cards[0].third_party}"] if cards and cards[0].third_party else []
+    about += [f"Against a third party: {cards[0].third_party}"] if cards and cards[0].third_party else []
     return Table(
-        title="Guarantees toward the server, one per client",
+        title="Guarantees against the server, one per client",
         columns=columns,
         rows=rows,
         shown=_CARD,
@@ -110,7 +110,7 @@ def preview_table(found: Mapping[str, Any]) -> Table:
         columns=columns,
         rows=rows,
         shown=tuple(name for name in columns if name not in ("sample_rate", "noise_variance")),
-        notes=(f"Toward a third party: {found['third_party']}", *_notes(found["not_covered"], found["warnings"])),
+        notes=(f"Against a third party: {found['third_party']}", *_notes(found["not_covered"], found["warnings"])),
         facts=found,
     )
 

@@ -1,4 +1,4 @@
-"""weight: how much each client counts. Noise-aware weights are what the server's listening consists of."""
+"""weight: how much each client counts. Noise-aware weights follow from the noise that the server estimates."""
 
 from __future__ import annotations
 
