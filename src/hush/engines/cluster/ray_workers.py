@@ -101,7 +101,13 @@ def _no_cluster(address: str, why: str) -> HushError:
 def lost_errors(ray: Any) -> tuple[type[Exception], ...]:
     """Return the errors that say that a worker, its node or an object on it is gone."""
     found = ray.exceptions
-    return (found.RayActorError, found.ObjectLostError, found.NodeDiedError, found.WorkerCrashedError)
+    return (
+        found.RayActorError,
+        found.ObjectLostError,
+        found.NodeDiedError,
+        found.WorkerCrashedError,
+        found.OutOfMemoryError,
+    )
 
 
 class WorkerPool:

@@ -86,15 +86,19 @@ class RayRounds:
     def answer(self, tasks: Sequence[Task]) -> Answers:
         """Charge and train the clients of a round. The updates stay with the workers until the next round begins."""
         simulator, federation = self._simulator, self._simulator.federation
-        charged, declined = simulator.charge(tasks)
-        if not charged:
+        size = block_size(simulator)
+        asked = [simulator.charge(tasks[first : first + size]) for first in range(0, len(tasks), size)]
+        # Blocks are those of the tasks, so that a client that declines does not change who trains with whom.
+        blocks, declined = (
+            [block for block, _ in asked if block],
+            [answer for _, answers in asked for answer in answers],
+        )
+        if not blocks:
             return declined
-        phase, (x, y) = simulator.arrays(charged[0].task.round)
+        phase, (x, y) = simulator.arrays(tasks[0].round)
         if phase != self._phase:
             self._pool.hold(x.numpy(), y.numpy())
             self._phase = phase
-        size = block_size(simulator)
-        blocks = [charged[first : first + size] for first in range(0, len(charged), size)]
         table = TensorTable()
         orders = [[self._order(one, table) for one in block] for block in blocks]
         store = RayRows(self._pool, orders, table, federation.model.layout.size, self._expected(blocks))
