@@ -37,11 +37,11 @@ from hush.recipes.rows import HeldRows
 from hush.seeds import rng
 from hush.types import HeldVector, HushError, Layout, Task, Update
 
-_TURNS, _ROUNDS = 3, 3
-_SAMPLES, _TEST = 1200, 0.05
+_TURNS, _ROUNDS = 3, 2
+_SAMPLES, _TEST = 400, 0.05
 _SIZES = (500, 1000, 2000)
 _PARAMETERS = 1_000_000
-_FLOWER_CLIENTS, _FLOWER_SAMPLES = 200, 100
+_FLOWER_CLIENTS, _FLOWER_SAMPLES = 200, 50
 _SERVER_RECIPES = ("robust-hdp", "hush", "pfa", "rc-dpfl")
 
 
