@@ -172,7 +172,7 @@ class PrivacyConfig(_Strict):
     sampler: Literal["poisson", "fixed"] = "poisson"
     discrete: bool = False
     retries: Annotated[int, Field(ge=0, le=1000)] = 0
-    unit: Literal["auto", "row", "person"] = "auto"
+    unit: Literal["auto", "row", "person", "client"] = "auto"
     rows_per_person: Annotated[int, Field(ge=1, le=10_000)] = 1
 
 

@@ -250,6 +250,8 @@ def _updates(run: Run) -> Seen:
             if isinstance(update, Update):
                 plan = run.federation.stage(update.client, number).plan
                 scale = -plan.batch / (run.federation.config.local.lr * run.clip(update.client, number))
+                if plan.whole_update:
+                    scale = 1 / plan.clip
                 found[update.client, number] = scale * update.vector.double()
     return found
 

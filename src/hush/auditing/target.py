@@ -95,6 +95,8 @@ def target(federation: Federation, client: int | str | None = None) -> Target:
     plan = schedule.plan
     if not plan.private or plan.rounds == 0:
         raise HushError(f"audit: client {client} has no guarantee to audit: it adds no noise or takes part in no round")
+    if plan.whole_update:
+        raise HushError('audit: with privacy.unit = "client" no row is a canary; accepted: "row" or "person"')
     model.to(federation.device)
     x, y = federation.arrays(1)
     first = federation.data.bounds()[client][0]

@@ -29,6 +29,7 @@ most 1 / (d + 1) for d inputs: the squared error of a linear model has at most t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from hush.objective import Objective
 from hush.server.loop import RunTerms, enrolled
@@ -52,6 +53,11 @@ def rate(terms: RunTerms, participation: float, objective: Objective, inputs: in
         return least(reach, noise, rounds)
     farthest = 0.5 * TARGET_SCALE / (terms.clip * math.sqrt(terms.layout.size / objective.outputs))
     return min(farthest, least(reach, noise, rounds, TARGET_SCALE))
+
+
+def whole_update_rate(clip: float, steps: Sequence[int]) -> float:
+    """The learning rate where the whole update is clipped: K steps of gradients of norm 1 go as far as the clip."""
+    return min(PLAIN, clip / max(1.0, sorted(steps)[len(steps) // 2]))
 
 
 def least(reach: float, noise: float, rounds: int, distance: float = DISTANCE) -> float:

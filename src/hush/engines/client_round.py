@@ -52,6 +52,7 @@ class Work:
     receipt: Receipt
     job: Job
     recipe: Recipe
+    plan: PrivacyPlan
     output: Output | None = None
     side: SideAnswers = field(default_factory=SideAnswers)
 
@@ -82,7 +83,7 @@ def work(task: Task, receipt: Receipt, stage: Stage, client: Client) -> Work:
     job = Job(
         vector=start,
         first_row=client.first_row,
-        plan=plan,
+        plan=plan.training,
         lr=config.local.lr,
         source=client.source,
         drift=drift,
@@ -97,6 +98,7 @@ def work(task: Task, receipt: Receipt, stage: Stage, client: Client) -> Work:
         job=job,
         recipe=client.recipe,
         output=client.output,
+        plan=plan,
         side=SideAnswers(choice=chosen, releases=releases),
     )
 
@@ -125,6 +127,8 @@ def sealed(done: Work, vector: Tensor) -> Update:
     task = done.task
     if done.output is not None:
         vector = _perturbed(done, vector, done.output)
+    if done.plan.whole_update:
+        vector = done.plan.release(vector, done.job.source)
     vector, project = vector.cpu(), done.recipe.project
     if project.encodes:
         vector = project.encode(vector, task.layout, task.extras)

@@ -19,6 +19,7 @@ from hush.config import Config, silent_settings, unit_of, with_noise, with_unit
 from hush.data import ClientData, budgets, client_data, client_rows, datasets, transforms
 from hush.engines import auto_lr, noisy_counts, run_ledgers
 from hush.engines.client_config import member_names, with_clients
+from hush.engines.client_unit import check_client_unit, uncovered_clients
 from hush.engines.objective import least_outputs, outputs_of, targets_of, task_of, with_objective
 from hush.engines.persons import uncovered_persons
 from hush.engines.schedules import privacy_schedules, timetable, training
@@ -212,12 +213,19 @@ class Federation:
             named.append(_AUTO_RATE)
         if self.config.privacy.noise == "seeded":
             named.append("the noise itself: reproducible from the seed, for experiments only, so nothing is private")
-        return (*named, *uncovered_persons(self), *self.data.dataset.not_covered, *self.uncovered)
+        return (
+            *named,
+            *uncovered_persons(self),
+            *uncovered_clients(self.config),
+            *self.data.dataset.not_covered,
+            *self.uncovered,
+        )
 
     def warned(self, client: int, held: Policy | None = None) -> tuple[str, ...]:
         """What to warn a client of: guarantees that are kept and mean little; `held` is the policy of its ledger."""
         policy, plan = held or self.policies[client], self.schedules[client].plan
-        return warnings_of(policy.epsilon, policy.delta, plan.counted, policy.unit) if plan.private else ()
+        number = len(self.members) if policy.unit == "client" else plan.counted
+        return warnings_of(policy.epsilon, policy.delta, number, policy.unit) if plan.private else ()
 
     def warnings(self) -> tuple[str, ...]:
         """What of the recipe does not apply, and what to warn clients of, each text once."""
@@ -377,6 +385,8 @@ def build(
     rounds = timetable(config, recipe, len(members))
     table, participants = rounds.stage_table, rounds.participants
     _check_choice(table, model.objective)
+    if unit_of(config) == "client":
+        check_client_unit(recipe, table)
     shape = release_shape(config, model, tuple(data.dataset.x.shape[1:]), data.dataset.classes)
     offers: tuple[PrivacySchedule, ...] = ()
     if disclosed is None and noisy_counts.asked(table):
@@ -391,7 +401,10 @@ def build(
         known = (noisy_counts.supposed(members), offers) if offers else (members, schedules)
         drawn = terms_of(config, recipe, known[0], table, known[1], model, participants, shape)
         inputs = math.prod(data.dataset.x.shape[1:])
-        config = with_rate(config, auto_lr.rate(drawn, config.participation, model.objective, inputs))
+        chosen = auto_lr.rate(drawn, config.participation, model.objective, inputs)
+        if recipe.protect.private and unit_of(config) == "client":
+            chosen = auto_lr.whole_update_rate(config.privacy.clip, [schedule.plan.steps for schedule in schedules])
+        config = with_rate(config, chosen)
     return Federation(
         config=config,
         recipe_name=name,
@@ -437,7 +450,7 @@ def terms_of(
         members=members,
         stage_table=stage_table,
         planned_noise=_by_stage_and_client([[plan.update_noise(lr, size) for plan in plans] for plans in by_stage]),
-        reach=_by_stage_and_client([[lr * plan.steps for plan in plans] for plans in by_stage]),
+        reach=_by_stage_and_client([[plan.reach(lr) for plan in plans] for plans in by_stage]),
         batch=_by_stage_and_client([[plan.batch for plan in plans] for plans in by_stage]),
         shape=shape,
         layout=model.layout,

@@ -19,6 +19,8 @@ Edge cases:
     - `local_steps`, where given, is the number of steps per round; else the steps of `epochs` passes over the data.
     - `disclosed`, where given, is the public number of rows. Rate and steps follow from it alone, and so reveal nothing
       more about `samples`, the true number. It cannot be combined with a fixed sampler.
+    - `whole_update` protects the client as a whole: steps train without clipping or noise (`training`), and the update
+      of a round is clipped and noised once (`release`). Sampling rows amplifies nothing: `cost` is that of a Gaussian.
     - `even` makes the rate one over the steps of a pass, so that the expected batch may be a little below `batch`, by
       which sums are divided all the same.
 """
@@ -26,16 +28,18 @@ Edge cases:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
+import torch
+
 from hush.privacy.accounting import api
 from hush.privacy.accounting.cost import Cost
+from hush.privacy.sensitivity import FLOAT64_SLACK
 from hush.types import Accountant, HushError, Policy, Relation
 
 if TYPE_CHECKING:
-    import torch
     from dp_accounting import DpEvent
     from torch import Tensor
 
@@ -64,8 +68,15 @@ class PrivacyPlan:
     sampler: Sampler = "poisson"
     even: bool = False
     disclosed: int | None = None
+    whole_update: bool = False
 
     def __post_init__(self) -> None:
+        if self.whole_update and (self.discrete or self.sampler == "fixed"):
+            raise HushError(
+                'privacy.unit: "client" noises whole updates, which takes no discrete steps and no batches of a fixed '
+                'size; accepted with it: discrete = false, sampler = "poisson"',
+                "privacy.unit",
+            )
         if not 1 <= self.batch <= self.counted:
             raise HushError(
                 f"local.batch_size: {self.batch} does not fit a client with {self.counted} training samples; "
@@ -139,9 +150,32 @@ class PrivacyPlan:
         noised = whole.cpu() + source.discrete(whole.numel(), GRAINS)
         return (noised.double() * (self.grid / self.batch)).float().to(whole.device)
 
+    @property
+    def training(self) -> PrivacyPlan:
+        """How steps are taken: as this plan says, or without clip and noise where the whole update gets both."""
+        if not self.whole_update:
+            return self
+        return replace(self, whole_update=False, clip=math.inf, noise_multiplier=0.0)
+
+    def release(self, update: Tensor, source: Source) -> Tensor:
+        """A whole update as it may be sent: clipped to `clip`, and noised once; one that is not finite adds nothing."""
+        exact = update.double().cpu()
+        norm = float(torch.linalg.vector_norm(exact))
+        if not math.isfinite(norm):
+            exact = torch.zeros_like(exact)
+        clipped = exact * min(1.0, self.clip / (1.0 + FLOAT64_SLACK) / max(norm, 1e-300)) if norm > 0 else exact
+        noise = source.normal(exact.numel(), torch.float64)
+        return (clipped + self.noise_multiplier * self.clip * noise).to(update)
+
+    def reach(self, lr: float) -> float:
+        """The norm of the longest update without noise, in clips."""
+        return 1.0 if self.whole_update else lr * self.steps
+
     def cost(self, rounds: int = 1) -> Cost:
         """What that many rounds cost."""
         steps = rounds * self.steps
+        if self.whole_update:
+            return Cost(what=UPDATE, kind="gaussian", noise=self.noise_multiplier, steps=rounds)
         if self.sampler == "fixed":
             return Cost(
                 what=UPDATE,
@@ -161,6 +195,8 @@ class PrivacyPlan:
         """Expected squared norm of the noise in one round's update: public, since it follows from the plan."""
         if not self.private:
             return 0.0
+        if self.whole_update:
+            return float(size * (self.noise_multiplier * self.clip) ** 2)
         return self.steps * size * (lr * self.noise_multiplier * self.clip / self.batch) ** 2
 
 

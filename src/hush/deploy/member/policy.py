@@ -17,7 +17,7 @@ from hush.deploy.member.policy_template import code_hash
 from hush.privacy import limits
 from hush.privacy.limits import Limits
 from hush.recipes import RECIPES, Recipe
-from hush.types import Accountant, HushError, Policy, Relation, unknown
+from hush.types import Accountant, HushError, Policy, Relation, Unit, unknown
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 ANY, CUSTOM, MODIFIED = "any", "custom", " (modified)"
@@ -41,7 +41,7 @@ class Budget(_Strict):
     epsilon: Positive
     delta: Annotated[float, Field(gt=0, lt=1)]
     relation: Relation = "add-remove"
-    unit: Literal["row", "person"] = "row"
+    unit: Unit = "row"
     accountant: Accountant = "pld"
     lifetime: Positive | None = None
 

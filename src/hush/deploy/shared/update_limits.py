@@ -74,14 +74,15 @@ def update_limits(
 def _bound(schedule: PrivacySchedule, output: Output | None, stage: int, local: LocalConfig, size: int) -> float:
     """A norm that an honest update exceeds with probability at most 10^-13: clipped sums and a noise quantile."""
     plan = schedule.stages[stage].plan
-    signal = float(local.lr) * plan.steps * plan.clip * _largest_batches(plan, plan.steps)
+    largest = 1.0 if plan.whole_update else _largest_batches(plan, plan.steps)
+    signal = plan.reach(float(local.lr)) * plan.clip * largest
     return signal + _noise_bound(schedule, output, stage, local, size)
 
 
 def _noise_bound(schedule: PrivacySchedule, output: Output | None, stage: int, local: LocalConfig, size: int) -> float:
     """The maximum norm of the noise in an honest update; infinite if updates contain more than steps and noise."""
     plan = schedule.stages[stage].plan
-    if not plan.private or output is not None or local.weight_decay:
+    if not plan.private or output is not None or (local.weight_decay and not plan.whole_update):
         return math.inf
     return math.sqrt(plan.update_noise(float(local.lr), size)) * (1 + 8 / math.sqrt(size))
 

@@ -80,7 +80,8 @@ class NoPrivacy(Protect):
         self, members: Sequence[Member], stage_table: StageTable, orders: Sequence[Sequence[int]], config: Config
     ) -> list[PrivacySchedule]:
         """Train on the same kind of batches, unclipped and without noise."""
-        plans = [replace(_draft(m, config, config.privacy.accountant), clip=math.inf) for m in members]
+        plans = [_draft(member, config, config.privacy.accountant) for member in members]
+        plans = [replace(plan, clip=math.inf, whole_update=False) for plan in plans]
         drafts = [_schedule(*each, stage_table) for each in zip(plans, orders, strict=True)]
         return [with_noise(draft, 0.0) for draft in drafts]
 
@@ -349,6 +350,7 @@ def _draft(member: Member, config: Config, accountant: Accountant, steps: int | 
         discrete=privacy.discrete,
         local_steps=local.steps if steps is None else steps,
         sampler=privacy.sampler,
+        whole_update=privacy.unit == "client",
     )
 
 
