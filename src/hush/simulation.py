@@ -6,6 +6,7 @@ The command line and the functions of `hush.api` do their work through it.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
@@ -16,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from hush import comparison, report
+from hush.auditing.membership import membership
 from hush.auditing.run import audit
 from hush.callbacks import Callback, Callbacks, RoundFunction, as_callbacks
 from hush.config import Config, assigned, described, given, locating, overridden, parse, read
@@ -34,7 +36,7 @@ from hush.models.validation import seeded
 from hush.progress import NoBar, RunProgress, progress_bar, round_words, task_progress
 from hush.recipes import Recipe, as_table
 from hush.report.toml import inline, toml
-from hush.result_tables import audit_table, comparison_table, measure_table, preview_table
+from hush.result_tables import attack_table, audit_table, comparison_table, measure_table, preview_table
 from hush.server.participation import trained
 from hush.server.run_directory import write_atomically
 from hush.table import Table
@@ -425,6 +427,24 @@ class Simulation:
                 canaries=canaries, runs=runs, confidence=confidence, seed=seed, progress=told,
             )  # fmt: skip
         return audit_table({**asdict(found), "refuted": found.refuted})
+
+    def attack(self, epsilons: Sequence[float] = (math.inf, 8.0, 1.0), *, shadows: int = 32, seed: int = 0) -> Table:
+        """Attack the trained model as people know it: membership inference by LiRA, at several budgets for all clients.
+
+        Args:
+            epsilons: The budgets; infinity trains without privacy.
+            shadows: The number of runs at each budget, which are trained in lockstep on random halves of the rows.
+            seed: Of the halves, and of the runs.
+
+        Returns:
+            A row for each budget: how well members are told from others, and the most that the guarantee allows.
+        """
+        with self._citing():
+            rows, module = self._inputs(self.config, self._loaded)
+            found = membership(
+                self.config, epsilons, root=self._data_dir, dataset=rows, module=module, shadows=shadows, seed=seed
+            )
+        return attack_table([asdict(each) for each in found])
 
     def measure(self, directory: str | Path | None = None) -> Table:
         """Compute the metrics of the papers besides accuracy, for the last `fit` or the finished run in a directory.

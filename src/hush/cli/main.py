@@ -24,7 +24,7 @@ from hush.cli.federation import local as run_locally
 from hush.cli.federation_member import member_app
 from hush.cli.live import live_page, say
 from hush.cli.predict import predict
-from hush.cli.privacy import audit, ledger_app
+from hush.cli.privacy import attack, audit, ledger_app
 from hush.cli.reproduce import reproduce
 from hush.text import printable
 from hush.types import HushError, RunInterrupted
@@ -55,6 +55,7 @@ app.add_typer(ledger_app, name="ledger")
 app.add_typer(member_app, name="federation")
 app.add_typer(data_app, name="data")
 app.command()(audit)
+app.command()(attack)
 app.command()(reproduce)
 app.command()(predict)
 

@@ -66,6 +66,31 @@ def retire(
         print(printable(f"{place}: retired; a new ledger at this path will record that it replaces this one", _LONGEST))
 
 
+def attack(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The config of the run.")],
+    epsilon: Annotated[str, typer.Option(help="Budgets for all clients, in turn; inf is without privacy.")] = "inf,8,1",
+    shadows: Annotated[int, typer.Option(help="Number of shadow runs at each budget.")] = 32,
+    seed: Annotated[int, typer.Option(help="Seed of the runs and of who is left out.")] = 0,
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a config key.")] = None,
+    data: Annotated[str | None, typer.Option(help="Directory with the public dataset files (or HUSH_DATA).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON to standard output.")] = False,
+) -> None:
+    """Infer membership (LiRA) from the final model, with and without privacy: what a budget buys."""
+    from hush import Simulation
+
+    try:
+        epsilons = [float(each) for each in epsilon.split(",")]
+    except ValueError:
+        raise HushError(f"--epsilon: found {epsilon!r:.80}; accepted: numbers or inf, such as inf,8,1") from None
+    simulation = Simulation.from_toml(file, settings=sets or (), data_dir=data)
+    found = simulation.attack(epsilons, shadows=shadows, seed=seed)
+    if as_json:
+        # JSON has no infinity.
+        print(json.dumps([{**each, "epsilon": f"{each['epsilon']:g}"} for each in found.facts["attacks"]], indent=2))
+    else:
+        print(found)
+
+
 def audit(
     file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The config of the run.")],
     client: Annotated[
