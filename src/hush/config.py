@@ -173,6 +173,7 @@ class PrivacyConfig(_Strict):
     discrete: bool = False
     retries: Annotated[int, Field(ge=0, le=1000)] = 0
     unit: Literal["auto", "row", "person", "client"] = "auto"
+    row_budgets: Name | None = None
     rows_per_person: Annotated[int, Field(ge=1, le=10_000)] = 1
 
 

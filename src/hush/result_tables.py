@@ -26,7 +26,7 @@ _CARD = (
     "noise_multiplier",
 )
 _CLIENTS = 8  # whose own metrics are shown
-_DETAILS = ("third_party", "stages", "protects")
+_DETAILS = ("third_party", "stages", "protects", "row_groups")
 
 
 def history_table(records: Sequence[RoundRecord]) -> Table:

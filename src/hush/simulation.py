@@ -69,6 +69,7 @@ KEYWORDS: Mapping[str, str] = {
     "person": "data.person",
     "rows_per_person": "privacy.rows_per_person",
     "unit": "privacy.unit",
+    "row_budgets": "privacy.row_budgets",
     "schema": "data.schema",
     "test_fraction": "data.test_fraction",
     "task": "objective.task",
@@ -107,6 +108,7 @@ class Simulation:
         label: The column with the targets.
         client: The column with the names of the clients.
         person: The column with the key of each row's person; for arrays, the keys, or a mapping from clients to theirs.
+        row_budgets: The column with the epsilon of each row; for arrays, the epsilons.
         schema: What columns may hold, declared in public.
         classes: The list of classes, or their number; by default those found in the rows, which no epsilon covers.
         test_fraction: The fraction of each client's rows that is held out.
@@ -156,6 +158,7 @@ class Simulation:
         label: str | None = None,
         client: str | None = None,
         person: object = None,
+        row_budgets: object = None,
         schema: object = None,
         classes: int | Sequence[object] | None = None,
         test_fraction: float | None = None,
@@ -195,6 +198,7 @@ class Simulation:
             "clients": clients if owners is None else None, "partition": partition, "label": label, "client": client,
             "unit": unit, "rows_per_person": rows_per_person,
             "person": person if isinstance(person, str) else None,
+            "row_budgets": row_budgets if isinstance(row_budgets, str) else None,
             "schema": schema, "test_fraction": test_fraction, "task": task, "loss": loss,
             "metrics": metrics, "batch_size": batch_size, "epochs": epochs,
             "steps": steps, "lr": lr, "weight_decay": weight_decay, "device": device, "engine": engine,
@@ -221,7 +225,8 @@ class Simulation:
             if recipe is not None:
                 raw["recipe"] = as_table(recipe)
             self.config = parse(raw)
-            self._rows = self._own_rows(rows, owners, classes, None if isinstance(person, str) else person)
+            persons, apart = (None if isinstance(each, str) else each for each in (person, row_budgets))
+            self._rows = self._own_rows(rows, owners, classes, persons, apart)
         self._loaded: dict[str, ClientData] = {}
         self._last: CompletedRun | None = None
 
@@ -535,10 +540,10 @@ class Simulation:
             return rows, _made(self._factory, config, rows)
 
     def _own_rows(
-        self, rows: object, owners: object, classes: int | Sequence[object] | None, persons: object
+        self, rows: object, owners: object, classes: int | Sequence[object] | None, persons: object, apart: object
     ) -> ClientData | None:
-        if rows is None and persons is not None:
-            raise HushError("person: keys without data; accepted: those of the rows of your own data")
+        if rows is None and (persons is not None or apart is not None):
+            raise HushError("person, row_budgets: given without data; accepted: those of the rows of your own data")
         if rows is None:
             if classes is not None:
                 raise HushError("classes: given without data; accepted: the classes of your own data")
@@ -548,10 +553,12 @@ class Simulation:
             raise HushError("data.files: given beside data; accepted: one of them", "data.files")
         if isinstance(rows, datasets.Dataset) and owners is None:
             own = datasets.as_own(rows)
-            return ClientData(own if persons is None else client_data.with_persons(own, persons))
+            own = own if persons is None else client_data.with_persons(own, persons)
+            return ClientData(own if apart is None else client_data.with_row_budgets(own, apart))
         return client_data.clients(
             rows, clients=owners, label=data.label, client=data.client, schema=data.table_schema, classes=classes,
             targets=targets_of(self.config), person=data.person if persons is None else persons,
+            row_budgets=self.config.privacy.row_budgets if apart is None else apart,
         )  # fmt: skip
 
     @contextmanager

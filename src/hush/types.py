@@ -95,7 +95,7 @@ class Member:
     """A client as the server knows it: public facts, fixed at enrolment, never taken from messages.
 
     `group` is its true cluster, for the oracle of a simulation; 0 if unknown. `name` is empty if clients have numbers
-    only.
+    only. `row_groups` are the budgets that its rows have of their own, each with the number of these rows.
     """
 
     client: int
@@ -104,6 +104,7 @@ class Member:
     batch: int
     group: int = 0
     name: str = ""
+    row_groups: tuple[tuple[float, int], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,7 +267,8 @@ class Guarantee:
     `epsilon_third_party` is claimed against someone who sees only the models, for the reasons in `third_party`.
     `stages` lists the costs of one round of each stage of the run. `warnings` reports weak parameters. `name` is the
     client's name, empty if clients have numbers only. `unit` is the unit of privacy, of which there are `samples`, and
-    `protects` says it in words.
+    `protects` says it in words. `row_groups` lists the groups of rows with budgets of their own: their budget, number,
+    sampling rate, and epsilon over the whole run as planned.
     """
 
     client: int
@@ -293,6 +295,7 @@ class Guarantee:
     name: str = ""
     unit: Unit = "row"
     protects: str = ""
+    row_groups: tuple[Mapping[str, float], ...] = ()
 
 
 STOPPED = "stopped after round"  # how `ended` begins where a callback or a stop request ended a run

@@ -103,6 +103,7 @@ def clients(
     label: str | Sequence[str] | None = None,
     client: str | None = None,
     person: object = None,
+    row_budgets: object = None,
     schema: Schema | Mapping[str, Any] | str | Path | None = None,
     classes: int | Sequence[object] | None = None,
     targets: TargetKind | None = None,
@@ -125,6 +126,7 @@ def clients(
         person: The column with the key of the person that each row is about, which is no feature; or, for arrays, the
             keys themselves (n,), or a mapping from client names to the keys of each client's rows. The privacy
             guarantee then protects persons, with all their rows.
+        row_budgets: The column with the epsilon of each row, which is no feature; or, for arrays, the epsilons (n,).
         schema: What columns may hold, declared in public (`hush.data.Schema`, a table, or the path of a TOML file).
             Without one, columns must be numbers without blanks.
         classes: The list of classes, or their number if they are 0 to K - 1; by default those found in the rows, which
@@ -140,11 +142,14 @@ def clients(
             twice, files unreadable, or clients differ in their columns or inputs.
     """
     if isinstance(data, ClientData):
-        if person is not None:
-            raise HushError("person: the data were read already; accepted: person= where they are read")
+        if person is not None or row_budgets is not None:
+            raise HushError("person, row_budgets: the data were read already; accepted: these where they are read")
         return data
     if isinstance(data, Dataset):
-        return _whole(data if person is None else with_persons(data, person), clients, partition)
+        known = data if person is None else with_persons(data, person)
+        known = known if row_budgets is None else with_row_budgets(known, row_budgets)
+        return _whole(known, clients, partition)
+    apart = row_budgets if isinstance(row_budgets, str) else None
     _check_words(label, client, targets, name)
     column = person if isinstance(person, str) else None
     declared = _schema(schema)
@@ -189,7 +194,11 @@ def clients(
         clients = parts[0].table.columns[client]
     if column is not None and parts[0].table is None:
         raise HushError("person: names a column, and arrays have none; accepted: person=, the key of each row's person")
-    dataset = _joined(parts, name, declared, label, client, classes, targets, column)
+    if apart is not None and parts[0].table is None:
+        raise HushError("row_budgets: names a column, and arrays have none; accepted: row_budgets=, one for each row")
+    dataset = _joined(parts, name, declared, label, client, classes, targets, column, apart)
+    if row_budgets is not None and apart is None:
+        dataset = with_row_budgets(dataset, row_budgets)
     if person is not None and column is None:
         keys = _in_order(person, names, parts) if isinstance(person, Mapping) else person
         dataset = with_persons(dataset, keys)
@@ -270,6 +279,20 @@ def with_persons(dataset: Dataset, keys: object, column: str | None = None) -> D
     if values.dtype.kind == "U" and (np.char.str_len(np.char.strip(values)) == 0).any():
         raise HushError("person: a blank key; accepted: a key for each row, since a row without one protects nobody")
     return replace(dataset, person=values, person_column=column)
+
+
+def with_row_budgets(dataset: Dataset, epsilons: object) -> Dataset:
+    """The dataset with an epsilon for each row."""
+    try:
+        values = np.asarray(epsilons, dtype=np.float64)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise HushError(f"row_budgets: {error}; accepted: an epsilon for each row") from None
+    if values.shape != dataset.y.shape[:1] or not (np.isfinite(values) & (values > 0)).all():
+        raise HushError(
+            f"row_budgets: shape {values.shape} for {len(dataset.y)} rows, or not all are positive numbers; accepted: "
+            "an epsilon for each row"
+        )
+    return replace(dataset, row_budget=values)
 
 
 def _in_order(keys: Mapping[Any, Any], names: Sequence[str] | None, parts: Sequence[_Rows]) -> Array:
@@ -405,6 +428,7 @@ def _read_file(path: Path, label: str | Sequence[str] | None) -> _Rows:
 def _joined(
     parts: Sequence[_Rows], name: str, schema: Schema | None, label: str | Sequence[str] | None, client: str | None,
     classes: int | Sequence[object] | None, kind: TargetKind | None, person: str | None = None,
+    row_budgets: str | None = None,
 ) -> Dataset:  # fmt: skip
     """Join all rows into one dataset. Clients must have the same columns, or inputs of the same shapes and types."""
     if len({part.table is None for part in parts}) > 1:
@@ -414,6 +438,7 @@ def _joined(
         table = stacked(tables)
         labels = [label or "label"] if label is None or isinstance(label, str) else list(label)
         others = [*labels, *([] if client is None else [client]), *([] if person is None else [person])]
+        others += [] if row_budgets is None else [row_budgets]
         table.require(others)
         columns = [table.columns[each] for each in labels]
         y: Any = columns[0] if len(columns) == 1 else np.stack([np.asarray(each) for each in columns], axis=1)
@@ -422,6 +447,7 @@ def _joined(
         x, spec = _table_inputs(features, schema, name)
         named = replace(_dataset(name, x, spec, found, schema), columns=tuple(features.columns))
         named = replace(named, label_columns=tuple(labels), client_column=client)
+        named = named if row_budgets is None else with_row_budgets(named, table.columns[row_budgets])
         return named if person is None else with_persons(named, table.columns[person], person)
     if schema is not None and schema.columns:
         raise HushError("schema: names columns, and arrays have none; accepted: a table (DataFrame, CSV, Parquet)")

@@ -34,6 +34,8 @@ class Clients:
         test: The test rows of each client.
         seed: Of the division.
         persons: The number of rows of each training person of each client, in order; empty if persons are not known.
+        groups: Where rows have budgets of their own, each budget of a client's training rows (or persons, who have the
+            smallest of their rows) with their number. They lie in this order.
     """
 
     dataset: Dataset
@@ -42,6 +44,7 @@ class Clients:
     test: tuple[np.ndarray, ...]
     seed: int
     persons: tuple[np.ndarray, ...] = ()
+    groups: tuple[tuple[tuple[float, int], ...], ...] = ()
 
     @property
     def train_counts(self) -> list[int]:
@@ -88,8 +91,27 @@ class Clients:
 
 def divide(dataset: Dataset, config: DataConfig, seed: int) -> Clients:
     """Partition a dataset over clients, and hold out each client's test rows."""
-    if dataset.person is None:
-        return _divided(dataset, config, seed)
+    found = _divided(dataset, config, seed) if dataset.person is None else _divided_persons(dataset, config, seed)
+    return found if dataset.row_budget is None else _by_budget(found, dataset.row_budget)
+
+
+def _by_budget(found: Clients, budget: np.ndarray) -> Clients:
+    """Each client's training rows, or persons, in the order of their budgets."""
+    train, persons, groups = [], [], []
+    for client, rows in enumerate(found.train):
+        sizes = found.persons[client] if found.persons else np.ones(len(rows), np.int64)
+        units = np.split(rows, np.cumsum(sizes)[:-1])
+        own = np.array([budget[unit].min() for unit in units])
+        order = np.argsort(own, kind="stable")
+        train.append(np.concatenate([units[at] for at in order]))
+        persons.append(sizes[order])
+        values, counts = np.unique(own, return_counts=True)
+        groups.append(tuple(zip(values.tolist(), counts.tolist(), strict=True)))
+    kept = tuple(persons) if found.persons else ()
+    return replace(found, train=tuple(train), persons=kept, groups=tuple(groups))
+
+
+def _divided_persons(dataset: Dataset, config: DataConfig, seed: int) -> Clients:
     persons = persons_of(dataset)
     first = np.array([rows[0] for rows in persons])
     # One row stands for each person while persons are divided.

@@ -35,7 +35,8 @@ class Dataset:
     covers. `class_values`: the classes as the labels of the rows have them (texts, integers, ...). `columns`: the names
     of the features in order. `label_columns` and `client_column`: the names of the other columns of a table or archive.
     `given`: the rows before a setting changed them, to which ledgers are bound. `person`: the key of the person that
-    each row is about, if it is known, and `person_column` the column that it is from.
+    each row is about, if it is known, and `person_column` the column that it is from. `row_budget`: the epsilon of each
+    row, where rows have budgets of their own.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Dataset:
     given: npt.NDArray[np.float32] | None = None
     person: npt.NDArray[Any] | None = None
     person_column: str | None = None
+    row_budget: npt.NDArray[np.float64] | None = None
 
     @property
     def title(self) -> str:

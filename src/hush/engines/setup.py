@@ -22,6 +22,7 @@ from hush.engines.client_config import member_names, with_clients
 from hush.engines.client_unit import check_client_unit, uncovered_clients
 from hush.engines.objective import least_outputs, outputs_of, targets_of, task_of, with_objective
 from hush.engines.persons import uncovered_persons
+from hush.engines.row_budgets import check_row_budgets, row_groups, uncovered_budgets
 from hush.engines.schedules import privacy_schedules, timetable, training
 from hush.engines.server_rng import server_rng
 from hush.engines.side_releases import release_shape
@@ -217,6 +218,7 @@ class Federation:
             *named,
             *uncovered_persons(self),
             *uncovered_clients(self.config),
+            *uncovered_budgets(self.members),
             *self.data.dataset.not_covered,
             *self.uncovered,
         )
@@ -291,6 +293,7 @@ class Federation:
             name=member.name,
             unit=policy.unit,
             protects=protects(policy.unit),
+            row_groups=row_groups(schedule, policy),
         )
 
 
@@ -331,6 +334,7 @@ def prepare(
             batch=batches[c],
             group=share.group,
             name=names[c],
+            row_groups=held.groups[c] if held.groups else (),
         )
         for c, (samples, share) in enumerate(zip(_units(held, unit), held.shares, strict=True))
     )
@@ -387,6 +391,8 @@ def build(
     _check_choice(table, model.objective)
     if unit_of(config) == "client":
         check_client_unit(recipe, table)
+    if any(member.row_groups for member in members):
+        check_row_budgets(config, recipe, table)
     shape = release_shape(config, model, tuple(data.dataset.x.shape[1:]), data.dataset.classes)
     offers: tuple[PrivacySchedule, ...] = ()
     if disclosed is None and noisy_counts.asked(table):
@@ -506,6 +512,7 @@ def own_data(given: object, config: Config) -> ClientData:
         label=data.label,
         client=data.client,
         person=data.person,
+        row_budgets=config.privacy.row_budgets,
         schema=data.table_schema,
         targets=targets_of(config),
     )

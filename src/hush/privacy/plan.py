@@ -21,6 +21,8 @@ Edge cases:
       more about `samples`, the true number. It cannot be combined with a fixed sampler.
     - `whole_update` protects the client as a whole: steps train without clipping or noise (`training`), and the update
       of a round is clipped and noised once (`release`). Sampling rows amplifies nothing: `cost` is that of a Gaussian.
+    - `groups`, where given, are rows with budgets of their own (`hush.privacy.row_budgets`), which are sampled at their
+      own rates. What is charged is the cost of the highest rate, with the rates of all groups beside it.
     - `even` makes the rate one over the steps of a pass, so that the expected batch may be a little below `batch`, by
       which sums are divided all the same.
 """
@@ -36,6 +38,7 @@ import torch
 
 from hush.privacy.accounting import api
 from hush.privacy.accounting.cost import Cost
+from hush.privacy.row_budgets import RateGroup
 from hush.privacy.sensitivity import FLOAT64_SLACK
 from hush.types import Accountant, HushError, Policy, Relation
 
@@ -69,6 +72,7 @@ class PrivacyPlan:
     even: bool = False
     disclosed: int | None = None
     whole_update: bool = False
+    groups: tuple[RateGroup, ...] = ()
 
     def __post_init__(self) -> None:
         if self.whole_update and (self.discrete or self.sampler == "fixed"):
@@ -103,7 +107,9 @@ class PrivacyPlan:
 
     @cached_property
     def rate(self) -> float:
-        """Probability with which each row enters a batch."""
+        """Probability with which each row enters a batch; the highest, if groups of rows have their own."""
+        if self.groups:
+            return max(group.rate for group in self.groups)
         return 1 / math.ceil(self.counted / self.batch) if self.even else self.batch / self.counted
 
     @cached_property
@@ -120,7 +126,17 @@ class PrivacyPlan:
         """The rows of one batch."""
         if self.sampler == "fixed":
             return source.uniform(self.samples).topk(self.batch, largest=False, sorted=False).indices
+        if self.groups:
+            return self._sample_groups(source)
         return source.chosen(self.samples, self.rate)
+
+    def _sample_groups(self, source: Source) -> Tensor:
+        """Each group at its own rate; rows lie group after group."""
+        parts, first = [], 0
+        for group in self.groups:
+            parts.append(source.chosen(group.units, group.rate) + first)
+            first += group.units
+        return torch.cat(parts)
 
     def batch_rows(self, source: Source, persons: Persons | None) -> Tensor:
         """The rows of one batch: the sample itself, or rows of the persons that were sampled."""
@@ -185,7 +201,14 @@ class PrivacyPlan:
                 samples=self.samples,
                 batch=self.batch,
             )
-        return Cost(what=UPDATE, kind="poisson-gaussian", noise=self.noise_multiplier, steps=steps, rate=self.rate)
+        return Cost(
+            what=UPDATE,
+            kind="poisson-gaussian",
+            noise=self.noise_multiplier,
+            steps=steps,
+            rate=self.rate,
+            groups=tuple((group.budget, group.rate) for group in self.groups),
+        )
 
     def event(self, rounds: int) -> DpEvent:
         """The same for dp_accounting."""

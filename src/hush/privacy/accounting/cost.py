@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hush.types import HushError
@@ -39,6 +39,8 @@ class Cost:
         rate: Sampling probability, for `poisson-gaussian`.
         samples: Rows drawn from, for `fixed-gaussian`.
         batch: Rows drawn, for `fixed-gaussian`.
+        groups: For rows with budgets of their own, each budget and the sampling probability of its rows; `rate` is then
+            the highest of them. They say what each group spends and change no total.
     """
 
     what: str
@@ -48,8 +50,11 @@ class Cost:
     rate: float = 1.0
     samples: int = 0
     batch: int = 0
+    groups: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
+        if any(not (budget > 0 and 0 <= rate <= self.rate) for budget, rate in self.groups):
+            raise HushError(f"cost: invalid groups in {self}")
         if self.kind not in get_args(Kind):
             raise HushError(f"cost: unknown kind {self.kind!r}; accepted: {', '.join(get_args(Kind))}")
         if not (self.noise >= 0 and math.isfinite(self.noise) and self.steps >= 0 and 0 < self.rate <= 1):
@@ -75,7 +80,20 @@ class Cost:
 
 def to_json(costs: Iterable[Cost]) -> str:
     """Return canonical JSON: equal costs give equal bytes."""
-    return json.dumps([asdict(cost) for cost in costs], sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return json.dumps([_words(cost) for cost in costs], sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _words(cost: Cost) -> dict[str, Any]:
+    """The fields of a cost, without groups where there are none, as in ledgers that were made before there were any."""
+    words = asdict(cost)
+    if not cost.groups:
+        del words["groups"]
+    return words
+
+
+def of_group(costs: Iterable[Cost], budget: float) -> tuple[Cost, ...]:
+    """What the rows with this budget spend; costs without groups are the same for all rows."""
+    return tuple(replace(c, rate=dict(c.groups).get(budget, c.rate), groups=()) if c.groups else c for c in costs)
 
 
 def from_json(text: str) -> tuple[Cost, ...]:
@@ -99,9 +117,13 @@ def _one(entry: Any) -> Cost:
         "samples": int,
         "batch": int,
     }
-    if not isinstance(entry, Mapping) or set(entry) != {field.name for field in fields(Cost)}:
+    if not isinstance(entry, Mapping) or set(entry) - {"groups"} != {field.name for field in fields(Cost)} - {"groups"}:
         raise HushError(f"cost: expected exactly the keys {', '.join(kinds)}, found {entry!r}")
     for name, kind in kinds.items():
         if isinstance(entry[name], bool) or not isinstance(entry[name], kind):
             raise HushError(f"cost: {name} is {entry[name]!r}")
-    return Cost(**entry)
+    groups = entry.get("groups", [])
+    pairs = isinstance(groups, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in groups)
+    if not pairs or any(type(number) not in (int, float) for pair in groups for number in pair):
+        raise HushError(f"cost: groups is {groups!r:.80}")
+    return Cost(**{**entry, "groups": tuple((float(budget), float(rate)) for budget, rate in groups)})

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hush.privacy.accounting.cost import of_group
 from hush.privacy.ledger import account, book, ledger, witness
 from hush.privacy.ledger.errors import BrokenLedgerError
 from hush.types import HushError
@@ -44,6 +45,7 @@ def describe(path: str | Path) -> dict[str, Any]:
         },
         "accountant": accountant,
         "spent": _finite(spent),
+        "spent_by_row_budget": _by_row_budget(held),
         "left": _finite(account.remaining(spent, policy)),
         "rows": len(rows),
         "charges": {state: states[state] for state in (book.RESERVED, book.READY, book.SENT, book.BURNED)},
@@ -55,6 +57,15 @@ def describe(path: str | Path) -> dict[str, Any]:
         ],
         "replaces": [row.detail for row in held.notes if row.kind == book.REPLACES],
     }
+
+
+def _by_row_budget(held: book.Book) -> dict[str, float | None]:
+    """The epsilon that rows with budgets of their own have spent, by that budget; empty if there are none."""
+    costs = [cost for charge in held.charges.values() for cost in book.costs_of(charge.row.detail)]
+    budgets = sorted({budget for cost in costs for budget, _ in cost.groups})
+    policy, accountant = held.terms.policy, held.terms.accountant
+    spent = {b: account.epsilon(book.add_costs({}, of_group(costs, b)), policy, accountant) for b in budgets}
+    return {f"{budget:g}": _finite(epsilon) for budget, epsilon in spent.items()}
 
 
 def verify(path: str | Path) -> int:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hush.config import Config
+from hush.privacy import row_budgets
 from hush.privacy.plan import UPDATE, PrivacyPlan
 from hush.privacy.schedule import (
     Output,
@@ -266,7 +267,12 @@ class DpSgd(Protect):
         spare = config.privacy.retries
         drafts = [_schedule(plan, order, stage_table, spare) for plan, order in zip(plans, orders, strict=True)]
         if self.spread == "all-rounds":
-            return [calibrated(draft, policy) for draft, policy in zip(drafts, policies, strict=True)]
+            return [
+                row_budgets.planned(draft, policy, member.row_groups)
+                if member.row_groups
+                else calibrated(draft, policy)
+                for draft, policy, member in zip(drafts, policies, members, strict=True)
+            ]
         loosest = _loosest(policies)
         noise = self.noise or calibrated(drafts[loosest], policies[loosest]).plan.noise_multiplier
         return [

@@ -5,8 +5,8 @@ Guarantees:
       one call, so they do not depend on who trains beside it.
 
 Edge cases:
-    - `can_sample` is false where only the host may draw, for samplers that are not Poisson's, for persons, and for
-      rounds too long to be in memory at once.
+    - `can_sample` is false where only the host may draw, for samplers that are not Poisson's, for persons, for rows
+      with rates of their own, and for rounds too long to be in memory at once.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RoundBatches:
 def can_sample(jobs: Sequence[Job], rngs: Sequence[DeviceRng | None]) -> bool:
     """Whether these clients' rows can be drawn on the device."""
     decisions = sum(job.plan.steps * job.plan.samples for job in jobs)
-    plain = all(job.plan.sampler == "poisson" and job.persons is None for job in jobs)
+    plain = all(job.plan.sampler == "poisson" and job.persons is None and not job.plan.groups for job in jobs)
     return decisions <= _MOST and None not in rngs and plain
 
 
