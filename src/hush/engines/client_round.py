@@ -83,7 +83,7 @@ def work(task: Task, receipt: Receipt, stage: Stage, client: Client) -> Work:
     job = Job(
         vector=start,
         first_row=client.first_row,
-        plan=plan.training,
+        plan=plan.training if plan.whole_update else plan,
         lr=config.local.lr,
         source=client.source,
         drift=drift,

@@ -168,9 +168,7 @@ class PrivacyPlan:
 
     @property
     def training(self) -> PrivacyPlan:
-        """How steps are taken: as this plan says, or without clip and noise where the whole update gets both."""
-        if not self.whole_update:
-            return self
+        """How steps are taken where the whole update is clipped and noised: without either."""
         return replace(self, whole_update=False, clip=math.inf, noise_multiplier=0.0)
 
     def release(self, update: Tensor, source: Source) -> Tensor:
