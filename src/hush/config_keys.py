@@ -67,6 +67,7 @@ MEANINGS = {
     "privacy.sampler": "How a batch is drawn: each row independently, or a fixed number of rows.",
     "privacy.discrete": "Integer arithmetic and exact discrete Gaussian noise, for small models.",
     "privacy.unit": "What is protected: one row, or one person with all its rows (default where `data.person` is set).",
+    "privacy.row_budgets": "the column with the epsilon of each row, where rows of a client have budgets of their own",
     "privacy.rows_per_person": "Rows of a sampled person that a step uses, chosen at random.",
     "privacy.retries": "Number of repeated rounds, after crashes of clients, that the budget must also cover.",
     "local.batch_size": "Expected batch size: one for all clients, or choices that are drawn for each client.",
