@@ -66,7 +66,7 @@ MEANINGS = {
     "secure with ledger files and in federations, otherwise seeded.",
     "privacy.sampler": "How a batch is drawn: each row independently, or a fixed number of rows.",
     "privacy.discrete": "Integer arithmetic and exact discrete Gaussian noise, for small models.",
-    "privacy.unit": "What is protected: one row, one person (default where `data.person` is set), or one client, with all rows.",
+    "privacy.unit": "What is protected: one row, one person (default with `data.person`) or one client, with all rows.",
     "privacy.row_budgets": "The column with the epsilon of each row, where rows of a client have budgets of their own.",
     "privacy.rows_per_person": "Rows of a sampled person that a step uses, chosen at random.",
     "privacy.retries": "Number of repeated rounds, after crashes of clients, that the budget must also cover.",
