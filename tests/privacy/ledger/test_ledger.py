@@ -337,6 +337,7 @@ def test_statement(tmp_path: Path) -> None:
         "policy": {"epsilon": None, "delta": 1e-4, "relation": "add-remove", "unit": "row"},
         "accountant": "rdp",
         "spent": spent,
+        "spent_by_row_budget": {},
         "left": None,
         "rows": 4,
         "charges": {"RESERVED": 1, "READY": 1, "SENT": 0, "BURNED": 0},
