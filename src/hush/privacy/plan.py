@@ -34,8 +34,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-import torch
-
 from hush.privacy.accounting import api
 from hush.privacy.accounting.cost import Cost
 from hush.privacy.row_budgets import RateGroup
@@ -43,6 +41,7 @@ from hush.privacy.sensitivity import FLOAT64_SLACK
 from hush.types import Accountant, HushError, Policy, Relation
 
 if TYPE_CHECKING:
+    import torch
     from dp_accounting import DpEvent
     from torch import Tensor
 
@@ -132,6 +131,8 @@ class PrivacyPlan:
 
     def _sample_groups(self, source: Source) -> Tensor:
         """Each group at its own rate; rows lie group after group."""
+        import torch
+
         parts, first = [], 0
         for group in self.groups:
             parts.append(source.chosen(group.units, group.rate) + first)
@@ -174,11 +175,11 @@ class PrivacyPlan:
     def release(self, update: Tensor, source: Source) -> Tensor:
         """A whole update as it may be sent: clipped to `clip`, and noised once; one that is not finite adds nothing."""
         exact = update.double().cpu()
-        norm = float(torch.linalg.vector_norm(exact))
+        norm = float(exact.norm())
         if not math.isfinite(norm):
-            exact = torch.zeros_like(exact)
+            exact, norm = exact.new_zeros(exact.shape), 0.0
         clipped = exact * min(1.0, self.clip / (1.0 + FLOAT64_SLACK) / max(norm, 1e-300)) if norm > 0 else exact
-        noise = source.normal(exact.numel(), torch.float64)
+        noise = source.normal(exact.numel(), exact.dtype)
         return (clipped + self.noise_multiplier * self.clip * noise).to(update)
 
     def reach(self, lr: float) -> float:
