@@ -7,13 +7,15 @@ import json
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hush.config import Config
 from hush.pages import document
 from hush.pages.chart import Chart, Series
-from hush.privacy.accounting import api
+from hush.privacy import round_costs
+from hush.privacy.accounting.api import epsilon_of
 from hush.privacy.accounting.cost import Cost
 from hush.report import write
 from hush.report.charts_privacy import privacy_by_round
@@ -23,9 +25,10 @@ from hush.report.spending import spending
 from hush.report.toml import toml
 from hush.report.verdict import verdict
 from hush.report.worst_client import worst_client
-from hush.types import HushError
+from hush.types import HushError, Policy
 from tests.support.report_runs import (
     CLIENTS,
+    DELTA,
     ROUNDS,
     SIMULATED,
     STEPS,
@@ -78,6 +81,15 @@ def test_many_clients_are_folded_away(tmp_path: Path) -> None:
     view = read_run(make_run(tmp_path / "run"))
     many = dataclasses.replace(view, guarantees=view.guarantees * 3)
     assert "<details><summary>Show all 60 clients</summary>" in run_page(many)
+    crowd = [
+        dataclasses.replace(view.guarantees[0], client=c, epsilon_spent=99.0 if c == 2999 else 0.1) for c in range(3000)
+    ]
+    record_ = dataclasses.replace(view.records[0], accuracy_per_client=tuple(c / 3000 for c in range(3000)),
+                                  weights=dict.fromkeys(range(3000), 1 / 3000))  # fmt: skip
+    page = run_page(dataclasses.replace(view, guarantees=tuple(crowd), records=(record_,), clients=3000))
+    assert len(page) < 1_500_000
+    assert "Show 500 of 3,000 clients; result.json has all" in page
+    assert 'class="over"' in page and "400 of 3000 clients are drawn" in page
 
 
 def test_an_unfinished_run_says_how_far_it_is(tmp_path: Path) -> None:
@@ -139,16 +151,17 @@ def test_privacy_is_counted_in_the_rounds_that_were_paid_for(tmp_path: Path) -> 
 
 
 def test_equal_plans_are_computed_once_and_many_are_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[float, int]] = []
+    asked: list[tuple[Any, int]] = []
 
-    def count(costs: list[Cost], *rest: object) -> float:
-        asked.append((costs[0].noise, costs[0].steps))
-        return costs[0].noise * costs[0].steps
+    def count(totals: dict[Any, int], *rest: object) -> float:
+        ((key, steps),) = totals.items()
+        asked.append((key, steps))
+        return float(steps)
 
     view = read_run(make_run(tmp_path / "run"))
-    monkeypatch.setattr(api, "epsilon_of", count)
+    monkeypatch.setattr(round_costs, "epsilon", count)
     assert len(spending(view).lines) == 4
-    assert len(asked) == len(set(asked)) == 4 * 5
+    assert len(asked) == len(set(asked)) == 4 * 6
     members = range(100)
     everyone = tuple(record(number, charged=tuple(members)) for number in range(1, ROUNDS + 1))
     prices = [({**view.guarantees[0].stages[0][0], "noise": 1 + c / 10},) for c in members]
@@ -403,3 +416,20 @@ def test_the_report_of_a_long_run_is_small(tmp_path: Path) -> None:
     first = json.loads(lines[0])
     (made / "rounds.jsonl").write_text("".join(json.dumps({**first, "round": n}) + "\n" for n in range(1, 2001)))
     assert write(made).stat().st_size < 1_500_000
+
+
+def test_the_chart_of_privacy_has_what_enrolment_and_earlier_runs_charged(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", rounds=4, finished=False)
+    view = read_run(run)
+    rows = Cost(what="model update", kind="poisson-gaussian", noise=3.0, steps=STEPS, rate=16 / 72)
+    earlier = Cost(what="earlier", kind="gaussian", noise=2.0, steps=1)
+    kinds = [round_costs.ClientCosts(policy=Policy(9.0, DELTA), accountant="pld", earlier=before, stages=((rows,),))
+             for before in ((), (earlier,))]  # fmt: skip
+    costs = round_costs.RoundCosts(tuple(kinds[client % 2] for client in range(CLIENTS)), ())
+    (run / "privacy.json").write_bytes(costs.to_json())
+    view = read_run(run)
+    plain, more = sorted(spending(view).lines, key=lambda line: line.epsilon)
+    assert plain.epsilon == pytest.approx([epsilon_after(16 / 72, 3.0, STEPS * k) for k in (1, 2, 3, 4)])
+    assert all(b > a + 0.5 for a, b in zip(plain.epsilon, more.epsilon, strict=True))
+    assert more.epsilon[0] == pytest.approx(epsilon_of([rows, earlier], DELTA, "add-remove", "pld"))
+    assert "chart-privacy" in shown(run).charts

@@ -9,8 +9,10 @@ from hush.objective.metrics import Metric, shown
 from hush.pages.chart import Axis, Chart, Rule, Series, finite
 from hush.pages.wording import capital, figure
 from hush.report.read import RunView
+from hush.report.spending import evenly
 
 _LATE = 0.9
+_BARS = 400  # clients that are drawn
 
 
 def score_axis(metric: Metric, *, from_zero: bool = False) -> Axis:
@@ -76,17 +78,19 @@ def accuracy_by_client(view: RunView) -> Chart:
     if not ranked:
         return Chart(key="clients", title=title, words="No round has been evaluated yet.")
     scores = [a for a, _ in ranked]
-    mean, names = statistics.fmean(scores), tuple(view.name(client) for _, client in ranked)
+    drawn = evenly(ranked, _BARS)
+    mean, names = statistics.fmean(scores), tuple(view.name(client) for _, client in drawn)
     below = sum((a < mean) == primary.higher_is_better and a != mean for a in scores)
     meaning = (
         f"Clients range from {shown(primary, scores[0])} (client {names[0]}) to {shown(primary, scores[-1])} "
         f"(client {names[-1]}); {below} of {len(scores)} are worse than the mean of {shown(primary, mean)}."
     )
+    part = f" {len(drawn)} of {len(ranked)} clients are drawn." if len(drawn) < len(ranked) else ""
     bars = Series(
-        kind="bars", name=primary.label, x=[float(n) for n in range(len(ranked))], y=scores, alerts=(0,)
+        kind="bars", name=primary.label, x=[float(n) for n in range(len(drawn))], y=[a for a, _ in drawn], alerts=(0,)
     )  # fmt: skip
     return Chart(
-        key="clients", title=title, words="From worst to best; the dashed line is the mean.", meaning=meaning,
+        key="clients", title=title, words=f"From worst to best; the dashed line is the mean.{part}", meaning=meaning,
         x=Axis(title="client", scale="category", categories=names), y=score_axis(primary, from_zero=True),
         series=[bars], rules=[Rule(mean)],
     )  # fmt: skip

@@ -10,7 +10,10 @@ from hush.pages.chart import COLOURS, Axis, Chart, Rule, Series, numbered, scale
 from hush.pages.wording import figure, times
 from hush.report.correlation import rank_correlation, strength
 from hush.report.read import RunView
+from hush.report.spending import evenly
 from hush.types import Guarantee
+
+_POINTS = 1000  # clients that are drawn
 
 
 def weights(view: RunView) -> Chart:
@@ -28,7 +31,9 @@ def weights(view: RunView) -> Chart:
             x=Axis(title="client", scale="category", categories=names), y=Axis(title="weight", from_zero=True),
             series=[bars],
         )  # fmt: skip
-    known = [g for g in view.guarantees if g.client in mean and math.isfinite(g.epsilon_budget or math.inf)]
+    known = [
+        g for g in evenly(view.guarantees, _POINTS) if g.client in mean and math.isfinite(g.epsilon_budget or math.inf)
+    ]
     if not known:
         return Chart(key="weights", title=title, words="No client has a budget to plot the weights against.")
     batches = sorted({g.batch_size for g in known})
@@ -70,7 +75,7 @@ def noise(view: RunView) -> Chart:
         return Chart(key="noise", title=title, words="No update was used, so there was no noise to estimate.")
     if not estimated:
         return Chart(key="noise", title=title, words="This recipe does not estimate noise.")
-    chosen = [client for client in sorted(estimated) if planned.get(client, 0) > 0]
+    chosen = [client for client in evenly(sorted(estimated), _POINTS) if planned.get(client, 0) > 0]
     if not chosen:
         return Chart(
             key="noise", title=title, words="The clients add no noise, so there is no planned noise to compare with."

@@ -20,8 +20,10 @@ def privacy_by_round(view: RunView) -> Chart:
     def only(words: str) -> Chart:
         return Chart(key="privacy", title=title, words=words, wide=True)
 
-    if not view.guarantees:
+    if not view.guarantees and view.costs is None:
         return only("Available when the run ends.")
+    if not view.finished and not view.records:
+        return only("The first round has not ended yet.")
     if view.untrained:
         return only("No client released an update in this run.")
     found = spending(view)
@@ -41,29 +43,28 @@ def privacy_by_round(view: RunView) -> Chart:
     ]  # fmt: skip
     start = 0.0 if len(budgets) <= _LEGEND else 0.88
     return Chart(
-        key="privacy", title=title, words=_words(found), meaning=_meaning(view), x=Axis(title="round", scale="round"),
-        y=y, series=parts, rules=[Rule(budget, start=start) for budget in budgets], legend=len(lines) <= _LEGEND,
+        key="privacy", title=title, words=_words(found), meaning=_meaning(view, found),
+        x=Axis(title="round", scale="round"), y=y, series=parts,
+        rules=[Rule(budget, start=start) for budget in budgets], legend=len(lines) <= _LEGEND,
         height=380, wide=True,
     )  # fmt: skip
 
 
-def _meaning(view: RunView) -> str:
+def _meaning(view: RunView, found: Spending) -> str:
     """Return the sentence on how much of the budgets is used."""
     used = [
-        (g.epsilon_spent / g.epsilon_budget, g)
-        for g in view.guarantees
-        if g.epsilon_spent is not None and g.epsilon_budget and math.isfinite(g.epsilon_budget + g.epsilon_spent)
+        (line.epsilon[-1] / line.budget, line) for line in found.lines if line.budget and math.isfinite(line.budget)
     ]
     if not used:
         return ""
-    most, g = max(used, key=lambda each: each[0])
+    most, line = max(used, key=lambda each: each[0])
     least, other = min(used, key=lambda each: each[0])
-    named = f"client {view.name(g.client)} has used {100 * most:.0f} % of its budget ({figure(g.epsilon_spent, 3)} of "
     if round(100 * least) == round(100 * most):
         return f"Every client has used {100 * most:.0f} % of its own budget."
+    who = _who(view, line.clients)
     return (
-        f"{named[0].upper()}{named[1:]}{figure(g.epsilon_budget, 3)}), the largest share; client "
-        f"{view.name(other.client)} the smallest, {100 * least:.0f} %."
+        f"{who[0].upper()}{who[1:]}: {100 * most:.0f} % of the budget used ({figure(line.epsilon[-1], 3)} of "
+        f"{figure(line.budget)}), the largest share; {_who(view, other.clients)}: {100 * least:.0f} %, the smallest."
     )
 
 
@@ -72,8 +73,8 @@ def _words(found: Spending) -> str:
         len(found.lines) < found.total
     )
     return (
-        "Each point is the epsilon computed by the accountant after that round. Violet is the strictest budget, "
-        f"yellow the loosest; dashed lines mark the budgets.{part}"
+        "Each point is the epsilon computed by the accountant after that round, with what was charged before. Violet "
+        f"is the strictest budget, yellow the loosest; dashed lines mark the budgets.{part}"
     )
 
 

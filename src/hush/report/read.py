@@ -10,8 +10,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from hush.objective.metrics import BESIDE, METRICS, Metric, metric_named
+from hush.privacy.round_costs import RoundCosts
 from hush.server.participation import trained
-from hush.server.run_directory import MANIFEST, REPORT, RESULT, ROUNDS, guarantee, read_json
+from hush.server.run_directory import COSTS, MANIFEST, REPORT, RESULT, ROUNDS, guarantee, read_json
 from hush.text import printable
 from hush.types import Guarantee, HushError, RoundRecord
 
@@ -26,7 +27,8 @@ class RunView:
     """The data of one run for its page.
 
     `guarantees` and `metrics` are empty until the run has finished; `primary` is the score of clients. `federation`:
-    the members trained on machines of their own, and scores are those on the coordinator's public test set.
+    the members trained on machines of their own, and scores are those on the coordinator's public test set. `costs` is
+    what rounds cost each client, for runs that say so.
     """
 
     recipe: str
@@ -54,6 +56,7 @@ class RunView:
     data_given: bool = False
     module_given: bool = False
     federation: bool = False
+    costs: RoundCosts | None = None
 
     def name(self, client: int) -> str:
         """What to call a client: its name, or its number."""
@@ -147,7 +150,8 @@ def read_run(path: Path) -> RunView:
     manifest = read_json(path / MANIFEST)
     records = _rounds(path / ROUNDS)
     begun = _checked(path / MANIFEST, lambda: _begun(manifest, records))
-    begun = replace(begun, federation=(path / FEDERATION).exists())
+    costs = RoundCosts.from_json((path / COSTS).read_bytes()) if (path / COSTS).exists() else None
+    begun = replace(begun, federation=(path / FEDERATION).exists(), costs=costs)
     if not (path / RESULT).exists():
         return begun
     result = read_json(path / RESULT)

@@ -23,6 +23,7 @@ from hush.types import Guarantee
 
 _COLLAPSED_ABOVE = 50
 _CARDS = 200
+_MOST = 500  # rows of the guarantee card
 _HEADS = (
     ("client", ""), ("budget ε", ""), ("spent ε", ""), ("remaining ε", ""), ("ε against a third party", ""),
     ("other releases", "text"), ("δ", ""), ("protects one", "text"), ("relation", "text"),
@@ -173,7 +174,10 @@ def _card(view: RunView) -> str:
     words = _NO_MEANING if unprotected(view) == len(view.guarantees) else _MEANING
     if view.untrained:
         words = f"{_MEANING} {_UNTRAINED}"
-    columns = [_cells(g) for g in view.guarantees]
+    # Those over budget come first, so that none of them is left out of a page with many clients.
+    cards = sorted(view.guarantees, key=lambda g: not over_budget(g))[:_MOST]
+    cards.sort(key=lambda g: g.client)
+    columns = [_cells(g) for g in cards]
     # What is the same for all clients is said once.
     same = [n for n in range(len(_HEADS)) if _HEADS[n][0] in _SHAREABLE and len({row[n][1] for row in columns}) == 1]
     common = "; ".join(f"{_HEADS[n][0]} {columns[0][n][1]}" for n in same)
@@ -184,7 +188,11 @@ def _card(view: RunView) -> str:
     wide = f"{hint}{table(heads, rows, 'Guarantee card')}"
     made = f'<div class="beside-cards">{wide}</div>{_cards(view, heads, rows)}' if small else wide
     if len(rows) > _COLLAPSED_ABOVE:
-        made = f"<details><summary>Show all {count(len(rows), 'client')}</summary>{made}</details>"
+        all_of = count(len(view.guarantees), "client")
+        shown_ = (
+            f"all {all_of}" if len(rows) == len(view.guarantees) else f"{len(rows)} of {all_of}; result.json has all"
+        )
+        made = f"<details><summary>Show {shown_}</summary>{made}</details>"
     views = sorted({guarantee.third_party for guarantee in view.guarantees if guarantee.third_party})
     third = "".join(
         f'<p class="soft">Against a third party, who sees only the models: {safe(each)}.</p>' for each in views
