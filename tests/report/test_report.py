@@ -18,6 +18,7 @@ from hush.privacy import round_costs
 from hush.privacy.accounting.api import epsilon_of
 from hush.privacy.accounting.cost import Cost
 from hush.report import write
+from hush.report.charts_accuracy import accuracy_by_round
 from hush.report.charts_privacy import privacy_by_round
 from hush.report.read import read_comparison, read_run
 from hush.report.run import run_page
@@ -433,3 +434,15 @@ def test_the_chart_of_privacy_has_what_enrolment_and_earlier_runs_charged(tmp_pa
     assert all(b > a + 0.5 for a, b in zip(plain.epsilon, more.epsilon, strict=True))
     assert more.epsilon[0] == pytest.approx(epsilon_of([rows, earlier], DELTA, "add-remove", "pld"))
     assert "chart-privacy" in shown(run).charts
+
+
+def test_the_sentence_on_the_course_takes_no_loss_for_a_gain(tmp_path: Path) -> None:
+    def said(*means: float) -> str:
+        records = [record(n, accuracy_per_client=(mean,) * CLIENTS) for n, mean in enumerate(means, 1)]
+        return accuracy_by_round(dataclasses.replace(view, records=tuple(records))).meaning
+
+    view = read_run(make_run(tmp_path / "run"))
+    assert said(0.5, 0.1, 0.2, 0.7) == "The mean goes from 50.0% to 70.0%; 90 % of the gain is reached by round 4."
+    assert said(0.5, 0.69, 0.6, 0.7).endswith("by round 2.")
+    assert said(0.5, 0.4).endswith("it does not improve over the 2 rounds.")
+    assert said(0.5) == "After round 1 the mean is 50.0%."

@@ -290,6 +290,9 @@ def _finish(result: Any, path: Path, as_json: bool) -> None:
         sys.stdout.write(to_json(result).decode())
     else:
         show_run(result, path)
+    if result.stopped:
+        _say(f"{result.ended}, as a stop was requested")
+        raise typer.Exit(130)
     if not result.trained:
         raise NothingTrainedError(result.ended, result)
 

@@ -107,5 +107,5 @@ def _course(primary: Metric, x: object, means: list[float]) -> str:
     said = f"The mean goes from {shown(primary, first)} to {shown(primary, last)}"
     if not better or gain == 0:
         return f"{said}: it does not improve over the {len(means)} rounds."
-    when = next(n for n, value in zip(rounds, means, strict=True) if abs(value - first) >= _LATE * abs(gain))
+    when = next(n for n, value in zip(rounds, means, strict=True) if (value - first) / gain >= _LATE)
     return f"{said}; 90 % of the gain is reached by round {when}."
