@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from hush.privacy.accounting.cost import Cost
+from hush.privacy.accounting.cost import from_json
 from hush.privacy.round_costs import ClientCosts
 from hush.report.read import RunView
 from hush.types import Guarantee, Policy, RoundRecord
@@ -74,7 +75,7 @@ def _from_card(card: Guarantee) -> ClientCosts:
         policy=Policy(budget, card.delta, card.relation),
         accountant=card.accountant,
         earlier=(),
-        stages=tuple(tuple(Cost(**cost) for cost in stage) for stage in card.stages),
+        stages=tuple(from_json(json.dumps(list(map(dict, stage)))) for stage in card.stages),
     )
 
 
