@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hush import seeds
 from hush.recipes.estimators import noise_energy
+from hush.recipes.rows import DenseRows, Spaced
 
 N, P = 20, 28_938
 LEVELS = {"below": 0.001, "comparable": 0.03, "above": 3.0}  # of the signal, a coordinate; the noise is 0.001 to 1
@@ -259,3 +260,32 @@ def test_inverse() -> None:
     torch.testing.assert_close(
         noise_energy.inverse(torch.tensor([1e-300, 1e-300]).double()), torch.full((2,), 0.5).double()
     )
+
+
+@pytest.mark.parametrize("method", [noise_energy.pairwise, noise_energy.rpca])
+def test_many_clients_are_estimated_in_groups(method: Callable[..., Tensor]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    p, n = 3_000, 300
+    scales = torch.logspace(-1, 1, n)[torch.randperm(n, generator=generator)]
+    updates = scales[:, None] * torch.randn(n, p, generator=generator) + 0.05 * torch.randn(p, generator=generator)
+    known = scales.double().square() * p
+    asked: list[tuple[int, ...]] = []
+
+    def estimate(sample: Tensor, parameters: int) -> Tensor:
+        asked.append((*sample.shape, parameters))
+        return method(sample, parameters=parameters)
+
+    found = noise_energy.estimated(DenseRows(updates), estimate, Spaced(1 << 19))
+    assert asked == [(100, p, p)] * 3
+    together = method(updates)
+    shared = (found / known).median() / (together / known).median()
+    torch.testing.assert_close(found / shared, together, rtol=0.1, atol=0)
+    weights, best = noise_energy.inverse(found), noise_energy.inverse(known)
+    assert float((weights.square() * known).sum()) < 1.03 * float((best.square() * known).sum())
+
+
+def test_a_sample_of_the_columns_is_enough_in_groups() -> None:
+    updates = torch.randn(200, 1 << 17, generator=torch.Generator().manual_seed(3))
+    updates *= torch.linspace(1, 3, 200)[:, None]
+    found = noise_energy.estimated(DenseRows(updates), noise_energy.pairwise, noise_energy.COLUMNS)
+    torch.testing.assert_close(found, updates.double().square().sum(1), rtol=0.05, atol=0)

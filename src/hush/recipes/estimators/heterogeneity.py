@@ -13,7 +13,7 @@ from torch import Tensor
 from hush.recipes.rows import Strided
 
 _COLUMNS, _FEWEST = 1 << 17, 1 << 10
-_NUMBERS = 1 << 26  # of all clients' columns together
+_NUMBERS = 1 << 24  # of all clients' columns together
 _CHUNK = 1 << 24  # numbers of the means that are in float64 at a time
 _FLOOR = 1e-9  # relative to the largest energy: without noise, all pairs have equal weight
 

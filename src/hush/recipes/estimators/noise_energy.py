@@ -31,6 +31,7 @@ _SHORT = 64  # the same if fewer columns are used: still several cache lines
 COLUMNS = Spaced(1 << 19, _RUN)  # columns of U that are sufficient to estimate energies within a fifth
 FEW_COLUMNS = Spaced(200_000, _SHORT)  # the same for `rpca`
 _TOGETHER = 128  # clients whose energies are estimated from each other
+_GROUP_COLUMNS = 1 << 16  # columns that are used where there are several such groups: energies to 0.6 percent
 _RIDGE = 1e-13  # relative to the largest diagonal entry of the Gram matrix: identical updates make it singular
 _FLOOR = 1e-10  # smallest estimate, relative to the largest
 _TINY = 1e-300
@@ -144,10 +145,11 @@ def estimated(rows: Rows, estimate: Callable[[Tensor, int], Tensor], columns: Sp
     (n, p), groups = rows.shape, -(-len(rows) // _TOGETHER)
     if groups == 1:
         return estimate(rows.columns(columns), p)
+    fewer = Spaced(min(columns.most, _GROUP_COLUMNS), _SHORT)
     found = torch.zeros(n, dtype=torch.float64)
     for group in range(groups):
         own = torch.arange(group, n, groups)
-        found[own] = estimate(rows.take(own).columns(columns), p).double().cpu()
+        found[own] = estimate(rows.take(own).columns(fewer), p).double().cpu()
     return found
 
 
