@@ -15,7 +15,7 @@ def ray() -> Iterator[Any]:
     pytest.importorskip("ray")
     started = library()
     started.init(
-        address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False,
+        address="local", num_cpus=3, include_dashboard=False, logging_level="ERROR", log_to_driver=False,
         object_store_memory=200 << 20,
     )  # fmt: skip
     yield started

@@ -66,7 +66,7 @@ def test_equal_blocks_give_equal_bits_and_a_killed_worker_changes_nothing(
     # Three clients leave in the first rounds: their blocks are smaller then.
     leaving = {"recipe.protect": {"rule": "dp-sgd", "spread": "equal-noise", "noise": 1.5}}
     one = trained("robust-hdp", settings=leaving, block=2)
-    other = trained("robust-hdp", settings=leaving, name="ray", block=2)
+    other = trained("robust-hdp", settings=leaving, name="ray", workers=2, block=2)
     assert one.result.out_of_budget
     assert killing.killed >= 2
     assert torch.equal(one.models, other.models)
@@ -74,11 +74,22 @@ def test_equal_blocks_give_equal_bits_and_a_killed_worker_changes_nothing(
 
 
 @pytest.mark.slow
-def test_a_module_of_ones_own_and_updates_that_are_projected(ray: Any) -> None:
+def test_a_module_of_ones_own_and_updates_that_are_projected(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Sums are added up by workers, as with more than eight of them.
+    monkeypatch.setattr(rounds, "_FAN_IN", 2)
+    trees: list[int] = []
+    method = rounds.RayRows._added_by_workers
+
+    def counted(rows: rounds.RayRows, *arguments: Any) -> Any:
+        trees.append(len(rows._pool.workers))
+        return method(rows, *arguments)
+
+    monkeypatch.setattr(rounds.RayRows, "_added_by_workers", counted)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(1)
         net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
-    same(trained("pfa-plus", net), trained("pfa-plus", net, name="ray"))
+    same(trained("pfa-plus", net), trained("pfa-plus", net, name="ray", workers=3))
+    assert set(trees) == {3}
 
 
 @pytest.mark.soak

@@ -25,9 +25,10 @@ from hush.recipes.rows import Columns, HeldRows
 from hush.server.loop import Answers, HeldAnswers
 from hush.types import HushError, Layout, Task, Update
 
-_BLOCKS = 64  # of a round, unless the config gives their size
+_BLOCKS, _LARGEST = 64, 64  # blocks of a round at least, and clients of a block at most, unless the config gives it
 _AHEAD = 2  # blocks that a worker has been given at a time, so that it never waits for the next
 _TRIES = 50  # lost workers in one round
+_FAN_IN = 8  # sums that one worker, or the driver, adds up
 
 
 def block_size(simulator: Simulator) -> int:
@@ -36,7 +37,8 @@ def block_size(simulator: Simulator) -> int:
     given, clients = federation.config.engine.block, len(federation.members)
     if given != "auto":
         return given
-    return min(clients_at_once(clients, federation.model.layout.size, "cpu"), math.ceil(clients / _BLOCKS))
+    memory = clients_at_once(clients, federation.model.layout.size, "cpu")
+    return min(memory, math.ceil(clients / _BLOCKS), _LARGEST)
 
 
 @contextmanager
@@ -193,13 +195,24 @@ class RayRows:
         return [found[number] for number in range(len(self._orders))]
 
     def combined(self, weights: Sequence[Tensor], layout: Layout | None) -> Tensor:
-        """Return the sum over all blocks, in float64: each worker sums its own, and these sums are added."""
-        total = torch.zeros(weights[0].shape[-2], self.parameters, dtype=torch.float64)
+        """Return the sum over all blocks, in float64: each worker sums its own, and these sums are added, by workers
+        where there are many of them.
+        """
         wanted = [number for number, own in enumerate(weights) if bool((own != 0).any())]
-        asked = self._ask("combined", wanted, lambda blocks: ([weights[number] for number in blocks], layout))
-        for _, part in asked:
-            total += read_only(part)
-        return total
+
+        def arguments(blocks: Sequence[int]) -> tuple[list[Tensor], Layout | None]:
+            return [weights[number] for number in blocks], layout
+
+        def sums() -> Iterator[Any]:
+            return (part for _, part in self._ask("combined", wanted, arguments))
+
+        if len(self._held(wanted)) > _FAN_IN:
+            try:
+                return self._total(self._added_by_workers(wanted, arguments), weights)
+            except self._pool.lost:
+                # Who was lost shows when each worker is asked by itself.
+                return self._total(sums(), weights)
+        return self._total(sums(), weights)
 
     def block(self, number: int) -> Tensor:
         """Return one block."""
@@ -210,6 +223,23 @@ class RayRows:
                 return read_only(found)
             except self._pool.lost:
                 self._lose(worker)
+
+    def _total(self, parts: Iterator[Any], weights: Sequence[Tensor]) -> Tensor:
+        total = torch.zeros(weights[0].shape[-2], self.parameters, dtype=torch.float64)
+        for part in parts:
+            total += read_only(part)
+        return total
+
+    def _added_by_workers(self, wanted: Sequence[int], arguments: Any) -> Iterator[Any]:
+        """Yield few sums in place of one for each worker: workers add up those of others, a few at a time."""
+        shares = self._held(wanted)
+        actors = [self._pool.workers[worker] for worker in shares]
+        pairs = zip(actors, shares.values(), strict=True)
+        refs = [actor.combined.remote(blocks, *arguments(blocks)) for actor, blocks in pairs]
+        while len(refs) > _FAN_IN:
+            groups = [refs[first : first + _FAN_IN] for first in range(0, len(refs), _FAN_IN)]
+            refs = [actor.added.remote(*group) for actor, group in zip(actors, groups, strict=False)]
+        return (self._pool.get(ref) for ref in refs)
 
     def _ask(self, method: str, wanted: Sequence[int], arguments: Any) -> Iterator[tuple[list[int], Any]]:
         """Yield what workers answer for the blocks that they hold, until all that are wanted are answered for."""

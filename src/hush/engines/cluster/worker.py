@@ -147,6 +147,13 @@ class Worker:
         found: np.ndarray = total.numpy()
         return found
 
+    def added(self, *parts: np.ndarray) -> np.ndarray:
+        """Return the sum of sums."""
+        total = parts[0].copy()
+        for part in parts[1:]:
+            total += part
+        return total
+
     def block(self, number: int) -> np.ndarray:
         """Return one block."""
         found: np.ndarray = self._blocks[number].numpy()
