@@ -46,7 +46,7 @@ from hush.data.datasets import Dataset
 from hush.data.partition import Share
 from hush.engines import client_round
 from hush.engines.objective import least_outputs, outputs_of, targets_of, task_of, with_objective
-from hush.engines.run_ledgers import RunLedgers
+from hush.engines.run_ledgers import RunLedgers, approve
 from hush.engines.setup import Federation, build, device_named, own_name
 from hush.models import Model
 from hush.models.inputs import shapes_of
@@ -255,6 +255,8 @@ class PrivateTrainer:
         start = self._model.start if weights is None else self._state.vector(weights)
         asked = array_print(start)
         with self._opened() as ledger:
+            schedule = self._federation.schedules[0]
+            approve([ledger], [(schedule.reserved(), schedule.costs())], named)
             held = RunLedgers([ledger], named, durable=True)
             charged = held.charge(0, round, self._stage.round_costs)
             if charged is None:

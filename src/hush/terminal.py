@@ -226,6 +226,8 @@ def show_ledger(found: Mapping[str, Any]) -> None:
     console = TextConsole()
     policy = found["policy"]
     budget = "no guarantee" if policy["epsilon"] is None else f"{policy['epsilon']:.4g}"
+    converted = len(found["planned"]["converted"])
+    kinds = f"; {converted} schedules of another kind than the first" if converted else ""
     rows = [
         ("client", str(found["client"])),
         (
@@ -233,7 +235,11 @@ def show_ledger(found: Mapping[str, Any]) -> None:
             f"epsilon {budget}, delta {policy['delta']:g}, {policy['relation']}, accountant {found['accountant']}",
         ),
         ("protects", protects(policy["unit"])),
-        ("spent", "unbounded" if found["spent"] is None else f"{found['spent']:.6g}"),
+        ("spent", "unbounded" if found["spent"] is None else f"{found['spent']:.6g} by fixed composition"),
+        (
+            "filter",
+            "unbounded" if found["filtered"] is None else f"{found['filtered']:.6g} by the privacy filter{kinds}",
+        ),
         ("left", "unbounded" if found["left"] is None else f"{found['left']:.6g}"),
         ("charges", ", ".join(f"{number} {STATE_NAMES[state]}" for state, number in found["charges"].items())),
         (

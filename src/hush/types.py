@@ -263,7 +263,9 @@ class RoundRecord:
 class Guarantee:
     """The guarantee card of one client.
 
-    `epsilon_spent` and `epsilon_left` hold against the server, which sees each of the client's updates;
+    `epsilon_spent` (fixed composition: as if every run of the ledger had been chosen beforehand), `epsilon_filter` (the
+    privacy filter, which holds if later runs were chosen after earlier releases, and by which runs are admitted) and
+    `epsilon_left` hold against the server, which sees each of the client's updates;
     `epsilon_third_party` is claimed against someone who sees only the models, for the reasons in `third_party`.
     `stages` lists the costs of one round of each stage of the run. `warnings` reports weak parameters. `name` is the
     client's name, empty if clients have numbers only. `unit` is the unit of privacy, of which there are `samples`, and
@@ -288,6 +290,7 @@ class Guarantee:
     clip: float | None = None
     noise_multiplier: float | None = None
     epsilon_left: float | None = None
+    epsilon_filter: float | None = None
     epsilon_third_party: float | None = None
     third_party: str = ""
     stages: tuple[tuple[Mapping[str, Any], ...], ...] = ()

@@ -69,7 +69,7 @@ def test_the_card_has_a_row_for_each_client_and_says_once_what_all_share(tmp_pat
     assert len(rows) == CLIENTS
     cells = re.findall(r'data-value="[^"]*">([^<]*)<', rows[5])
     spent = epsilon_after(32 / 72, 3.0, ROUNDS * STEPS)
-    assert cells == ["5", "5", f"{spent:.4g}", f"{5 - spent:.4f}", "–", "3", "32", "72"]
+    assert cells == ["5", "5", f"{spent:.4g}", f"{spent:.4g}", f"{5 - spent:.4f}", "–", "3", "32", "72"]
     shared = "other releases nothing; δ 0.0001; protects one row; relation add-remove; sampler poisson; accountant PLD"
     assert f"The same for every client: {shared}; noise seeded (not private); clip 1; rounds 20." in content
     assert "<details><summary>Show all" not in content

@@ -87,9 +87,9 @@ def dry_run(kit: Kit, policy_path: Path, data: Path, config: Config, run_schema:
     if schema.classes is None:
         schema = replace(schema, classes=own.classes or held.classes)
     check_fits(own, schema)
-    charged = inspect(kit.ledger)[1].totals if kit.ledger.exists() else {}
+    charged = inspect(kit.ledger)[1] if kit.ledger.exists() else book.Book()
     life, accountant = policy.for_life, policy.budget.accountant
-    spent = account.epsilon(charged, life, accountant)
+    spent = account.filtered(charged, life)
     found = DryRun(
         spent=spent, left=account.remaining(spent, life), warnings=tuple(filter(None, [law.lifetime_warning(policy)]))
     )
@@ -105,7 +105,7 @@ def dry_run(kit: Kit, policy_path: Path, data: Path, config: Config, run_schema:
             ledger.close()
         part = node.agreed(_RUN)
     costs = part.costs()
-    after = account.epsilon(book.add_costs(charged, costs), life, accountant)
+    after = account.filtered(charged, life, costs)
     warnings = found.warnings
     if not account.fits(after, life):
         warnings += (

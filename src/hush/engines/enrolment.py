@@ -70,9 +70,15 @@ def enrolled(federation: Federation, held: RunLedgers, rows: Rows) -> tuple[Fede
     centre = centred([answer for answer in answers if answer is not None])
     counts = [whole(1.0 if answer is None else answer.count) for answer in answers]
     planned = federation.counted(counts)
-    if federation.offers:
-        approve(held.ledgers, [training(schedule) for schedule in planned.schedules])
+    approve_training(planned, held)
     return planned, centre
+
+
+def approve_training(planned: Federation, held: RunLedgers) -> None:
+    """Admit training that was planned from counts that enrolment released."""
+    if planned.offers:
+        plans = [(training(each, spare=True), training(each)) for each in planned.schedules]
+        approve(held.ledgers, plans, held.run)
 
 
 def _packed(answer: EnrolmentAnswer) -> bytes:

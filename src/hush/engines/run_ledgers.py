@@ -7,14 +7,15 @@ same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import quote
 
 from hush.privacy.accounting.cost import Cost
-from hush.privacy.ledger import Ledger, Spending, account, witness
+from hush.privacy.ledger import BudgetSpentError, Ledger, Spending, account, witness
 from hush.privacy.ledger.binding import bind
 from hush.privacy.ledger.fingerprints import Rows
 from hush.privacy.ledger.ledger import inspect
@@ -30,7 +31,7 @@ class RunLedgers:
 
     def __init__(self, ledgers: Sequence[Spending], run: str = "", *, durable: bool = False) -> None:
         self.ledgers = ledgers
-        self._run = run
+        self.run = run
         self._durable = durable
 
     def charge(self, client: int, number: int, costs: Sequence[Cost]) -> Receipt | Kept | None:
@@ -40,14 +41,14 @@ class RunLedgers:
         round was answered, and its bytes are no longer stored. It is not charged, and nothing may be released for it.
         """
         if not self._durable:
-            return self.ledgers[client].reserve(costs, self._run, number)
+            return self.ledgers[client].reserve(costs, self.run, number)
         ledger = self._file(client)
-        ledger.forfeit_unsealed(self._run, number)
-        attempt = ledger.next_attempt(self._run, number)
+        ledger.forfeit_unsealed(self.run, number)
+        attempt = ledger.next_attempt(self.run, number)
         # A file may identify its client by name; the run identifies it by number.
         if attempt:
-            return replace(ledger.reserve(costs, self._run, number, attempt), client=client)
-        kept = ledger.sealed(self._run, number)
+            return replace(ledger.reserve(costs, self.run, number, attempt), client=client)
+        kept = ledger.sealed(self.run, number)
         return None if kept is None else (replace(kept[0], client=client), kept[1])
 
     def seal(self, client: int, receipt: Receipt, payload: Callable[[], bytes]) -> None:
@@ -58,14 +59,14 @@ class RunLedgers:
 
     def sent(self, client: int, number: int) -> None:
         """Record that the server has saved a round's answer. Bytes not recorded as sent are never deleted."""
-        if self._durable and (kept := self._file(client).sealed(self._run, number)) is not None:
+        if self._durable and (kept := self._file(client).sealed(self.run, number)) is not None:
             self._file(client).sent(kept[0])
 
     def recharge(self, client: int, costs: Sequence[Cost], number: int) -> None:
         """Charge a round that a resumed run has already released; a file without it is a `HushError`."""
         if not self._durable:
-            self.ledgers[client].reserve(costs, self._run, number)
-        elif number != ENROLMENT and self._file(client).next_attempt(self._run, number) == 1:
+            self.ledgers[client].reserve(costs, self.run, number)
+        elif number != ENROLMENT and self._file(client).next_attempt(self.run, number) == 1:
             raise HushError(
                 f"{self._file(client).where}: has no charge for round {number} of the run to resume; accepted: the "
                 "ledgers that it was started with, or none if it was started without"
@@ -136,7 +137,7 @@ def _stricter(path: Path, client: int | str, policy: Policy, lifetime: float | N
     if kept.unit != wanted.unit:
         raise HushError(f"{path}: protects a {kept.unit}, the config a {wanted.unit}; accepted: the same privacy.unit")
     strict = replace(kept, epsilon=min(kept.epsilon, wanted.epsilon), delta=min(kept.delta, wanted.delta))
-    spent = account.epsilon(held.totals, strict, held.terms.accountant)
+    spent = account.filtered(held, strict)
     if strict != kept and not account.fits(spent, strict):
         raise HushError(
             f"{path}: has spent epsilon {spent:.4g} at delta {strict.delta:g}, more than a lifetime budget of "
@@ -152,8 +153,20 @@ def _stricter(path: Path, client: int | str, policy: Policy, lifetime: float | N
     return strict
 
 
-def approve(ledgers: Iterable[Spending], costs: Iterable[Sequence[Cost]]) -> None:
-    """Check each client's whole schedule at once if its budget covers it; otherwise rounds are checked separately."""
-    for ledger, wanted in zip(ledgers, costs, strict=True):
-        if ledger.affords(wanted):
-            ledger.approve(wanted)
+def approve(ledgers: Iterable[Spending], schedules: Iterable[Sequence[Sequence[Cost]]], run: str = "") -> None:
+    """Admit each client's schedule, as much of it as its budget covers; the rest is checked round by round.
+
+    `schedules` has for each client what to try in turn: the schedule with a reserve for repeated rounds, and without.
+    """
+    for ledger, choices in zip(ledgers, schedules, strict=True):
+        for wanted in (*choices, *(() if not choices else _parts(choices[-1]))):
+            with contextlib.suppress(BudgetSpentError):
+                ledger.approve(wanted, run)
+                break
+
+
+def _parts(costs: Sequence[Cost]) -> Iterator[tuple[Cost, ...]]:
+    """Smaller and smaller parts of a schedule."""
+    for part in (31, 30, 28, 24, 16, 8, 4, 2, 1):
+        fewer = (replace(cost, steps=cost.steps * part // 32) for cost in costs)
+        yield tuple(cost for cost in fewer if cost.steps)

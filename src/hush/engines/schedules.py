@@ -5,11 +5,14 @@ Nothing about noise, rates or steps needs to be sent between machines, and nothi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from hush.config import Config
+from hush.privacy.accounting import privacy_filter
 from hush.privacy.accounting.cost import Cost
+from hush.privacy.accounting.events import parts_of_costs
 from hush.privacy.ledger import BudgetSpentError, account, book
 from hush.privacy.schedule import PrivacySchedule, StageTable, with_noise
 from hush.recipes import Recipe
@@ -76,8 +79,16 @@ def widened(schedule: PrivacySchedule, disclosed: Sequence[Cost], policy: Policy
     noise, accountant = schedule.plan.noise_multiplier, schedule.plan.accountant
 
     def fits(scale: float) -> bool:
-        costs = (*disclosed, *training(with_noise(schedule, scale * noise), spare=True))
-        return account.fits(account.epsilon(book.add_costs({}, costs), policy, accountant), policy)
+        # Training is planned after the disclosure, from what it released: fixed composition does not cover that, the
+        # privacy filter does (Theorem 2 of docs/proofs.md).
+        costs = training(with_noise(schedule, scale * noise), spare=True)
+        both = [parts_of_costs(disclosed), parts_of_costs(costs)]
+        if not math.isfinite(policy.epsilon):
+            return True
+        fixed = account.epsilon(book.add_costs({}, (*disclosed, *costs)), policy, accountant)
+        if fixed > policy.epsilon:
+            return False
+        return privacy_filter.fits(privacy_filter.of_schedules(both, policy, accountant), fixed, policy, accountant)
 
     low, high = 1.0, 1.0
     while not fits(high):

@@ -180,15 +180,15 @@ class Federation:
         )
 
     @overload
-    def ledgers(self, directory: None = None, warn: run_ledgers.Warn = ...) -> list[MemoryLedger]: ...
+    def ledgers(self, directory: None = None, warn: run_ledgers.Warn = ..., run: str = ...) -> list[MemoryLedger]: ...
     @overload
-    def ledgers(self, directory: Path, warn: run_ledgers.Warn = ...) -> list[Ledger]: ...
+    def ledgers(self, directory: Path, warn: run_ledgers.Warn = ..., run: str = ...) -> list[Ledger]: ...
     def ledgers(
-        self, directory: Path | None = None, warn: run_ledgers.Warn = run_ledgers.ignore
+        self, directory: Path | None = None, warn: run_ledgers.Warn = run_ledgers.ignore, run: str = ""
     ) -> list[MemoryLedger] | list[Ledger]:
         """A ledger for each client, its schedule approved: fresh ones in memory, or the files of a directory.
 
-        `warn` is told where a file is stricter or less strict than the config.
+        `warn` is told where a file is stricter or less strict than the config. `run` is the name of the run.
         """
         accountant = self.schedules[0].plan.accountant
         made: list[MemoryLedger] | list[Ledger]
@@ -204,8 +204,16 @@ class Federation:
                 raise HushError(f"{directory}: cannot hold ledgers: {error.strerror or error}") from None
         else:
             made = [MemoryLedger(c, policy, accountant) for c, policy in enumerate(self.policies)]
-        run_ledgers.approve(made, [self.costs(member.client) for member in self.members])
+        run_ledgers.approve(made, [self._fixed(member.client) for member in self.members], run)
         return made
+
+    def _fixed(self, client: int) -> tuple[tuple[Cost, ...], ...]:
+        """What is fixed of a client's costs before its first release: with and without repeated rounds."""
+        if self.offers:
+            # Training is planned from the count that enrolment releases, and approved after it.
+            return (self.stage(client, ENROLMENT).round_costs,)
+        schedule = self.schedules[client]
+        return (schedule.reserved(), schedule.costs())
 
     def not_covered(self) -> tuple[str, ...]:
         """What no accountant covers, in words."""
@@ -267,7 +275,8 @@ class Federation:
 
     def _card(self, client: int, ledger: Spending, label: str, view: str, named: tuple[str, ...]) -> Guarantee:
         member, policy, schedule = self.members[client], self.policies[client], self.schedules[client]
-        plan, spent, held, budget = schedule.plan, ledger.spent(), ledger.terms, self.budget(client, ledger)
+        plan, spent, filtered = schedule.plan, ledger.spent(), ledger.filtered()
+        held, budget = ledger.terms, self.budget(client, ledger)
         return Guarantee(
             client=client,
             epsilon_budget=budget,
@@ -285,8 +294,9 @@ class Federation:
             sample_rate=plan.rate,
             clip=plan.clip,
             noise_multiplier=plan.noise_multiplier,
-            epsilon_left=max(0.0, budget - spent),
-            epsilon_third_party=spent,
+            epsilon_left=max(0.0, budget - filtered),
+            epsilon_filter=filtered,
+            epsilon_third_party=filtered,
             third_party=view,
             stages=tuple(tuple(asdict(cost) for cost in stage.round_costs) for stage in schedule.stages),
             warnings=self.warned(client, held.policy),

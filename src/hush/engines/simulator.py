@@ -21,7 +21,7 @@ from hush.callbacks import Callbacks, RunStart, objects, round_functions
 from hush.engines import client_round
 from hush.engines.client_round import Client, Work
 from hush.engines.driver import CompletedRun, Rounds, drive, evaluate, measure, released, run_rounds
-from hush.engines.enrolment import enrolled
+from hush.engines.enrolment import approve_training, enrolled
 from hush.engines.fingerprint import Hashes, identity
 from hush.engines.results import manifest
 from hush.engines.round_answers import RoundAnswers
@@ -318,13 +318,14 @@ def _execution(
     if directory is not None:
         _check_ledgers(directory.path, ledgers)
     try:
-        opened = federation.ledgers(ledgers, warned.append)
+        run = _run_name(directory)
+        opened = federation.ledgers(ledgers, warned.append, run)
     except BaseException:
         # Nothing was charged: the directory can be used for another attempt.
         if directory is not None and new:
             directory.discard()
         raise
-    held = RunLedgers(opened, _run_name(directory), durable=ledgers is not None)
+    held = RunLedgers(opened, run, durable=ledgers is not None)
     try:
         simulator = Simulator(federation, held, arrays, warnings=warned, callbacks=callbacks)
         rounds = drive(simulator, directory, resume=resume, began=began)
@@ -502,6 +503,7 @@ def _recharge(federation: Federation, held: RunLedgers, records: Sequence[RoundR
     if federation.terms.stage_table.of[ENROLMENT] >= 0:
         for member in federation.members:
             held.recharge(member.client, federation.stage(member.client, ENROLMENT).round_costs, ENROLMENT)
+        approve_training(federation, held)
     for record in records:
         for client in record.charged:
             held.recharge(client, federation.stage(client, record.round).round_costs, record.round)

@@ -7,7 +7,7 @@ Guarantees:
       Gaussian distribution, given uniform words.
     - For integer sums, the moments that Renyi accounting needs at whole orders are exactly those of the continuous
       Gaussian of the same scale, with and without Poisson sampling: shifting the integers by an integer changes no
-      normalising constant.
+      normalising constant. For PLD, the difference is bounded by Theorem 7 of docs/proofs.md.
 
 Edge cases:
     - `sigma` is an integer from 1 to `MOST_SIGMA`; beyond that the products would not fit 64 bits.

@@ -9,7 +9,8 @@ example may cancel; they are summed in float64, and the norm that the example is
 (`hush.training.per_example.gradient_terms.OuterProductTerm`).
 
 Guarantees:
-    - Two such sums are within `1 + SLACK - RESERVE` clips of each other for every n up to `MOST_ROWS`, by the choice of
+    - Two such sums are within `1 + SLACK - RESERVE` clips of each other for every n up to `MOST_ROWS` (Theorem 8 of
+      docs/proofs.md), by the choice of
       `PARTIAL_ROWS` and `partial_positions`. Clip factors are computed for the clip over `1 + SLACK`, so
       one row moves the computed sum by at most one clip, rounding included.
     - `RESERVE` is left for a row's own gradient, whose last digits may depend on the shape of the batch that it is

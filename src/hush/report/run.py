@@ -25,7 +25,8 @@ _COLLAPSED_ABOVE = 50
 _CARDS = 200
 _MOST = 500  # rows of the guarantee card
 _HEADS = (
-    ("client", ""), ("budget ε", ""), ("spent ε", ""), ("remaining ε", ""), ("ε against a third party", ""),
+    ("client", ""), ("budget ε", ""), ("spent ε", ""), ("spent ε by the filter", ""), ("remaining ε", ""),
+    ("ε against a third party", ""),
     ("other releases", "text"), ("δ", ""), ("protects one", "text"), ("relation", "text"),
     ("sampler", "text"), ("accountant", "text"), ("noise", "text"), ("noise multiplier", ""), ("clip", ""),
     ("batch", ""), ("samples", ""), ("rounds", ""),
@@ -222,7 +223,8 @@ def _cards(view: RunView, heads: Sequence[tuple[str, str]], rows: Sequence[Seque
 def _cells(g: Guarantee) -> list[Cell]:
     spent, budget = g.epsilon_spent, g.epsilon_budget
     over = "over" if over_budget(g) else ""
-    left = None if spent is None or budget is None or not math.isfinite(spent) else budget - spent
+    filtered = spent if g.epsilon_filter is None else g.epsilon_filter
+    left = None if filtered is None or budget is None or not math.isfinite(filtered) else budget - filtered
     if left is not None and not over:
         left = max(left, 0.0)
     clip = "none" if g.clip is None or math.isinf(g.clip) else figure(g.clip)
@@ -230,6 +232,7 @@ def _cells(g: Guarantee) -> list[Cell]:
         (g.client, g.name or str(g.client), ""),
         (budget, figure(budget), ""),
         (spent, figure(spent), over),
+        (filtered, figure(filtered), over),
         (left, f"{left:.4f}" if left is not None and math.isfinite(left) else figure(left), over),
         (g.epsilon_third_party, figure(g.epsilon_third_party), ""),
         (_side_releases(g), _side_releases(g), "text"),

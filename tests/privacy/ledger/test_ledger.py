@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +290,7 @@ def test_a_second_run_goes_on_from_what_is_spent(tmp_path: Path) -> None:
 def test_a_run_is_taken_up_again(tmp_path: Path) -> None:
     whole = plan(5)
     with Ledger.create(tmp_path / "l", 1, POLICY) as ledger:
+        ledger.approve([whole.cost(5)], "r")
         for number in (1, 2):
             receipt = ledger.reserve([whole.cost()], "r", number)
         ledger.seal(receipt, b"two")
@@ -337,8 +339,10 @@ def test_statement(tmp_path: Path) -> None:
         "policy": {"epsilon": None, "delta": 1e-4, "relation": "add-remove", "unit": "row"},
         "accountant": "rdp",
         "spent": spent,
+        "filtered": spent,
         "spent_by_row_budget": {},
         "left": None,
+        "planned": {"first": [asdict(replace(SMALL[0], what="total"))], "converted": []},
         "rows": 4,
         "charges": {"RESERVED": 1, "READY": 1, "SENT": 0, "BURNED": 0},
         "runs": [{"run": "r", "rounds": 2, "charges": 2}],

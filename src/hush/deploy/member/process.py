@@ -11,7 +11,6 @@ Therefore neither the content nor the timing of answers and refusals depends on 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +53,8 @@ from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Message, want
 from hush.engines import client_round
 from hush.engines.noisy_counts import on_rows
+from hush.engines.run_ledgers import approve
+from hush.engines.schedules import training
 from hush.engines.setup import fitted, shaped
 from hush.models import Model
 from hush.privacy import noise
@@ -447,7 +448,7 @@ class Node:
             text = "begin: this run was started with a different config, roster or code"
             raise RefusalError(RefusalCode.AGREEMENT, text)
         first = next(stage for stage in own.schedule.stages if stage.spec.train)
-        if self.ledger.charged(run) == () and not self.ledger.affords(first.round_costs):
+        if self.ledger.charged(run) == () and not self.ledger.affords(first.round_costs, run):
             raise BudgetSpentError(f"client {self.name}: the remaining budget does not cover a single round")
         begun = path.exists()
         if not begun:
@@ -662,13 +663,8 @@ class Node:
         policy, whole = self.policy.one_run, book.add_costs({}, own.costs())
         if account.fits(account.epsilon(whole, policy, self.policy.budget.accountant), policy):
             self._fitting.add(run)
-        charged = book.add_costs({}, self.ledger.charged(run))
-        rest = {key: max(0, steps - charged.get(key, 0)) for key, steps in whole.items()}
-        with contextlib.suppress(BudgetSpentError):
-            self.ledger.approve(
-                Cost(what="rest", kind=kind, noise=spread, steps=steps, rate=rate, samples=samples, batch=batch)
-                for (kind, spread, rate, samples, batch), steps in rest.items()
-            )
+        reserved = (*own.disclosed, *training(own.schedule, spare=True))
+        approve([self.ledger], [(reserved, own.costs())], run)
 
     @property
     def public(self) -> keys.PublicKey:
@@ -677,7 +673,7 @@ class Node:
 
     def balance(self) -> dict[str, float]:
         """Epsilon spent and left, for the audit log."""
-        return {"spent": round(self.ledger.spent(), 6), "left": round(self.ledger.left(), 6)}
+        return {"spent": round(self.ledger.filtered(), 6), "left": round(self.ledger.left(), 6)}
 
     def _disclosed_file(self, run: str) -> Path:
         """The file that stores what was disclosed for a run."""

@@ -6,7 +6,8 @@ refuses; an operation without a rule is refused.
 
 Guarantees:
     - For every batch size of at least 2, in exact arithmetic, entry i along the output's batch axis is a function of
-      example i and of the parameters alone. The backward pass is the derivative of the same graph.
+      example i and of the parameters alone: the contract of Theorem 9 of docs/proofs.md. The backward pass is the
+      derivative of the same graph.
     - After each operation exactly the axis named by its rule grows with the batch size.
 """
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hush.privacy.accounting import pld
 from hush.privacy.accounting.pld import Part
-from hush.types import HushError, Relation
+from hush.types import HushError, Policy, Relation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -105,6 +105,11 @@ def with_noise_scaled(part: Part | Fixed, scale: float) -> Part | Fixed:
     return part._replace(noise=part.noise * scale)
 
 
+def with_steps(part: Part | Fixed, steps: int) -> Part | Fixed:
+    """Return the same kind of step, so many times."""
+    return replace(part, steps=steps) if isinstance(part, Fixed) else part._replace(steps=steps)
+
+
 def rate_of(part: Part | Fixed) -> float:
     """Return the sampling rate of a step."""
     return part.batch / part.samples if isinstance(part, Fixed) else part.rate
@@ -118,12 +123,54 @@ def without_fixed(parts: Sequence[Part | Fixed]) -> tuple[Part, ...]:
     return kept
 
 
-def renyi_epsilon(parts: Sequence[Part | Fixed], delta: float, relation: Relation, *, dated: bool = False) -> float:
+def renyi_epsilon(
+    parts: Sequence[Part | Fixed], delta: float, relation: Relation, *, dated: bool = False, order: int | None = None
+) -> float:
     """Return the epsilon of these steps by dp_accounting's Renyi accountant.
 
-    With `dated`, as in Robust-HDP: orders up to 64, and the conversion to epsilon of Mironov (2017).
+    With `dated`, as in Robust-HDP: orders up to 64, and the conversion to epsilon of Mironov (2017). With `order`, an
+    index, at this order alone, as a filter needs (Theorem 3 of docs/proofs.md).
     """
-    from dp_accounting.rdp import RdpAccountant, compute_epsilon
+    if any(part.noise == 0.0 for part in parts):
+        return math.inf
+    orders, divergences = _renyi(parts, relation, dated)
+    return min(_epsilons(orders, divergences, delta, dated, order))
+
+
+def best_order(parts: Sequence[Part | Fixed], policy: Policy, *, dated: bool = False) -> int:
+    """Return the index of the Renyi order at which a budget covers the largest multiple of these steps."""
+    import numpy as np
+
+    orders, divergences = _renyi(parts, policy.relation, dated)
+
+    def multiple(index: int) -> float:
+        if not math.isfinite(policy.epsilon) or not 0.0 < divergences[index] < math.inf:
+            return -math.inf
+        # Epsilon is the divergence plus a number that depends on the order and delta.
+        large = np.full_like(divergences, 1e3)
+        offset = _epsilons(orders, large, policy.delta, dated, index)[0] - 1e3
+        return (policy.epsilon - offset) / float(divergences[index])
+
+    return max(range(len(orders)), key=multiple)
+
+
+def _epsilons(orders: Array, divergences: Array, delta: float, dated: bool, order: int | None) -> list[float]:
+    """The epsilon at each order, or at one of them."""
+    from dp_accounting.rdp import compute_epsilon
+
+    if order is not None:
+        orders, divergences = orders[order : order + 1], divergences[order : order + 1]
+    if dated:
+        plain = zip(orders, divergences, strict=True)
+        return [float(divergence - math.log(delta) / (order - 1)) for order, divergence in plain]
+    with _quiet():
+        return [float(compute_epsilon(orders, divergences, delta)[0])]
+
+
+def _renyi(parts: Sequence[Part | Fixed], relation: Relation, dated: bool) -> tuple[Array, Array]:
+    """The Renyi divergences of these steps, and their orders."""
+    import numpy as np
+    from dp_accounting.rdp import RdpAccountant
 
     halved = 2.0 if relation == "replace-one" else 1.0
     fixed = [part for part in parts if isinstance(part, Fixed)]
@@ -134,8 +181,6 @@ def renyi_epsilon(parts: Sequence[Part | Fixed], delta: float, relation: Relatio
         raise HushError("accountant: rdp has no bound for Poisson sampling under replace-one; accepted here: pld")
     if halved == 1.0:
         others = list(without_fixed(parts))
-    if any(part.noise == 0.0 for part in parts):
-        return math.inf
     if dated and fixed:
         raise HushError("accountant: rdp-64 has no bound for batches of a fixed size; accepted here: rdp")
     with _quiet():
@@ -145,10 +190,7 @@ def renyi_epsilon(parts: Sequence[Part | Fixed], delta: float, relation: Relatio
         divergences = accountant.rdp
         for part in fixed:
             divergences = divergences + part.steps * _fixed_step(part.samples, part.batch, part.noise / halved)
-        if dated:
-            plain = zip(accountant.orders, divergences, strict=True)
-            return float(min(divergence - math.log(delta) / (order - 1) for order, divergence in plain))
-        return float(compute_epsilon(accountant.orders, divergences, delta)[0])
+        return np.asarray(accountant.orders, dtype=np.float64), np.asarray(divergences, dtype=np.float64)
 
 
 @lru_cache(maxsize=256)

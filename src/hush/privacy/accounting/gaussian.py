@@ -1,7 +1,8 @@
 """One noisy step: the closed forms of the Gaussian mechanism, with and without Poisson sampling.
 
 A step adds Gaussian noise of `noise` times the clip to a sum. A record adds 1 to it (in units of the clip) when it is
-sampled, which happens with probability `rate`. Under replace-one it adds +1 on one side and -1 on the other.
+sampled, which happens with probability `rate`. Under replace-one it adds +1 on one side and -1 on the other. No other
+pair of neighbouring data sets is worse (Theorem 1 of docs/proofs.md).
 
 Guarantees:
     `divergences` is exact up to rounding: the least delta at each epsilon for one step (Balle and Wang, 2018,

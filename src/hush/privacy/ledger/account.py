@@ -1,10 +1,10 @@
 """The account of a client: what it has spent and what still fits its budget, computed from the totals of its book.
 
 Guarantees:
-    - Epsilon is always computed from the costs, never taken from a record: `epsilon` is the accountant's bound for all
-      of them together, under the policy's delta and relation. `fits` decides by that bound alone.
-    - `spent` is computed from every cost that was ever reserved, forfeited charges included.
-    - `affords` and `approve` decide by the accountant's bound for all of it together, over all runs.
+    - Epsilon is always computed from the costs, never taken from a record: `spent` is the accountant's bound for every
+      cost that was ever reserved, forfeited charges included, as if all had been fixed beforehand.
+    - `filtered` is what the privacy filter counts for the same charges, which holds however later runs are chosen
+      (Theorem 2 of docs/proofs.md). Charges and schedules are admitted if both fit the budget.
     - Totals are approved, not the charges of one caller: any charges that stay within them keep the budget,
       whoever makes them. Totals that are nowhere above approved ones need no accountant: fewer steps never cost more.
 
@@ -16,12 +16,14 @@ Edge cases:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Protocol
 
-from hush.privacy.accounting import api
+from hush.privacy.accounting import api, privacy_filter
 from hush.privacy.accounting.cost import Cost, Kind, from_json
+from hush.privacy.ledger import book
 from hush.privacy.ledger.book import BURNED, Book, CostKey, Totals, add_costs
 from hush.privacy.ledger.errors import BudgetSpentError
 from hush.privacy.ledger.terms import LedgerTerms
@@ -55,16 +57,20 @@ class Spending(Protocol):
         """The epsilon of all charges."""
         ...
 
+    def filtered(self) -> float:
+        """The epsilon that the privacy filter counts for all charges and admitted schedules."""
+        ...
+
     def left(self) -> float:
-        """The budget minus what is spent."""
+        """The budget minus what the filter counts."""
         ...
 
-    def affords(self, costs: Sequence[Cost]) -> bool:
-        """Whether these costs can be charged now."""
+    def affords(self, costs: Sequence[Cost], run: str = "") -> bool:
+        """Whether these costs can be charged to a run now."""
         ...
 
-    def approve(self, costs: Iterable[Cost]) -> None:
-        """Check that all these costs fit the budget in addition to what is spent, or raise `BudgetSpentError`."""
+    def approve(self, costs: Sequence[Cost], run: str = "") -> None:
+        """Admit the schedule of a run as a whole, or raise `BudgetSpentError`."""
         ...
 
     def reserve(self, costs: Sequence[Cost], run: str, round_number: int) -> Receipt:
@@ -105,22 +111,24 @@ class Account:
 
     def spent(self) -> float:
         """The epsilon of all charges."""
-        return self._epsilon(self._fresh().totals)
+        held = self._fresh()
+        return epsilon(held.totals, held.terms.policy, held.terms.accountant)
+
+    def filtered(self) -> float:
+        """The epsilon that the privacy filter counts for all charges and admitted schedules."""
+        return filtered(self._fresh())
 
     def left(self) -> float:
         """The budget minus what is spent."""
-        return remaining(self.spent(), self.terms.policy)
+        return remaining(self.filtered(), self.terms.policy)
 
-    def affords(self, costs: Sequence[Cost]) -> bool:
-        """Whether these costs can be charged now."""
-        wanted = add_costs(self._fresh().totals, costs)
-        return within(wanted, self._approved) or fits(self._epsilon(wanted), self._book.terms.policy)
-
-    def approve(self, costs: Iterable[Cost]) -> None:
-        """Check that all these costs fit the budget in addition to what is spent, or raise `BudgetSpentError`."""
-        wanted = add_costs(self._fresh().totals, costs)
-        self._check(wanted)
-        self._approved = wanted
+    def affords(self, costs: Sequence[Cost], run: str = "") -> bool:
+        """Whether these costs can be charged to a run now."""
+        try:
+            self._admitted(self._fresh(), costs, run)
+        except BudgetSpentError:
+            return False
+        return True
 
     def charged(self, run: str) -> tuple[Cost, ...]:
         """The charges of a run, in order."""
@@ -138,18 +146,63 @@ class Account:
         """The book, including rows written by other processes."""
         return self._book
 
-    def _check(self, wanted: Totals) -> None:
+    def _admitted(self, held: Book, costs: Sequence[Cost], run: str) -> privacy_filter.Conversion | None:
+        """Return what the costs of a run are converted to, None if they need no conversion; or raise
+        `BudgetSpentError`.
+        """
+        wanted, new = add_costs(held.totals, costs), add_costs({}, costs)
         if within(wanted, self._approved):
-            return
-        cost, terms = self._epsilon(wanted), self._book.terms
-        if not fits(cost, terms.policy):
-            raise BudgetSpentError(
-                f"client {terms.client}: epsilon {cost:.4g} would exceed the budget of {terms.policy.epsilon:.4g}"
-            )
+            return None
+        policy, accountant = held.terms.policy, held.terms.accountant
+        fixed = epsilon(wanted, policy, accountant)
+        planned = bool(held.first) and held.covers(run, new)
+        direct = not held.first or planned or held.is_direct(new)
+        if policy.epsilon == math.inf:
+            return None
+        if not fits(fixed, policy):
+            raise _refused(held.terms, fixed)
+        before = state(held, policy, accountant)
+        after = before
+        if not held.first:
+            after = privacy_filter.State(book.steps_of(new), book.steps_of(new))
+        elif not planned:
+            after = privacy_filter.after(before, book.steps_of(new), policy, accountant)
+        if not privacy_filter.fits(after, fixed, _loosened(policy), accountant):
+            raise _refused(held.terms, max(fixed, privacy_filter.bound(after, policy, accountant)), fixed)
+        if direct:
+            return None
+        return privacy_filter.Conversion(
+            after.converted.units - before.converted.units, max(0.0, after.converted.doubt - before.converted.doubt)
+        )
 
-    def _epsilon(self, totals: Totals) -> float:
-        terms = self._book.terms
-        return epsilon(totals, terms.policy, terms.accountant)
+
+def state(held: Book, policy: Policy, accountant: Accountant) -> privacy_filter.State:
+    """What the privacy filter has admitted."""
+    conversions = [planned.conversion for planned in held.planned]
+    units, doubt = (math.fsum(getattr(each, name) for each in conversions) for name in ("units", "doubt"))
+    found = privacy_filter.State(
+        book.steps_of(held.first), book.steps_of(held.direct), privacy_filter.Conversion(units, doubt), len(conversions)
+    )
+    for more in held.unplanned.values():
+        found = privacy_filter.after(found, book.steps_of(more), policy, accountant)
+    return found
+
+
+def filtered(held: Book, policy: Policy | None = None, costs: Sequence[Cost] = ()) -> float:
+    """Return the epsilon that the privacy filter counts for a book: at least that of the fixed composition.
+
+    With `costs`, after this schedule as well; with `policy`, under this policy instead of the book's own.
+    """
+    policy, accountant = policy or held.terms.policy, held.terms.accountant
+    new = book.add_costs({}, costs)
+    fixed = epsilon(book.add_totals(held.totals, new), policy, accountant)
+    if not math.isfinite(policy.epsilon) or not (held.first or new):
+        return fixed
+    now = state(held, policy, accountant)
+    if new:
+        steps = book.steps_of(new)
+        now = privacy_filter.after(now, steps, policy, accountant) if held.first else privacy_filter.State(steps, steps)
+    return fixed if privacy_filter.within_first(now) else max(fixed, privacy_filter.bound(now, policy, accountant))
 
 
 def within(totals: Totals, approved: Totals) -> bool:
@@ -172,13 +225,23 @@ def remaining(spent: float, policy: Policy) -> float:
     return math.inf if policy.epsilon == math.inf else max(0.0, policy.epsilon - spent)
 
 
+def _loosened(policy: Policy) -> Policy:
+    return replace(policy, epsilon=policy.epsilon + SLACK)
+
+
+def _refused(terms: LedgerTerms, spent: float, fixed: float | None = None) -> BudgetSpentError:
+    text = f"client {terms.client}: epsilon {spent:.4g} would exceed the budget of {terms.policy.epsilon:.4g}"
+    if fixed is None:
+        return BudgetSpentError(text)
+    return BudgetSpentError(
+        f"{text} (by the privacy filter, since this schedule differs from the first one of the ledger; "
+        f"{fixed:.4g} if all schedules had been fixed beforehand)"
+    )
+
+
 @lru_cache(maxsize=16384)
 def _epsilon(totals: tuple[tuple[CostKey, int], ...], policy: Policy, accountant: Accountant) -> float:
-    costs = [
-        Cost(what="total", kind=kind, noise=noise, steps=steps, rate=rate, samples=samples, batch=batch)
-        for (kind, noise, rate, samples, batch), steps in totals
-        if steps
-    ]
+    costs = book.totals_as_costs(dict(totals))
     if not costs:
         return 0.0
     if any(cost.noise == 0 for cost in costs):

@@ -6,6 +6,7 @@ A charge is one reservation. It goes RESERVED -> READY -> SENT, or, forfeited, R
     OPENED    terms: client, policy, accountant       READY     SHA-256 of the sealed payload
     POLICY    a tighter policy                        SENT      nothing
     RESERVED  costs                                   BURNED    nothing
+    PLANNED   a run's schedule, as it was admitted, and what it was converted to
     COVERED   the name of a key, and a hash of the fingerprints of training rows that came and went
     ADOPTED   the name of the key that vouches for all rows up to here
     REPLACES  the ledger that was at this path before and was given up
@@ -29,12 +30,15 @@ Edge cases:
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
+from hush.privacy.accounting import events, privacy_filter
 from hush.privacy.accounting.cost import Cost, Kind, from_json, to_json
 from hush.privacy.ledger import terms
 from hush.privacy.ledger.errors import BrokenLedgerError
@@ -42,6 +46,7 @@ from hush.privacy.ledger.terms import LedgerTerms
 from hush.types import HushError, Policy
 
 OPENED, POLICY = "OPENED", "POLICY"
+PLANNED = "PLANNED"
 COVERED, ADOPTED, REPLACES = "COVERED", "ADOPTED", "REPLACES"
 _NOTES = (COVERED, ADOPTED, REPLACES)
 RESERVED, READY, SENT, BURNED = "RESERVED", "READY", "SENT", "BURNED"
@@ -90,6 +95,13 @@ class Charge(NamedTuple):
     sha256: str
 
 
+class Planned(NamedTuple):
+    """A schedule that was admitted as a whole, and what it was converted to (nothing for the first one)."""
+
+    costs: tuple[Cost, ...]
+    conversion: privacy_filter.Conversion
+
+
 class Book:
     """The state computed from a chain of rows."""
 
@@ -102,6 +114,13 @@ class Book:
         self.charges: dict[int, Charge] = {}
         self.totals: dict[CostKey, int] = {}
         self.released: dict[tuple[str, Kind], int] = {}
+        # What the privacy filter decides by: the first schedule, steps counted as they are, schedules converted to
+        # units of the first, what is left of each, and charges of earlier versions that are neither.
+        self.first: dict[CostKey, int] = {}
+        self.direct: dict[CostKey, int] = {}
+        self.planned: list[Planned] = []
+        self.left_of: dict[str, dict[CostKey, int]] = {}
+        self.unplanned: dict[str, dict[CostKey, int]] = {}
         self._newest: dict[tuple[str, int], int] = {}
 
     def append(
@@ -196,6 +215,8 @@ class Book:
             if charge is None or charge.row.attempt != row.attempt:
                 raise HushError(f"{row.kind} without a charge")
             self.may_follow(charge, row.kind)
+        elif row.kind == PLANNED and self.rows:
+            read_planned(row.detail)
         elif row.kind in _NOTES and self.rows:
             return
         elif row.kind != (POLICY if self.rows else OPENED):
@@ -206,6 +227,7 @@ class Book:
     def _count(self, row: Row) -> None:
         if row.kind == RESERVED:
             self.totals = add_costs(self.totals, costs_of(row.detail))
+            self._filtered(row.run, add_costs({}, costs_of(row.detail)))
             for each in costs_of(row.detail):
                 self.released[each.what, each.kind] = self.released.get((each.what, each.kind), 0) + each.steps
             self.charges[row.seq] = Charge(row, len(self.charges) + 1, RESERVED, "")
@@ -217,11 +239,36 @@ class Book:
         elif row.kind == OPENED:
             self.terms = terms.read(row.detail)
             self.name = row.hash
+        elif row.kind == PLANNED:
+            planned = read_planned(row.detail)
+            if self.first:
+                self.planned.append(planned)
+                self.left_of[row.run] = add_costs(self.left_of.get(row.run, {}), planned.costs)
+            else:
+                self.first = add_costs({}, planned.costs)
         elif row.kind in _NOTES:
             self.notes.append(row)
         else:
             self.terms = replace(self.terms, policy=terms.read_policy(row.detail))
         self.rows, self.hash = row.seq, row.hash
+
+    def covers(self, run: str, costs: Totals) -> bool:
+        """Whether a converted schedule of this run has all these steps left."""
+        left = self.left_of.get(run, {})
+        return all(steps <= left.get(key, 0) for key, steps in costs.items())
+
+    def is_direct(self, costs: Totals) -> bool:
+        """Whether these steps are counted as what they are."""
+        return privacy_filter.is_direct(steps_of(self.first), steps_of(costs), self.terms.accountant)
+
+    def _filtered(self, run: str, costs: dict[CostKey, int]) -> None:
+        self.first = self.first or costs
+        if self.covers(run, costs):
+            self.left_of[run] = {key: steps - costs.get(key, 0) for key, steps in self.left_of[run].items()}
+        elif self.is_direct(costs):
+            self.direct = add_totals(self.direct, costs)
+        else:
+            self.unplanned[run] = add_totals(self.unplanned.get(run, {}), costs)
 
 
 def make_row(
@@ -266,6 +313,51 @@ def add_costs(totals: Totals, costs: Iterable[Cost]) -> dict[CostKey, int]:
         key = (cost.kind, cost.noise, cost.rate, cost.samples, cost.batch)
         summed[key] = summed.get(key, 0) + cost.steps
     return summed
+
+
+def add_totals(totals: Totals, more: Totals) -> dict[CostKey, int]:
+    """Add two totals."""
+    return {key: totals.get(key, 0) + more.get(key, 0) for key in {**totals, **more}}
+
+
+def totals_as_costs(totals: Totals) -> tuple[Cost, ...]:
+    """Totals as costs, without names."""
+    return tuple(
+        Cost(what="total", kind=kind, noise=noise, steps=steps, rate=rate, samples=samples, batch=batch)
+        for (kind, noise, rate, samples, batch), steps in totals.items()
+        if steps
+    )
+
+
+def steps_of(totals: Totals) -> privacy_filter.Steps:
+    """The steps of totals."""
+    return _steps_of(tuple(totals.items()))
+
+
+@lru_cache(maxsize=16384)
+def _steps_of(totals: tuple[tuple[CostKey, int], ...]) -> privacy_filter.Steps:
+    return events.parts_of_costs(totals_as_costs(dict(totals)))
+
+
+def planned_text(costs: Sequence[Cost], conversion: privacy_filter.Conversion) -> str:
+    """The detail of a PLANNED row."""
+    words = {"costs": json.loads(to_json(costs)), "doubt": conversion.doubt, "units": conversion.units}
+    return json.dumps(words, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+@lru_cache(maxsize=1024)
+def read_planned(text: str) -> Planned:
+    """Parse the output of `planned_text`; any other text is an error."""
+    try:
+        words = json.loads(text)
+        if set(words) != {"costs", "doubt", "units"}:
+            raise ValueError
+        found = privacy_filter.Conversion(float(words["units"]), float(words["doubt"]))
+    except (ValueError, TypeError):
+        raise BrokenLedgerError(f"an entry contains {text[:60]!r} where a schedule belongs") from None
+    if not (0.0 <= found.units < math.inf and 0.0 <= found.doubt < 1.0):
+        raise BrokenLedgerError("an entry contains an impossible conversion")
+    return Planned(from_json(json.dumps(words["costs"])), found)
 
 
 def covered_text(key: str, added: bytes, removed: bytes) -> str:

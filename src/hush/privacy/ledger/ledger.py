@@ -32,17 +32,19 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import re
 import sqlite3
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from hush.privacy.accounting.cost import Cost
+from hush.privacy.accounting.privacy_filter import NOTHING
 from hush.privacy.ledger import (
     anchor,
     book,
@@ -220,9 +222,30 @@ class Ledger(Account):
                 raise HushError(
                     f"{self._where}: another run started at the same time has registered different rows; start again"
                 )
-            self._check(book.add_costs(self._book.totals, costs))
+            conversion = self._admitted(self._book, costs, run)
+            if conversion is not None:
+                self._append(book.PLANNED, run, detail=book.planned_text(costs, conversion))
             row = self._append(RESERVED, run, round_number, attempt, book.costs_text(tuple(costs)))
         return self._receipt(self._book.charges[row.seq])
+
+    def approve(self, costs: Iterable[Cost], run: str = "") -> None:
+        """Admit the schedule of a run, of which rounds may have been charged, as a whole; or raise `BudgetSpentError`.
+
+        All of it must have been fixed before its first release. Single charges within it are then admitted, unless
+        other runs spend the budget in the meantime.
+        """
+        whole, charged = book.add_costs({}, costs), book.add_costs({}, self.charged(run))
+        rest = {key: max(0, steps - charged.get(key, 0)) for key, steps in whole.items()}
+        remaining = book.totals_as_costs(rest)
+        conversion = self._admitted(self._fresh(), remaining, run)
+        first = not self._book.first and bool(remaining) and math.isfinite(self._book.terms.policy.epsilon)
+        if conversion is not None or first:
+            with self._writing("plan"):
+                conversion = self._admitted(self._book, remaining, run)
+                if conversion is not None or not self._book.first:
+                    detail = book.planned_text(remaining, conversion or NOTHING)
+                    self._append(book.PLANNED, run, detail=detail)
+        self._approved = book.add_costs(self._book.totals, remaining)
 
     def tighten(self, policy: Policy) -> None:
         """Apply a stricter policy from now on, permanently; a looser one is a `HushError`."""

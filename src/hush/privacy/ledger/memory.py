@@ -1,17 +1,22 @@
 """A ledger in memory: what one client of a simulation spends, in a few words of memory and without a database.
 
-It decides as a ledger file does, by the accountant's bound for all charges together, and makes receipts. It keeps sums
-in place of rows: nothing is stored, so there is no chain to check, and no bytes are sealed. Ledgers that were charged
-alike share what they keep, so that a hundred thousand clients of a few kinds need little more than one of each kind.
+It decides by the accountant's bound for all charges together, and makes receipts. That is fixed composition: a memory
+ledger lives for one run, whose schedule is fixed. Training that is planned from a noisy count is a second schedule,
+calibrated by the privacy filter before it is approved (Theorem 2 of docs/proofs.md). It keeps sums in place of rows:
+nothing is stored, so there is no chain to check, and no bytes are sealed. Ledgers that were charged alike share what
+they keep, so that a hundred thousand clients of a few kinds need little more than one of each kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from hush.privacy.accounting import privacy_filter
 from hush.privacy.accounting.cost import Cost, Kind
+from hush.privacy.accounting.events import parts_of_costs
 from hush.privacy.ledger import terms
 from hush.privacy.ledger.account import epsilon, fits, remaining, within
 from hush.privacy.ledger.book import CostKey, Totals, add_costs
@@ -35,7 +40,7 @@ _NOTHING = _Sums({}, {})
 class MemoryLedger:
     """The ledger of one simulated client, which lives as long as its run."""
 
-    __slots__ = ("_approved", "_charged", "_policy", "_sums", "accountant", "client")
+    __slots__ = ("_approved", "_charged", "_policy", "_schedules", "_sums", "accountant", "client")
 
     def __init__(self, client: int | str, policy: Policy, accountant: Accountant = "pld") -> None:
         terms.check(LedgerTerms(client, policy, accountant))
@@ -43,6 +48,7 @@ class MemoryLedger:
         self._policy = policy
         self._sums = _NOTHING
         self._approved: Totals = {}
+        self._schedules: tuple[tuple[Cost, ...], ...] = ()
         self._charged: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -67,20 +73,30 @@ class MemoryLedger:
         """The epsilon of all charges."""
         return epsilon(self._sums.totals, self._policy, self.accountant)
 
-    def left(self) -> float:
-        """The budget minus what is spent."""
-        return remaining(self.spent(), self._policy)
+    def filtered(self) -> float:
+        """The epsilon that the privacy filter counts for two approved schedules; for one, that of all charges."""
+        spent = self.spent()
+        if len(self._schedules) < 2 or not math.isfinite(self._policy.epsilon + spent):
+            return spent
+        steps = [parts_of_costs(costs) for costs in self._schedules]
+        state = privacy_filter.of_schedules(steps, self._policy, self.accountant)
+        return max(spent, privacy_filter.bound(state, self._policy, self.accountant))
 
-    def affords(self, costs: Sequence[Cost]) -> bool:
+    def left(self) -> float:
+        """The budget minus what the filter counts."""
+        return remaining(self.filtered(), self._policy)
+
+    def affords(self, costs: Sequence[Cost], run: str = "") -> bool:
         """Whether these costs can be charged now."""
         wanted = _added(self._sums, tuple(costs)).totals
         return within(wanted, self._approved) or fits(epsilon(wanted, self._policy, self.accountant), self._policy)
 
-    def approve(self, costs: Iterable[Cost]) -> None:
+    def approve(self, costs: Sequence[Cost], run: str = "") -> None:
         """Check that all these costs fit the budget in addition to what is spent, or raise `BudgetSpentError`."""
         wanted = _added(self._sums, tuple(costs)).totals
         self._check(wanted)
         self._approved = wanted
+        self._schedules = (*self._schedules, tuple(costs))
 
     def reserve(self, costs: Sequence[Cost], run: str, round_number: int) -> Receipt:
         """Charge everything that one round releases, once, or raise `BudgetSpentError`."""

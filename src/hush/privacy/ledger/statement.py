@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def describe(path: str | Path) -> dict[str, Any]:
     except BrokenLedgerError as error:
         return {"path": str(path), "chain_ok": False, "fault": str(error)}
     policy, accountant = held.terms.policy, held.terms.accountant
-    spent = account.epsilon(held.totals, policy, accountant)
+    spent, filtered = account.epsilon(held.totals, policy, accountant), account.filtered(held)
     states = Counter(charge.state for charge in held.charges.values())
     charges = Counter(charge.row.run for charge in held.charges.values())
     return {
@@ -45,8 +46,10 @@ def describe(path: str | Path) -> dict[str, Any]:
         },
         "accountant": accountant,
         "spent": _finite(spent),
+        "filtered": _finite(filtered),
         "spent_by_row_budget": _by_row_budget(held),
-        "left": _finite(account.remaining(spent, policy)),
+        "left": _finite(account.remaining(filtered, policy)),
+        "planned": _planned(held),
         "rows": len(rows),
         "charges": {state: states[state] for state in (book.RESERVED, book.READY, book.SENT, book.BURNED)},
         "runs": [{"run": run, "rounds": held.rounds_of(run), "charges": n} for run, n in charges.items()],
@@ -66,6 +69,14 @@ def _by_row_budget(held: book.Book) -> dict[str, float | None]:
     policy, accountant = held.terms.policy, held.terms.accountant
     spent = {b: account.epsilon(book.add_costs({}, of_group(costs, b)), policy, accountant) for b in budgets}
     return {f"{budget:g}": _finite(epsilon) for budget, epsilon in spent.items()}
+
+
+def _planned(held: book.Book) -> dict[str, Any]:
+    """What the privacy filter counts in: the first schedule, and what others were converted to."""
+    return {
+        "first": [asdict(cost) for cost in book.totals_as_costs(held.first)],
+        "converted": [asdict(planned.conversion) for planned in held.planned],
+    }
 
 
 def verify(path: str | Path) -> int:
