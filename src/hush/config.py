@@ -187,6 +187,18 @@ class LocalConfig(_Strict):
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
 
+class EvaluationConfig(_Strict):
+    """`[evaluation]`: noised counts of held-out rows at the clients, as a part of each client's budget."""
+
+    share: Annotated[float, Field(ge=0, le=0.9)] = 0.0
+    every: Annotated[int, Field(ge=1)] = 5
+    rounds: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)] | None = None
+    bins: Annotated[int, Field(ge=2, le=1000)] = 20
+    metric: Literal["accuracy", "auc", "loss"] = "accuracy"
+    patience: Annotated[int, Field(ge=0)] = 0
+    choose: Literal["last", "best"] = "last"
+
+
 class EngineConfig(_Strict):
     """`[engine]`: where a run computes, and numerical settings. They affect speed, not the algorithm.
 
@@ -218,6 +230,7 @@ class Config(_Strict):
     objective: ObjectiveConfig = ObjectiveConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     local: LocalConfig = LocalConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     recipe: dict[str, Any] = Field(default_factory=lambda: {"name": "robust-hdp"})
     engine: EngineConfig = EngineConfig()
 
@@ -297,10 +310,13 @@ _PLACES = ("address", "workers")
 def config_hash(config: Config) -> str:
     """Return the SHA-256 of the config in canonical JSON; noise that is left open counts as in a plain simulation.
 
-    Which cluster computes, and on how many workers, changes nothing, so that a run can be resumed on another.
+    Which cluster computes, and on how many workers, changes nothing, so that a run can be resumed on another. A config
+    without evaluation has the hash that it had before there was any.
     """
     content = with_noise(config, lasting=False).model_dump()
     content["engine"] = {key: value for key, value in content["engine"].items() if key not in _PLACES}
+    if config.evaluation == EvaluationConfig():
+        del content["evaluation"]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

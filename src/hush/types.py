@@ -232,8 +232,9 @@ class RoundRecord:
 
     `stage` is the stage of the round (see `Guarantee.stages`), `placed` the model of each client if there are several,
     `bytes_up` and `bytes_down` the traffic, and `warnings` lists clients whose weight or update was limited, and why.
-    `primary` names the score of the clients: an accuracy is in `accuracy_per_client`, any other score in
-    `score_per_client`.
+    `evaluation` has the figures of noised counts on held-out rows, with standard errors (`hush.server.evaluation`), in
+    rounds that evaluate. `primary` names the score of the clients: an accuracy is in `accuracy_per_client`, any other
+    score in `score_per_client`.
     """
 
     round: int
@@ -252,6 +253,7 @@ class RoundRecord:
     warnings: Mapping[int, str] = field(default_factory=dict)
     score_per_client: tuple[float, ...] = ()
     primary: str = "accuracy"
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def scores(self) -> tuple[float, ...]:
@@ -313,6 +315,8 @@ class RunResult:
     `accuracy_per_client` hold too; they are empty in regression, and `score_per_client` has each client's error.
     `metrics` are all metrics of the objective: `pooled`, `mean`, `worst` and `per_client`, by name.
 
+    `evaluation` has the figures of noised counts on held-out rows, of each round that evaluated, with `round`.
+
     `ended` says why the run stopped early. `trained` is whether any client released an update, `out_of_budget` the
     first round that a client could not afford, for each such client. `warnings` is what to know before trusting the
     result. `clients` are the client names in order, empty if clients have numbers only.
@@ -340,6 +344,7 @@ class RunResult:
     score: Mapping[str, float] = field(default_factory=dict)
     score_per_client: tuple[float, ...] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    evaluation: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def primary(self) -> str:

@@ -13,6 +13,7 @@ OUTSIDE_RECIPES = {
     ("test accuracy per client", "simulation", "no", ""),
     ("the noise itself", "noise = seeded", "no", ""),
     ("privacy plan", "local.lr = auto", "no", ""),
+    ("evaluation on held-out rows", "evaluation.share above 0", "yes", "gaussian"),
 }
 
 

@@ -54,7 +54,7 @@ def member(path: Path, name: str = "a", *, epsilon: float = 1.0, more: str = "",
     path.mkdir(exist_ok=True)
     held = data()
     np.savez(path / "data.npz", x=held.x, y=held.y)
-    words = {"seeded": True, "auto_approve": True, "max_cpu": 1.0, "runs_per_day": 10_000, **words}
+    words = {"seeded": True, "auto_approve": True, "max_cpu": 1.0, "runs_per_day": 10_000, "held_out": 0.0, **words}
     text = template(epsilon, 1e-4, "add-remove", words.pop("recipes", ["robust-hdp"]), **words)
     for line in more.splitlines():
         key = line.split("=")[0].strip()

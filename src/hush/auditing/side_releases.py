@@ -134,6 +134,7 @@ class SideReleases:
             return noised_sum(release, stage, given, _Without(source))
         if removed:
             given = replace(given, x=given.x[: self._others], y=given.y[: self._others], persons=self._persons(removed))
+            given = replace(given, held_x=given.x, held_y=given.y)
         return noised_sum(release, stage, given, source)
 
     def _numbers(self, release: SideRelease, stage: Stage, answer: Tensor) -> list[Observation]:
@@ -161,7 +162,7 @@ class SideReleases:
         target = self._target
         return Evidence(
             model=target.model, vectors=target.starts[:1], x=self._x[world], y=self._y[world], plan=stage.plan,
-            shape=self._shape, persons=target.persons,
+            shape=self._shape, persons=target.persons, held_x=self._x[world], held_y=self._y[world],
         )  # fmt: skip
 
     def _persons(self, removed: bool) -> Persons | None:

@@ -310,6 +310,8 @@ def round_lines(rounds: int) -> Callable[[RoundRecord, Mapping[str, str]], None]
         budgets = ", ".join(f"{name} {value}" for name, value in left.items())
         for client, words in record.warnings.items():
             _say(f"round {record.round}: warning: {names[client]}: {words}")
+        if record.evaluation:
+            _say(f"round {record.round}: {_evaluated(record.evaluation)}")
         begun.append((record.round, record.seconds))
         (first, since), more = begun[0], rounds - record.round
         time_left = ""
@@ -321,6 +323,14 @@ def round_lines(rounds: int) -> Callable[[RoundRecord, Mapping[str, str]], None]
         )
 
     return told
+
+
+def _evaluated(found: Mapping[str, Any]) -> str:
+    """The figures of an evaluation with their standard errors, in words."""
+    named = [each for each in ("accuracy", "auc", "loss", "overconfidence") if each in found]
+    figures = ", ".join(f"{each} {found[each]:.3g} (noise {found[f'{each}_error']:.2g})" for each in named)
+    rows = f"{found['rows']:.0f} (noise {found['rows_error']:.2g}) held-out rows of {found['clients']} members"
+    return f"the model after round {found['model_of_round']} on {rows}: {figures or 'hidden by the noise'}"
 
 
 def _say(words: str) -> None:

@@ -38,7 +38,7 @@ from hush.deploy.transport.messages import Message
 from hush.engines.setup import fitted
 from hush.privacy.ledger import Ledger, account, book
 from hush.privacy.ledger.ledger import inspect
-from hush.recipes import parse as parse_recipe
+from hush.recipes import configured
 from hush.seeds import rng
 from hush.server.loop import serve, start
 from hush.types import HushError
@@ -93,7 +93,9 @@ def dry_run(kit: Kit, policy_path: Path, data: Path, config: Config, run_schema:
     found = DryRun(
         spent=spent, left=account.remaining(spent, life), warnings=tuple(filter(None, [law.lifetime_warning(policy)]))
     )
-    made = replace(_synthetic_rows(own, len(held.y), schema.classes or 1), person=held.person)
+    kept = max(1, round((1 - policy.data.held_out) * len(held.y)))
+    person = None if held.person is None else held.person[:kept]
+    made = replace(_synthetic_rows(own, kept, schema.classes or 1), person=person)
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.in_memory(kit.member, life, accountant)
         node = Node(kit.member, law.unattended(policy), made, ledger, Path(folder), keys.new_key())
@@ -164,7 +166,7 @@ def _first_round(node: Node, config: Config, schema: Schema) -> float:
 def _with_centre(run: Agreement, test: Dataset) -> Agreement:
     inputs = tuple(test.x.shape[1:])
     model = models.build_model(run.config.model, inputs, test.classes, run.config.seed)
-    recipe, _ = fitted(parse_recipe(run.config.recipe, run.config.mode)[1], model, inputs)
+    recipe, _ = fitted(configured(run.config)[1], model, inputs)
     if not tells_centre(recipe, run.config.rounds):
         return run
     return replace(run, centre=torch.zeros(width_of(model)))

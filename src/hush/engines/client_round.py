@@ -27,8 +27,8 @@ from hush.types import Receipt, SideAnswers, Task, Update
 
 @dataclass(frozen=True, kw_only=True)
 class Client:
-    """The state of a client: training rows (and whose they are, where the unit of privacy is a person), recipe and
-    settings, its random numbers, and public numbers of the run.
+    """The state of a client: training rows (and whose they are, where the unit of privacy is a person), rows that it
+    holds out of training, if any, recipe and settings, its random numbers, and public numbers of the run.
     """
 
     recipe: Recipe
@@ -42,6 +42,8 @@ class Client:
     pull: float
     output: Output | None = None
     persons: Persons | None = None
+    held_x: Tensor | None = None
+    held_y: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +120,7 @@ def _evidence(task: Task, vectors: Tensor, plan: PrivacyPlan, client: Client) ->
     shape = replace(client.shape, models=len(vectors))
     return Evidence(
         model=client.model, vectors=vectors, x=client.x, y=client.y, plan=plan, shape=shape,
-        centre=task.extras.input_mean, persons=client.persons,
+        centre=task.extras.input_mean, persons=client.persons, held_x=client.held_x, held_y=client.held_y,
     )  # fmt: skip
 
 

@@ -24,7 +24,8 @@ from hush.objective.evaluation import evaluate_metrics
 from hush.privacy.ledger import Spending
 from hush.privacy.round_costs import RoundCosts
 from hush.recipes.context import State
-from hush.server.loop import Answers, ServerState, serve, short_of_quorum, start
+from hush.server.evaluation import SLOT, chosen
+from hush.server.loop import Answers, ServerState, ended_early, serve, start
 from hush.server.run_directory import RunDir
 from hush.stop_request import clear_stop, stop_requested
 from hush.trained_model import contents
@@ -158,7 +159,7 @@ def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -
         return any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)
 
     state = yield from serve(federation.terms, state, keep)
-    ended = short_of_quorum(federation.terms, state)
+    ended = ended_early(federation.terms, state)
     stopped = ended is None and state.round < len(federation.terms.participants)
     ended = ended or (f"{STOPPED} {state.round}" if stopped else "all rounds are done")
     models, homes = released(federation, state)
@@ -173,7 +174,9 @@ def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -
 def released(federation: Federation, state: ServerState) -> tuple[Tensor, tuple[int, ...]]:
     """Return the models that a state releases, models x p, for inputs as they are, and the model of each client."""
     homes = federation.recipe.assign.homes(range(len(federation.members)), state.slots["assign"])
-    return uncentred(federation, state.released, state.slots["protect"]), tuple(homes)
+    best = chosen(federation.recipe.evaluation, state.slots.get(SLOT, {}))
+    models = state.released if best is None else best
+    return uncentred(federation, models, state.slots["protect"]), tuple(homes)
 
 
 def run_rounds(rounds: Rounds, answer: Callable[[list[Task]], Answers]) -> CompletedRun:

@@ -81,6 +81,7 @@ def outcome(
         versions=versions(),
         config_hash=config_hash(config),
         config=config.model_dump(),
+        evaluation=tuple({"round": record.round, **record.evaluation} for record in records if record.evaluation),
         trained=trained(records),
         out_of_budget=spent,
         warnings=(

@@ -41,6 +41,7 @@ from hush.privacy.unit import protects
 from hush.privacy.weak_guarantees import gathered, warnings_of
 from hush.recipes import Recipe
 from hush.recipes.check import check
+from hush.recipes.evaluation import EVALUATION
 from hush.recipes.interfaces import ModelFacts
 from hush.recipes.limits import fixed
 from hush.server.loop import RunTerms
@@ -322,7 +323,7 @@ def prepare(
     `lasting` says that ledger files record what is spent: noise that the config leaves open is secure then.
     """
     config = with_noise(config, lasting=lasting)
-    name, recipe = recipes.parse(config.recipe, config.mode)
+    name, recipe = recipes.configured(config)
     # On Ray the workers train; this side only evaluates.
     device = torch.device("cpu") if config.engine.name == "ray" else device_named(config.engine.device)
     data = load(config, root) if dataset is None else dataset
@@ -396,6 +397,7 @@ def build(
     members, or a policy cannot be kept.
     """
     check(recipe, members, config.rounds)
+    _check_evaluation(recipe, config, model.objective)
     rounds = timetable(config, recipe, len(members))
     table, participants = rounds.stage_table, rounds.participants
     _check_choice(table, model.objective)
@@ -471,11 +473,21 @@ def terms_of(
         shape=shape,
         layout=model.layout,
         participants=rounds,
+        evaluation_noise=_evaluation_noise(recipe, schedules, shape),
         rng=server_rng(config.seed, config.privacy.noise != "seeded"),
         quorum=config.quorum,
         clip=config.privacy.clip,
         ceiling=fixed(config.max_weight),
     )
+
+
+def _evaluation_noise(recipe: Recipe, schedules: Sequence[PrivacySchedule], shape: ReleaseShape) -> Tensor | None:
+    """The standard deviation of the noise in each entry of the clients' evaluations."""
+    if recipe.evaluation is None:
+        return None
+    bound = recipe.evaluation.release.bound(shape)
+    stages = [[stage for stage in each.stages if EVALUATION in (r.what for r in stage.spec.sent)] for each in schedules]
+    return torch.tensor([bound * each[0].noise_of(EVALUATION) for each in stages], dtype=torch.float64)
 
 
 def _by_stage_and_client(rows: Sequence[Sequence[float]]) -> Tensor:
@@ -563,6 +575,18 @@ def _check_choice(table: StageTable, objective: Objective) -> None:
             f"your own ({objective.loss.name}) may be negative; accepted: a loss by name, or a recipe without choices",
             "recipe.assign",
         )
+
+
+def _check_evaluation(recipe: Recipe, config: Config, objective: Objective) -> None:
+    """Refuse an evaluation that counts what cannot be counted row by row in classes."""
+    if recipe.evaluation is None:
+        return
+    if objective.task not in ("binary", "multiclass"):
+        text = f'counts correct classes, and the task is "{objective.task}"'
+        raise HushError(f"evaluation.share: evaluation {text}; accepted: 0", "evaluation.share")
+    if config.privacy.unit == "person":
+        text = "held-out rows are counted one by one, and the unit of privacy is a person"
+        raise HushError(f"evaluation.share: {text}; accepted: 0", "evaluation.share")
 
 
 def _check_room(config: Config) -> None:

@@ -53,6 +53,8 @@ class Evidence:
         shape: Public numbers of the run.
         centre: The mean subtracted from inputs, if any.
         persons: Whose the rows are, where the unit of privacy is a person.
+        held_x: The rows that the client holds out of training, as `x`.
+        held_y: Their labels.
     """
 
     model: Model
@@ -63,6 +65,16 @@ class Evidence:
     shape: ReleaseShape
     centre: Tensor | None = None
     persons: Persons | None = None
+    held_x: Tensor | None = None
+    held_y: Tensor | None = None
+
+    def for_release(self, release: SideRelease) -> Evidence:
+        """The same with the rows that a release is a sum over as `x` and `y`."""
+        if not release.held_out:
+            return self
+        if self.held_x is None or self.held_y is None:
+            raise HushError(f"{release.what}: this client holds out no rows")
+        return replace(self, x=self.held_x, y=self.held_y, persons=None)
 
     @property
     def plain(self) -> Tensor:
@@ -88,7 +100,7 @@ def noised_sum(release: SideRelease, stage: Stage, given: Evidence, source: Sour
         each = rows.shape[1] if rows.ndim == 2 else 1
         several = Persons(torch.full((len(rows),), each), each) if each > 1 else None
         given = replace(given, x=given.x[rows.flatten()], y=given.y[rows.flatten()], persons=several)
-    total = exact_sum(release, given)
+    total = exact_sum(release, given.for_release(release))
     spread = stage.noise_of(release.what) * release.bound(given.shape)
     return total + spread * source.normal(len(total), torch.float64)
 

@@ -177,7 +177,7 @@ class Simulator:
         federation = self.federation
         config = federation.config
         source = client_round.source(config, client, number, shared=federation.shared_draws)
-        first, end, _ = self._bounds[client]
+        first, end, last = self._bounds[client]
         x, y, shape = self.x[first:end], self.y[first:end], federation.terms.shape
         return Client(
             recipe=federation.recipe,
@@ -191,6 +191,8 @@ class Simulator:
             pull=federation.pull,
             output=federation.outputs[client],
             persons=self._persons[client],
+            held_x=self.x[end:last],
+            held_y=self.y[end:last],
         )
 
     def training_rows(self, client: int) -> tuple[int, int]:

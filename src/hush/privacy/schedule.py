@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from hush.privacy.accounting import api
 from hush.privacy.accounting.cost import Cost
@@ -29,6 +29,7 @@ from hush.privacy.side_release import SideRelease
 from hush.types import Accountant, Policy
 
 ENROLMENT = 0
+_CLOSE = 1e-4  # relative
 
 
 @dataclass(frozen=True)
@@ -186,11 +187,66 @@ def with_noise(schedule: PrivacySchedule, noise_multiplier: float) -> PrivacySch
 
 
 def calibrated(schedule: PrivacySchedule, policy: Policy) -> PrivacySchedule:
-    """Return the schedule with the least noise that satisfies the policy over all its rounds, including spare ones."""
+    """Return the schedule with the least noise that satisfies the policy over all its rounds, including spare ones.
+
+    Side releases with a part of the budget of their own (`of_budget`) get their noise first, from that part alone.
+    """
     unit = with_noise(schedule, 1.0)
+    if any(release.of_budget for stage in schedule.stages for release in stage.spec.side_releases):
+        return _with_parts(unit, policy)
     costs = unit.reserved() or tuple(cost for stage in unit.stages for cost in stage.round_costs)
     scale = api.noise_scale(costs, policy.epsilon, policy.delta, policy.relation, _accountant(schedule))
     return with_noise(schedule, scale)
+
+
+def _with_parts(unit: PrivacySchedule, policy: Policy) -> PrivacySchedule:
+    """Return a schedule whose releases with a part of the budget cost that part alone, and all of it the whole."""
+    accountant = _accountant(unit)
+    parts = {
+        release.what: release.of_budget
+        for stage in unit.stages for release in stage.spec.side_releases if release.of_budget
+    }  # fmt: skip
+    costs = unit.reserved() or tuple(cost for stage in unit.stages for cost in stage.round_costs)
+    scaled = tuple(cost for cost in costs if cost.what not in parts)
+    fixed = dict[str, float]()
+    for what, part in parts.items():
+        own = tuple(cost for cost in costs if cost.what == what)
+        # A client that is in none of these rounds has the noise of one.
+        own = own or tuple(c for stage in unit.stages for c in stage.round_costs if c.what == what)[:1]
+        fixed[what] = api.noise_scale(own, part * policy.epsilon, policy.delta, policy.relation, accountant)
+    held = tuple(replace(cost, noise=fixed[cost.what]) for cost in costs if cost.what in parts)
+    noise = _least_noise(scaled, held, policy, accountant)
+    return PrivacySchedule(
+        tuple(
+            replace(
+                stage,
+                plan=replace(stage.plan, noise_multiplier=noise),
+                ratios=tuple(
+                    fixed[release.what] / noise if release.what in parts else ratio
+                    for release, ratio in zip(stage.spec.side_releases, stage.ratios, strict=True)
+                ),
+            )
+            for stage in unit.stages
+        )
+    )
+
+
+@lru_cache(maxsize=1024)
+def _least_noise(scaled: tuple[Cost, ...], held: tuple[Cost, ...], policy: Policy, accountant: Accountant) -> float:
+    """Return the least factor on the noise of some costs with which all of them satisfy the policy."""
+
+    def fits(scale: float) -> bool:
+        costs = (*(replace(cost, noise=scale * cost.noise) for cost in scaled), *held)
+        return api.epsilon_of(costs, policy.delta, policy.relation, accountant) <= policy.epsilon
+
+    # Without the others, less noise than this does not do.
+    low = high = api.noise_scale(scaled, policy.epsilon, policy.delta, policy.relation, accountant)
+    while not fits(high):
+        low, high = high, 1.1 * high
+    while high - low > _CLOSE * high:
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
 
 
 def epsilon(schedule: PrivacySchedule, policy: Policy, *, spare: bool = False) -> float:

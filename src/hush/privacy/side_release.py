@@ -64,11 +64,16 @@ class SideRelease(ABC):
         share: The cost of each release relative to an ordinary round of training. It determines the noise; the
             accountant then computes what that noise costs.
         sampled: Whether the sum is over one batch of the plan's sampler, instead of all rows.
+        held_out: Whether the sum is over the rows that the client holds out, instead of those that it trains on.
+        of_budget: If above 0, all releases of a client of this kind together cost, alone, this part of its epsilon, and
+            `share` has no effect.
     """
 
     what: str
     share: float
     sampled: bool = False
+    held_out: bool = False
+    of_budget: float = 0.0
 
     @abstractmethod
     def row(self, x: Tensor, y: Tensor, model: RowModel) -> Tensor:
@@ -89,6 +94,9 @@ class SideRelease(ABC):
 
     def ratio(self, plan: PrivacyPlan) -> float:
         """The noise multiplier relative to that of training: costs add up as squares of sampling rate over noise."""
+        if self.of_budget:
+            # `hush.privacy.schedule.calibrated` replaces it.
+            return 1.0
         seen = plan.rate if self.sampled else 1.0
         return seen / (plan.rate * math.sqrt(plan.steps * self.share))
 

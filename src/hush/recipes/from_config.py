@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from hush.config import check_renamed
+from hush.config import Config, check_renamed
+from hush.recipes.evaluation import Evaluation
 from hush.recipes.interfaces import Assign, LocalRule, Option, Project, Protect, ServerStep, Weight
 from hush.recipes.presets import FAITHFUL, RECIPES
 from hush.recipes.recipe import Recipe
@@ -90,6 +91,40 @@ def parse(table: Mapping[str, Any], mode: Literal["sound", "faithful"] = "sound"
         return str(name or "custom"), base
     built = {key: _option(key, value, f"recipe.{key}") for key, value in slots.items()}
     return f"{name} (modified)" if name else "custom", dataclasses.replace(base, **built)
+
+
+def configured(config: Config) -> tuple[str, Recipe]:
+    """The recipe of a config with the evaluation that it asks for, and the name to show for it."""
+    name, recipe = parse(config.recipe, config.mode)
+    return name, _with_evaluation(recipe, config)
+
+
+def _with_evaluation(recipe: Recipe, config: Config) -> Recipe:
+    """Return the recipe with the evaluation that a config asks for, or raise a `HushError` if it cannot be charged."""
+    asked = config.evaluation
+    if asked.share == 0:
+        if asked.patience or asked.choose == "best":
+            text = "early stopping and the choice of a round need a share of the budget; set evaluation.share above 0"
+            raise HushError(f"evaluation: {text}", "evaluation")
+        return recipe
+    protect = recipe.protect
+    if not protect.private or not protect.spreads_budget:
+        text = "the recipe does not calibrate each client's noise to its budget, of which evaluation is a part"
+        raise HushError(f"evaluation.share: {text}; accepted with this recipe: 0", "evaluation.share")
+    if config.objective.task not in ("auto", "binary", "multiclass"):
+        text = "the counts are of correct and incorrect classes"
+        raise HushError(
+            f'evaluation.share: {text}; accepted with task "{config.objective.task}": 0', "evaluation.share"
+        )
+    late = [number for number in asked.rounds or () if number > config.rounds]
+    if late:
+        raise HushError(f"evaluation.rounds: {late[0]} of {config.rounds} rounds", "evaluation.rounds")
+    last = config.rounds
+    at = frozenset(asked.rounds or [*range(1 + asked.every, last, asked.every), last])
+    made = Evaluation(
+        part=asked.share, at=at, bins=asked.bins, metric=asked.metric, patience=asked.patience, choose=asked.choose
+    )
+    return dataclasses.replace(recipe, evaluation=made)
 
 
 def _option(slot: str, spec: Any, key: str) -> Any:

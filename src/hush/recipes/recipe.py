@@ -10,6 +10,7 @@ from typing import Any
 
 from hush.privacy.schedule import StageTable
 from hush.recipes.context import State
+from hush.recipes.evaluation import Evaluation
 from hush.recipes.interfaces import (
     Assign,
     Extra,
@@ -35,7 +36,7 @@ SlotStates = Mapping[str, State]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One algorithm. A slot that is not given has the option of `dp-fedavg`."""
+    """One algorithm, and how it is evaluated. A slot that is not given has the option of `dp-fedavg`."""
 
     protect: Protect = field(default_factory=DpSgd)
     local: LocalRule = field(default_factory=PlainSgd)
@@ -43,6 +44,7 @@ class Recipe:
     project: Project = field(default_factory=Identity)
     weight: Weight = field(default_factory=Samples)
     step: ServerStep = field(default_factory=Add)
+    evaluation: Evaluation | None = None
 
     @property
     def options(self) -> dict[str, Option]:
@@ -66,18 +68,23 @@ class Recipe:
         return tuple(text for option in self.options.values() for text in option.left_out(model))
 
     def releases(self) -> tuple[Release, ...]:
-        """Everything that the six options release, without duplicates."""
-        return tuple(dict.fromkeys(release for option in self.options.values() for release in option.releases()))
+        """Everything that the six options and evaluation release, without duplicates."""
+        return tuple(dict.fromkeys(release for option in self._asking for release in option.releases()))
 
     def extras(self, shape: TaskShape) -> dict[str, Extra]:
         """Everything that a task of this recipe carries in addition to its models."""
         return {name: extra for option in self.options.values() for name, extra in option.extras(shape).items()}
 
+    @property
+    def _asking(self) -> tuple[Option, ...]:
+        """All that ask something of a client: the options, and evaluation if there is any."""
+        return (*self.options.values(), *(() if self.evaluation is None else (self.evaluation,)))
+
     def stage_table(self, rounds: int) -> StageTable:
         """What enrolment and each round ask of a client, combined over all options."""
         return StageTable.from_rounds(
             [
-                reduce(or_, (option.round_spec(number, rounds) for option in self.options.values()))
+                reduce(or_, (option.round_spec(number, rounds) for option in self._asking))
                 for number in range(rounds + 1)
             ]
         )

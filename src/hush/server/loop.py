@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from hush.recipes.limits import NONE, Ceiling, InfluenceLimits
 from hush.recipes.recipe import Recipe, SlotStates
 from hush.recipes.round import aggregate, invite
 from hush.recipes.rows import Rows
+from hush.server import evaluation
 from hush.server.participation import Participants
 from hush.server.validation import validate
 from hush.types import Decline, Layout, Member, RoundRecord, Task, Update
@@ -41,6 +43,8 @@ class RunTerms:
         shape: What the widths of side releases depend on.
         side_bounds: By stage and client, the norm that an honest side release stays below, by its name; empty where
             nobody could lie.
+        evaluation_noise: The standard deviation of the noise in each entry of the clients' evaluations, by client; None
+            if nothing is evaluated.
         ceiling: The largest share of a model's total pull that one client can have, by how many clients move it.
     """
 
@@ -60,6 +64,7 @@ class RunTerms:
     shape: ReleaseShape = field(default_factory=lambda: ReleaseShape(inputs=(), classes=0, parameters=0))
     side_bounds: tuple[tuple[Mapping[str, float], ...], ...] = ()
     ceiling: Ceiling = NONE
+    evaluation_noise: Tensor | None = None
 
     def spec(self, number: int) -> RoundSpec:
         """Return what the round requests from its clients."""
@@ -103,6 +108,7 @@ def start(terms: RunTerms, models: Tensor, enrolment: State | None = None) -> Se
             "gone": torch.zeros(0, dtype=torch.int64),
             "samples": torch.tensor([float(member.samples) for member in terms.members], dtype=torch.float64),
         },
+        evaluation.SLOT: {},
     }
     for model in range(len(models)):
         slots[f"project-{model}"] = recipe.project.start(clients, models.shape[1])
@@ -119,6 +125,12 @@ def short_of_quorum(terms: RunTerms, state: ServerState) -> str | None:
     return f"after round {state.round}: {able}, quorum {terms.quorum}"
 
 
+def ended_early(terms: RunTerms, state: ServerState) -> str | None:
+    """Return why the run ends before its last round: fewer clients than the quorum, or early stopping; else None."""
+    stopped = evaluation.stops(terms.recipe.evaluation, state.slots.get(evaluation.SLOT, {}))
+    return short_of_quorum(terms, state) or stopped
+
+
 def serve(terms: RunTerms, state: ServerState, keep: Keep) -> Generator[list[Task], Answers, ServerState]:
     """Run the remaining rounds. `keep` is called with the new state and the record after each round; it ends the run
     by returning True.
@@ -127,7 +139,7 @@ def serve(terms: RunTerms, state: ServerState, keep: Keep) -> Generator[list[Tas
     round in which fewer clients than the quorum answer leaves the models unchanged.
     """
     recipe = terms.recipe
-    while state.round < len(terms.participants) and short_of_quorum(terms, state) is None:
+    while state.round < len(terms.participants) and ended_early(terms, state) is None:
         number = state.round + 1
         spec, rng, slots = terms.spec(number), terms.rng(number), dict(state.slots)
 
@@ -148,6 +160,11 @@ def serve(terms: RunTerms, state: ServerState, keep: Keep) -> Generator[list[Tas
         refused = {**refused, **{decline.client: decline.reason for decline in declines}}
         gone |= {decline.client for decline in declines if decline.final}
         slots["loop"] = {**slots["loop"], "gone": torch.tensor(sorted(gone), dtype=torch.int64)}
+
+        figures = _evaluated(terms, number, accepted)
+        if recipe.evaluation is not None:
+            before = slots.get(evaluation.SLOT, {})
+            slots[evaluation.SLOT] = evaluation.absorbed(recipe.evaluation, before, figures, state.models)
 
         # 4. Aggregate: assign, project, weight, step.
         used = accepted if len(accepted) >= terms.quorum else []
@@ -172,10 +189,21 @@ def serve(terms: RunTerms, state: ServerState, keep: Keep) -> Generator[list[Tas
             bytes_up=traffic[0],
             bytes_down=traffic[1],
             warnings=found.warnings,
+            evaluation=figures,
         )
         if keep(state, record):
             break
     return state
+
+
+def _evaluated(terms: RunTerms, number: int, updates: Sequence[Update]) -> Mapping[str, Any]:
+    """Return the figures of a round that evaluates, from the noised counts of valid answers."""
+    if terms.recipe.evaluation is None or terms.evaluation_noise is None:
+        return {}
+    shape = terms.shape
+    return evaluation.evaluated(
+        terms.recipe.evaluation, number, updates, terms.evaluation_noise, shape.classes, shape.loss_clip
+    )
 
 
 def _held(received: Answers, updates: Sequence[Update], used: Sequence[Update]) -> Rows | None:

@@ -219,7 +219,7 @@ def _tensors(state: ServerState) -> dict[str, Tensor]:
 
 
 def _state(number: int, tensors: Mapping[str, Tensor]) -> ServerState:
-    slots: dict[str, dict[str, Tensor]] = {"step": {}, "assign": {}, "local": {}, "protect": {}}
+    slots: dict[str, dict[str, Tensor]] = {"evaluation": {}, "step": {}, "assign": {}, "local": {}, "protect": {}}
     for key, value in tensors.items():
         slot, dot, name = key.partition(".")
         if dot:
@@ -251,7 +251,8 @@ def guarantee(raw: Mapping[str, Any]) -> Guarantee:
 
 
 def _result(raw: Mapping[str, Any]) -> RunResult:
-    listed = {key: tuple(raw.get(key, ())) for key in ("accuracy_per_client", "not_covered", "warnings", "clients")}
+    names = ("accuracy_per_client", "not_covered", "warnings", "clients", "evaluation")
+    listed = {key: tuple(raw.get(key, ())) for key in names}
     spent = {int(client): number for client, number in raw.get("out_of_budget", {}).items()}
     checked = {
         "loss": _number(raw["loss"]),

@@ -65,7 +65,7 @@ def test_a_wrong_value_is_named_with_its_line(tmp_path: Path, line: str, wrong: 
 def test_the_wizard_writes_a_policy_that_holds_and_keeps_the_former(tmp_path: Path) -> None:
     (tmp_path / "kit.toml").write_text('member = "north"\naddress = "nowhere:1"\n')
     (tmp_path / "policy.toml").write_text("# before\n")
-    said = "4000\n0.5\n2\noutcome\nage, sex\nrobust-hdp, hush\nn\ny\n7\n0.25\n2048\n3\n18:00-06:00\n"
+    said = "4000\n0.5\n2\noutcome\nage, sex\nrobust-hdp, hush\nn\ny\n0.2\n7\n0.25\n2048\n3\n18:00-06:00\n"
     done = CliRunner().invoke(app, ["federation", "policy", str(tmp_path), "--wizard"], input=said)
     assert done.exit_code == 0, done.output
     assert "accepted: above 0 and at most 1" in done.output, "a share of 7 is asked again"
@@ -74,6 +74,7 @@ def test_the_wizard_writes_a_policy_that_holds_and_keeps_the_former(tmp_path: Pa
     assert policy.accept.recipes == ["robust-hdp", "hush"]
     assert (policy.enrol.samples, policy.consent.auto_approve) == ("noised", False)
     assert (policy.data.label, policy.data.columns) == ("outcome", ["age", "sex"])
+    assert policy.data.held_out == 0.2
     assert (policy.limits.max_cpu, policy.limits.max_memory, policy.limits.runs_per_day) == (0.25, 2048, 3)
     assert (tmp_path / "policy.toml.before").read_text() == "# before\n"
     done = CliRunner().invoke(app, ["federation", "policy", str(tmp_path), "--check"])

@@ -20,6 +20,7 @@ from hush.recipes.slots.clusters import Oracle
 from hush.types import HushError, RunResult
 
 RUN = "run"
+_HELD_OUT = 0.2  # of the rows of each member, where the config evaluates
 
 
 def make(
@@ -38,7 +39,7 @@ def make(
             member.policy.epsilon, member.policy.delta, member.policy.relation, [federation.recipe_name],
             accountant=accountant, seeded=config.privacy.noise == "seeded", uncovered=True,
             group=member.group if isinstance(federation.recipe.assign, Oracle) else None,
-            auto_approve=True, max_cpu=1.0, runs_per_day=1000,
+            auto_approve=True, max_cpu=1.0, runs_per_day=1000, held_out=_HELD_OUT if config.evaluation.share else 0.0,
         )  # fmt: skip
         (path / "kits" / name / "policy.toml").write_text(words)
     _hand_out(path, federation, names)

@@ -41,7 +41,7 @@ from hush.privacy.ledger import BudgetSpentError
 from hush.privacy.round_costs import RoundCosts
 from hush.privacy.schedule import ENROLMENT
 from hush.recipes.context import State
-from hush.server.loop import Answer, ServerState, gate, short_of_quorum
+from hush.server.loop import Answer, ServerState, ended_early, gate
 from hush.server.run_directory import MANIFEST, ROUNDS, RunDir
 from hush.text import printable
 from hush.types import Decline, HushError, RoundRecord, RunResult, Task
@@ -141,7 +141,7 @@ class Coordinator:
         out = {name: reason for name, reason in out.items() if reason}
         inputs = tuple(self.test.x.shape[1:])
         model = models.build_model(config.model, inputs, self.test.classes, config.seed)
-        recipe, _ = fitted(recipes.parse(config.recipe, config.mode)[1], model, inputs)
+        recipe, _ = fitted(recipes.configured(config)[1], model, inputs)
         centre = tells_centre(recipe, config.rounds)
         width = width_of(model) if centre else 0
         expected: messages.Spec = {MEAN: ("F64", (width,))} if centre else {}
@@ -410,7 +410,7 @@ class _Members:
         for record in records:
             self._count(record.charged, record.round)
         terms = self._federation.terms
-        if state.round < len(terms.participants) and short_of_quorum(terms, state) is None:
+        if state.round < len(terms.participants) and ended_early(terms, state) is None:
             self._left = self._coordinator.begin_all(self._agreement, resumed=True)
         return self._federation
 

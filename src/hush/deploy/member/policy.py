@@ -140,12 +140,14 @@ class Data(_Strict):
         label: The label column.
         loader: A custom function, as `module:function`.
         columns: The columns of the file that runs may use; others are left out when it is read. Empty: all columns.
+        held_out: The fraction of the rows that is never trained on, and that runs may evaluate models on, with noise.
         person: The column with the key of each row's person, if the schema names none. It is no feature and stays here.
     """
 
     label: str = "label"
     loader: str | None = None
     columns: list[str] = []
+    held_out: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     person: str | None = None
 
 
@@ -351,6 +353,10 @@ def check_offer(policy: MemberPolicy, config: Config, name: str, recipe: Recipe)
         raise HushError(f"recipe {name}: not accepted by this member; accepted: {', '.join(accept.recipes)}")
     if config.privacy.noise == "seeded" and not accept.seeded:
         raise HushError("seeded noise provides no privacy: not accepted by this member (accept.seeded)")
+    if config.evaluation.share > 0 and policy.data.held_out == 0:
+        raise HushError("the run evaluates models on held-out rows, and this member holds out none (data.held_out)")
+    if config.evaluation.share > 0 and policy.budget.unit == "person":
+        raise HushError("the run counts held-out rows one by one, and this member's unit of privacy is a person")
     if config.privacy.relation != policy.budget.relation:
         raise HushError(
             f"relation {config.privacy.relation}: not accepted by this member; accepted: {policy.budget.relation}"

@@ -26,6 +26,7 @@ def template(
     seeded: bool = False, uncovered: bool = False, samples: str = "public", group: int | None = None,
     auto_approve: bool = False, max_cpu: float = 0.5, runs_per_day: int = 10, lifetime: float | None = None,
     label: str = "label", columns: Sequence[str] = (), hours: str = "", max_memory: int = 4096,
+    held_out: float = 0.1,
 ) -> str:  # fmt: skip
     """Return a policy to start from, with the meaning of each value."""
     cluster = "# group = 0" if group is None else f"group = {group}"
@@ -90,6 +91,8 @@ label = {quoted(label):<24} # label column of CSV and Parquet files
 # person = "patient"
 # The columns that runs may use, such as ["age", "sex"]; others are not read. Empty: all columns of the file.
 columns = [{", ".join(map(quoted, columns))}]
+# The fraction of the rows that is never trained on, for evaluation; fixed when the member first joins.
+held_out = {held_out}
 # loader = "module:function"     # custom loader: receives the path, returns x and y
 """
 

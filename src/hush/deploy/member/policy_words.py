@@ -32,6 +32,8 @@ def explained(policy: MemberPolicy) -> list[str]:
         + (f"and the member answers from {limits.hours} local time only." if limits.hours else "at any hour."),
         f"Columns that runs may use: {', '.join(policy.data.columns) or 'all of the file'}; the label is "
         f"{policy.data.label!r}.",
+        f"{policy.data.held_out:.0%} of the rows are held out of training, for evaluation with noise."
+        if policy.data.held_out else "No rows are held out of training: runs that evaluate models here are refused.",
         f"Before training the others learn the number of rows ({_told(enrol.samples)}) and the budget "
         f"({_told(enrol.budget)}).",
     ]  # fmt: skip

@@ -113,9 +113,11 @@ class Node:
     """The message handler of a member."""
 
     def __init__(
-        self, name: str, policy: MemberPolicy, data: Dataset, ledger: Ledger, path: Path, key: keys.PrivateKey
-    ) -> None:
+        self, name: str, policy: MemberPolicy, data: Dataset, ledger: Ledger, path: Path, key: keys.PrivateKey,
+        held_out: Dataset | None = None,
+    ) -> None:  # fmt: skip
         self.name, self.policy, self.data, self.ledger = name, policy, data, ledger
+        self.held_out = held_out or replace(data, x=data.x[:0], y=data.y[:0])
         self.schema = data.schema or Schema(shape=data.x.shape[1:])
         self._sizes = _person_sizes(data) if policy.budget.unit == "person" else None
         self.log = AuditLog(path / "audit.jsonl")
@@ -303,7 +305,7 @@ class Node:
         with refusing(RefusalCode.OFFER):
             check_imports(self.policy, config)
         with refusing(RefusalCode.CONFIG):
-            name, recipe = recipes.parse(config.recipe, config.mode)
+            name, recipe = recipes.configured(config)
         with refusing(RefusalCode.OFFER):
             check_offer(self.policy, config, name, recipe)
         with refusing(RefusalCode.SOFTWARE):
@@ -430,10 +432,13 @@ class Node:
         config = offer.config
         kind = (config.model.model_dump_json(), config.data.rows, config.seed, offer.schema)
         if self._held is None or self._held[0] != kind:
-            x, y = mapped(self.data.x, self.data.y, self.schema, offer.schema)
-            given, features = torch.from_numpy(shaped(replace(self.data, x=x), config).x), offer.model.features
-            self._held = (kind, given if features is None else features(given), torch.from_numpy(y))
+            self._held = (kind, *self._as_inputs(offer, self.data))
         return self._held[1], self._held[2]
+
+    def _as_inputs(self, offer: Offer, data: Dataset) -> tuple[Tensor, Tensor]:
+        x, y = mapped(data.x, data.y, self.schema, offer.schema)
+        given, features = torch.from_numpy(shaped(replace(data, x=x), offer.config).x), offer.model.features
+        return given if features is None else features(given), torch.from_numpy(y)
 
     def _begin(self, letter: Message) -> bytes:
         """Agree to a run as a whole. Its config is fixed from now on."""
@@ -599,7 +604,10 @@ class Node:
         config = own.config
         shared = own.recipe.protect.shared_draws
         source = client_round.source(config, own.client, task.round, shared=shared)
-        x, y = self._inputs(Offer(config, "", own.recipe, own.schema, own.model))
+        offer = Offer(config, "", own.recipe, own.schema, own.model)
+        x, y = self._inputs(offer)
+        evaluates = any(release.held_out for release in stage.spec.sent)
+        held_x, held_y = self._as_inputs(offer, self.held_out) if evaluates else (None, None)
         shape = ReleaseShape(
             inputs=tuple(x.shape[1:]), classes=own.schema.classes or 0, parameters=own.model.layout.size,
             loss_clip=config.privacy.loss_clip,
@@ -616,6 +624,8 @@ class Node:
             pull=own.recipe.local.pull(),
             output=own.output,
             persons=self._persons(config),
+            held_x=held_x,
+            held_y=held_y,
         )
         done = client_round.work(task, receipt, on_rows(stage, self.units) if own.noised else stage, client)
         (vector,) = train(own.model, x, y, [done.job], self._examples(own), config.engine.precision)

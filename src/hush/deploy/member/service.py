@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hush.deploy.admin.folders import Kit
-from hush.deploy.member import datasets
+from hush.deploy.member import datasets, held_out
 from hush.deploy.member import policy as law
 from hush.deploy.member.cpu_share import CpuShare
 from hush.deploy.member.process import Node
@@ -31,19 +31,21 @@ def prepare(kit: Kit, policy_path: Path, data: Path) -> Node:
         columns=policy.data.columns, person=policy.data.person,
     )  # fmt: skip
     key = kit.key()
-    terms = policy.for_life
-    if kit.ledger.exists():
+    terms, existed = policy.for_life, kit.ledger.exists()
+    if existed:
         ledger = Ledger.open(kit.ledger, terms, policy.budget.accountant)
         if ledger.terms.client != kit.member:
             raise HushError(f"{kit.ledger}: belongs to {ledger.terms.client}; this member is {kit.member}")
     else:
         ledger = Ledger.create(kit.ledger, kit.member, terms, policy.budget.accountant)
     try:
+        # The ledger covers all rows: those that are trained on, and those that models are evaluated on.
         bind([ledger], [Rows(dataset.x, dataset.y, dataset.person if policy.budget.unit == "person" else None)])
+        rows, held = held_out.split(kit.path, dataset, policy.data.held_out, spent=existed)
     except BaseException:
         ledger.close()
         raise
-    return Node(kit.member, policy, dataset, ledger, kit.path, key)
+    return Node(kit.member, policy, rows, ledger, kit.path, key, held)
 
 
 def join(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], None], patience: float = 3600.0) -> None:

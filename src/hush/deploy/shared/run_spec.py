@@ -68,7 +68,7 @@ def assemble(config: Config, facts: Sequence[RosterEntry], test: Dataset, auto_r
     `auto_rate` says that the config file left the learning rate to be computed; if it still is "auto", it is computed
     here.
     """
-    name, recipe = recipes.parse(config.recipe, config.mode)
+    name, recipe = recipes.configured(config)
     inputs = tuple(test.x.shape[1:])
     model = with_objective(
         config, models.build_model(config.model, inputs, test.classes, config.seed), test, task_of(config, test)
@@ -209,7 +209,7 @@ def member_spec(
     If that number is noisy, the true one affects neither rate nor noise nor steps, because those would reveal it.
     """
     model = models.build_model(config.model, schema.input_shape, schema.classes or 0, config.seed)
-    recipe, _ = engine.fitted(recipes.parse(config.recipe, config.mode)[1], model, schema.input_shape)
+    recipe, _ = engine.fitted(recipes.configured(config)[1], model, schema.input_shape)
     members = list(roster(config, facts))
     members[client] = replace(members[client], policy=policy)
     rounds = timetable(config, recipe, len(members))

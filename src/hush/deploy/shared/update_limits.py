@@ -14,7 +14,7 @@ from hush.deploy.shared.roster import BUDGET, RosterEntry
 from hush.engines.schedules import SUPPOSED_NOISE, privacy_schedules
 from hush.privacy.plan import PrivacyPlan
 from hush.privacy.schedule import Output, PrivacySchedule, Stage, StageTable
-from hush.privacy.side_release import ReleaseShape
+from hush.privacy.side_release import ReleaseShape, SideRelease
 from hush.recipes import Recipe
 from hush.recipes.slots.weight import COUNT
 from hush.types import Member, Policy
@@ -103,12 +103,17 @@ def _side_limits(stage: Stage, fact: RosterEntry, shape: ReleaseShape) -> dict[s
     # A member with noisy declarations may have several times the noise that they suggest.
     wide = SUPPOSED_NOISE if fact.noised else 1.0
     return {
-        release.what: wide
-        * release.longest(
-            shape, plan.batch * _largest_batches(plan) if release.sampled else rows, stage.noise_of(release.what)
-        )
+        release.what: wide * release.longest(shape, _rows_in(release, plan, rows), stage.noise_of(release.what))
         for release in stage.spec.sent
     }
+
+
+def _rows_in(release: SideRelease, plan: PrivacyPlan, rows: float) -> float:
+    """The most rows that an honest release is a sum over."""
+    if release.held_out:
+        # At most half of the rows are held out, by a hash of each.
+        return rows + 8 * math.sqrt(rows) + 24
+    return plan.batch * _largest_batches(plan) if release.sampled else rows
 
 
 def _largest_batches(plan: PrivacyPlan, batches: int = 1) -> float:
