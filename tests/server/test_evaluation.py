@@ -22,7 +22,6 @@ from hush.engines.side_releases import Evidence, exact_sum, noised_sum
 from hush.engines.simulator import run
 from hush.privacy import noise
 from hush.privacy.accounting import api
-from hush.privacy.ledger import Ledger
 from hush.privacy.schedule import Stage
 from hush.recipes.evaluation import EVALUATION, HeldOutCounts
 from hush.seeds import rng
@@ -149,7 +148,7 @@ def test_ten_thousand_repetitions() -> None:
 
 def test_evaluation_costs_its_share_and_is_charged() -> None:
     made = federation()
-    ledgers: list[Ledger] = made.ledgers()
+    ledgers = made.ledgers()
     for schedule, policy, ledger in zip(made.schedules, made.policies, ledgers, strict=True):
         own = [cost for cost in schedule.costs() if cost.what == EVALUATION]
         assert sum(cost.steps for cost in own) == 2
