@@ -80,7 +80,7 @@ class Coordinator:
             return letter
         # A refusal is a code alone. Tests look up in the member's own log what it stands for.
         assert set(letter.says) == {"run", "code", "final"}
-        return replace(letter, says={**letter.says, "reason": audit_log.read(self.node.log.path)[-1]["reason"]})
+        return replace(letter, says={**letter.says, "reason": audit_log.read(self.node.log.path)[-1].get("reason", "")})
 
     def enrol(self, offer: Config, *, code: str | None = None, shape: Any = SHAPE, classes: int = CLASSES) -> Message:
         schema = {"shape": list(shape), "classes": classes}

@@ -15,7 +15,7 @@ from hush.text import printable
 from hush.types import HushError, NothingTrainedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from hush.types import RoundRecord
 
@@ -204,6 +204,9 @@ def run(
     purpose: Annotated[
         str, typer.Option(help="What the run is for, as the members' operators see it before they approve it.")
     ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Members take part with synthetic rows and charge nothing.")
+    ] = False,
     label: Annotated[str, typer.Option(help="The label column of CSV and Parquet files.")] = "label",
     classes: Annotated[int | None, typer.Option(help="Number of classes; default: the largest label plus one.")] = None,
     sets: Sets = None,
@@ -223,14 +226,19 @@ def run(
     place, config = FederationFolder(directory), load(file, sets or ())
     rows = public_test(test, place.path, config, label=label, classes=classes, root=data)
     hub = CoordinatorClient(place.settings.address, place.ca(), place.secret(), turn=place.turn)
-    path = out or place.runs / file.stem
+    path = out or (_fresh(file.stem, place.path / "dry-runs") if dry_run else place.runs / file.stem)
     command = shlex.join(["hush", *sys.argv[1:]])
     progress = None if as_json else round_lines(config.rounds)
     result = Coordinator(place, hub, rows).run(
-        config, path, resume=resume, command=command, progress=progress, purpose=purpose, say=_say
+        config, path, resume=resume, command=command, progress=progress, purpose=purpose, say=_say, dry_run=dry_run
     )
     report.write(path)
     _finish(result, path, as_json)
+    if dry_run:
+        _say(
+            f"dry run on synthetic rows: nothing was charged at any member, and the model means nothing; "
+            f"{result.seconds / max(1, result.rounds):.2f} s a round"
+        )
 
 
 @federation_app.command()
@@ -258,19 +266,41 @@ def local(
     directory: Annotated[
         Path | None, typer.Option("--dir", help="The federation directory; default: a new one under runs/.")
     ] = None,
+    rows: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=FILE", help="A member's own file: tried with synthetic rows of its schema."),
+    ] = None,
+    schema: Annotated[Path | None, typer.Option(help="The schema.toml of these files.")] = None,
+    test: Annotated[Path | None, typer.Option(help="With --rows: the public test set; default: synthetic.")] = None,
+    label: Annotated[str, typer.Option(help="With --rows: the label column, without a schema.")] = "label",
+    epsilon: Annotated[float, typer.Option(help="With --rows: the budget of each member.")] = 1.0,
     sets: Sets = None,
     resume: Resume = False,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a complete federation on this machine over loopback, with TLS and node authentication."""
+    """Run a complete federation on this machine over loopback, with TLS and node authentication.
+
+    With --rows for each member, its file is checked, and the federation runs with synthetic rows of the same schema and
+    number: a dry run, which costs nothing.
+    """
     need_flower()
     from hush import report
     from hush.config import load
     from hush.deploy.admin import localhost as here
 
-    config = load(file, [*(sets or ()), f"data.clients={members}"])
+    files = _files(rows or ())
+    config = load(file, [*(sets or ()), f"data.clients={len(files) or members}"])
     path = directory or _fresh(f"federation-{file.stem}")
+    if files:
+        result = here.try_files(
+            path, config, files, schema=schema, test=test, label=label, epsilon=epsilon,
+            command=shlex.join(["hush", *sys.argv[1:]]),
+            progress=None if as_json else round_lines(config.rounds), say=_say,
+        )  # fmt: skip
+        _finish(result, path / "runs" / here.RUN, as_json)
+        _say("dry run on synthetic rows: the model means nothing, and nothing was charged for the rows in the files")
+        return
     if resume and directory is None:
         raise HushError("--resume: requires --dir, the federation directory to resume")
     progress = None if as_json else round_lines(config.rounds)
@@ -280,6 +310,17 @@ def local(
     )  # fmt: skip
     report.write(path / "runs" / here.RUN)
     _finish(result, path / "runs" / here.RUN, as_json)
+
+
+def _files(given: Sequence[str]) -> dict[str, Path]:
+    """The files of members by name, from NAME=FILE."""
+    found = {}
+    for each in given:
+        name, equals, path = each.partition("=")
+        if not equals or not name or not path or name in found:
+            raise HushError(f"--rows: found {each!r:.80}; accepted: NAME=FILE, each name once")
+        found[name] = Path(path)
+    return found
 
 
 def _finish(result: Any, path: Path, as_json: bool) -> None:
@@ -337,10 +378,10 @@ def _say(words: str) -> None:
     print(printable(words, _LONGEST), file=sys.stderr, flush=True)
 
 
-def _fresh(label: str) -> Path:
-    path, number = Path("runs") / label, 2
+def _fresh(label: str, folder: Path = Path("runs")) -> Path:
+    path, number = folder / label, 2
     while path.exists():
-        path, number = Path("runs") / f"{label}-{number}", number + 1
+        path, number = folder / f"{label}-{number}", number + 1
     return path
 
 

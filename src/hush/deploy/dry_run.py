@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from hush import models
@@ -30,6 +29,7 @@ from hush.deploy.member import datasets
 from hush.deploy.member import policy as law
 from hush.deploy.member.policy_template import code_hash
 from hush.deploy.member.process import Node
+from hush.deploy.member.synthetic import synthetic_rows
 from hush.deploy.shared.refusal import REFUSAL
 from hush.deploy.shared.roster import RosterEntry
 from hush.deploy.shared.run_spec import assemble, complete, settled, tells_centre, width_of
@@ -39,7 +39,6 @@ from hush.engines.setup import fitted
 from hush.privacy.ledger import Ledger, account, book
 from hush.privacy.ledger.ledger import inspect
 from hush.recipes import configured
-from hush.seeds import rng
 from hush.server.loop import serve, start
 from hush.types import HushError
 
@@ -95,10 +94,10 @@ def dry_run(kit: Kit, policy_path: Path, data: Path, config: Config, run_schema:
     )
     kept = max(1, round((1 - policy.data.held_out) * len(held.y)))
     person = None if held.person is None else held.person[:kept]
-    made = replace(_synthetic_rows(own, kept, schema.classes or 1), person=person)
+    made = replace(synthetic_rows(own, kept, schema.classes or 1), person=person)
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.in_memory(kit.member, life, accountant)
-        node = Node(kit.member, law.unattended(policy), made, ledger, Path(folder), keys.new_key())
+        node = Node(kit.member, law.unattended(policy, always=True), made, ledger, Path(folder), keys.new_key())
         try:
             seconds = _first_round(node, complete(config, schema), schema)
         except HushError as error:
@@ -118,20 +117,6 @@ def dry_run(kit: Kit, policy_path: Path, data: Path, config: Config, run_schema:
         left_after=account.remaining(after, life), rounds=part.schedule.rounds, steps=part.schedule.plan.steps,
         noise=part.schedule.plan.noise_multiplier, seconds=seconds, warnings=warnings,
     )  # fmt: skip
-
-
-def _synthetic_rows(schema: Schema, number: int, classes: int) -> Dataset:
-    """Return as many random rows of that schema, within its ranges and categories."""
-    drawn = rng(0, "made-up rows")
-    x = drawn.normal(size=(number, *schema.shape)).astype(np.float32)
-    for at, column in enumerate(schema.columns):
-        if column.kind == "category":
-            x[:, at] = drawn.integers(0, len(column.categories), number)
-        elif column.low is not None and column.high is not None:
-            x[:, at] = drawn.uniform(column.low, column.high, number)
-        if column.kind == "integer":
-            x[:, at] = np.rint(x[:, at])
-    return Dataset(name="made-up rows", x=x, y=drawn.integers(0, classes, number), classes=classes, schema=schema)
 
 
 def _first_round(node: Node, config: Config, schema: Schema) -> float:

@@ -69,12 +69,12 @@ class Coordinator:
         self._begun: set[str] = set()
         self._spent: set[int] = set()
         self._again: Counter[str] = Counter()
-        self._purpose = ""
+        self._purpose, self._dry = "", False
         self._say: Say = lambda words: None
 
     def run(
         self, config: Config, out: Path, *, resume: bool = False, command: str = "", progress: Progress | None = None,
-        purpose: str = "", say: Say = lambda words: None,
+        purpose: str = "", say: Say = lambda words: None, dry_run: bool = False,
     ) -> RunResult:  # fmt: skip
         """Run a config to the end, saving every round in `out`.
 
@@ -86,7 +86,11 @@ class Coordinator:
             progress: Called after each round.
             purpose: What the run is for, as the members' operators see it before they approve it.
             say: Called with what happens before the first round.
+            dry_run: Whether members take part with synthetic rows and charge nothing. Nothing is delivered.
         """
+        if dry_run:
+            # What members release then is in ledgers that are discarded.
+            self._dry, self._heads = True, {}
         self._purpose, self._say = purpose, say
         self.hub.open()
         status = "failed"
@@ -114,7 +118,7 @@ class Coordinator:
         members = _Members(self, federation, agreement, progress)
         done = run_rounds(drive(members, directory, resume=held, began=began), members.answer)
         result = done.result
-        for path in deliver(self.place, done, agreement, out.name):
+        for path in () if self._dry else deliver(self.place, done, agreement, out.name):
             self.log.note("delivery", run=agreement.run, member=path.stem, path=str(path))
         self.log.note("ended", run=agreement.run, rounds=result.rounds, why=result.ended)
         says = {"run": agreement.run, "rounds": result.rounds}
@@ -124,7 +128,7 @@ class Coordinator:
     def _enrolment(self, config: Config) -> Agreement:
         """Ask every member that is online in time whether it takes part, and for its declaration."""
         check_objective(config, self.test.classes)
-        run = uuid.uuid4().hex
+        run = f"{messages.DRY if self._dry else ''}{uuid.uuid4().hex}"
         numbers = {name: number for number, name in enumerate(self._public)}
         offer = agreed(
             run,
@@ -164,7 +168,7 @@ class Coordinator:
             except Exception as error:  # an invalid declaration excludes its sender only
                 out[name] = printable(error)
         facts, short = fitting(config, list(declared.values()))
-        self.place.keep_heads(self._heads)
+        self._keep_heads()
         for fact in facts:
             self.log.note("enrolled", run=run, member=fact.name, declared=asdict(fact))
         out |= short
@@ -218,6 +222,10 @@ class Coordinator:
     def _schema(self) -> dict[str, Any]:
         return schema_of(self.test).record()
 
+    def _keep_heads(self) -> None:
+        if not self._dry:
+            self.place.keep_heads(self._heads)
+
     def begin_all(self, agreement: Agreement, *, resumed: bool) -> dict[int, str]:
         """Ask all members to agree to the whole run. Returns who did not and why; a `HushError` if too few did."""
         left = self._begin(agreement, agreement.names, agreement.config.quorum)
@@ -227,7 +235,7 @@ class Coordinator:
 
     def log_round(self, agreement: Agreement, record: RoundRecord) -> None:
         """Log how a round ended, and record the latest heads of the members' ledgers."""
-        self.place.keep_heads(self._heads)
+        self._keep_heads()
         words = {agreement.names[client]: reason for client, reason in record.refused.items()}
         senders = [agreement.names[client] for client in record.charged]
         self.log.note("closed", run=agreement.run, round=record.round, answered=senders, refused=words)

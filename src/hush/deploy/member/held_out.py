@@ -1,4 +1,4 @@
-"""Rows that a member holds out of training: a fixed fraction, chosen once by a keyed hash of each row's content.
+"""Held-out rows of a member: a fixed fraction, chosen once by a keyed hash of each row's content.
 
 A row is held out or not because of what it contains and a key in the kit, and of nothing else. It is therefore on the
 same side in every run, whatever rows come or go beside it, and equal rows are on the same side. A change of one row of

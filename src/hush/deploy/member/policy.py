@@ -107,6 +107,7 @@ class Accept(_Strict):
     models: list[str] = []
     seeded: bool = False
     uncovered: bool = False
+    dry_runs: bool = True
 
 
 class Enrol(_Strict):
@@ -188,9 +189,9 @@ class MemberPolicy(_Strict):
         return max(1, room // (_EXAMPLE * parameters))
 
 
-def unattended(policy: MemberPolicy) -> MemberPolicy:
-    """Return the policy for a dry run, which costs nothing: without approval, and at any hour."""
-    limits = policy.limits.model_copy(update={"hours": ""})
+def unattended(policy: MemberPolicy, *, always: bool = False) -> MemberPolicy:
+    """Return the policy for a dry run, which costs nothing: without approval, and with `always` at any hour."""
+    limits = policy.limits.model_copy(update={"hours": ""}) if always else policy.limits
     return policy.model_copy(update={"consent": Consent(auto_approve=True), "limits": limits})
 
 

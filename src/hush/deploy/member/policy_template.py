@@ -74,6 +74,7 @@ code = ["{code_hash()}"]  # required: hush federation code
 models = []                      # code of other packages that may be imported, as "module:name"
 seeded = {str(seeded).lower()}               # true: accept seeded noise, which is not private; for experiments only
 uncovered = {str(uncovered).lower()}                # true: accept recipes with releases that are not covered
+dry_runs = true                  # dry runs on synthetic rows, which cost nothing and need no approval
 
 [enrol]                          # what the others learn about this member before training
 samples = "{samples}"            # number of rows; or "noised", which consumes budget

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,8 +42,10 @@ from hush.deploy.member.policy import (
     check_plans,
     check_size,
     check_steps,
+    unattended,
 )
 from hush.deploy.member.preview import Preview, as_sent, check_words, preview
+from hush.deploy.member.synthetic import synthetic_rows
 from hush.deploy.member.task_checks import check_header, checked
 from hush.deploy.shared import run_spec
 from hush.deploy.shared.extras import RELEASES
@@ -72,6 +75,7 @@ from hush.training import memory
 from hush.training.train import train
 from hush.types import HushError, Receipt, Task
 
+_SYNTHETIC = 1000  # synthetic rows of a member whose number of rows is not public
 DECLARED = (COUNT, BUDGET, IMPACT, CENTRE)
 _RETRIES = (
     "a process that crashes after a charge repeats the round at an additional charge; this run's budget covers {} "
@@ -129,6 +133,8 @@ class Node:
         self._fitting: set[str] = set()
         self._by_person: set[str] = set()
         self._held: tuple[object, Tensor, Tensor] | None = None
+        self._dry: tuple[str, Node] | None = None
+        self._is_dry = False
         self.seconds = 0.0
         self.say: Callable[[str], None] = lambda words: None
 
@@ -144,6 +150,8 @@ class Node:
     def handle(self, content: messages.Buffer) -> tuple[bytes, Receipt | None]:
         """Return the signed answer to a message, and the receipt to mark as sent afterwards."""
         says: Mapping[str, Any] = {}
+        if not self._is_dry and (run := messages.dry_run_of(content)):
+            return self._dry_answer(run, content), None
 
         def accept(kind: str, words: Mapping[str, Any], found: messages.Spec) -> None:
             nonlocal says
@@ -167,6 +175,35 @@ class Node:
                 # If the disk or the ledger fails here too, report the original error.
                 raise error from None
             return self._signed(answer), None
+
+    def _dry_answer(self, run: str, content: messages.Buffer) -> bytes:
+        """Return the answer to a message of a dry run: from a member with synthetic rows and a ledger in memory.
+
+        The rows of this member are not read, and their number is used only if the policy makes it public. So nothing
+        that is answered can depend on them, and nothing is charged.
+        """
+        if not self.policy.accept.dry_runs:
+            error = RefusalError(RefusalCode.OFFER, "dry runs are not accepted by this member (accept.dry_runs)")
+            self.log.note("refused", run=run, reason=str(error))
+            return self._signed(refusal(run, error))
+        if self._dry is None or self._dry[0] != run:
+            self.log.note("dry run", run=run)
+            path = self._runs.parent / "dry-runs"
+            path.mkdir(exist_ok=True)
+            public = self.policy.enrol.samples == "public"
+            sizes = [len(each.y) if public else _SYNTHETIC for each in (self.data, self.held_out)]
+            rows, held = (synthetic_rows(self.schema, size, self.data.classes, at) for at, size in enumerate(sizes))
+            if self.policy.budget.unit == "person":
+                rows = replace(rows, person=np.arange(len(rows.y)))
+            ledger = Ledger.in_memory(self.name, self.policy.for_life, self.policy.budget.accountant)
+            made = Node(self.name, unattended(self.policy), rows, ledger, path, self._key, held)
+            made._is_dry = True
+            self._dry = (run, made)
+        node = self._dry[1]
+        payload, receipt = node.handle(content)
+        if receipt is not None:
+            node.ledger.sent(receipt)
+        return bytes(payload)
 
     def _accept(self, kind: str, says: Mapping[str, Any], found: messages.Spec) -> None:
         """Raise a `HushError` if a message announces tensors that its kind, or the recipe of its run, does not have."""

@@ -23,6 +23,7 @@ from hush.types import HushError
 _DTYPES = {"F16": (torch.float16, 2), "F32": (torch.float32, 4), "F64": (torch.float64, 8), "I64": (torch.int64, 8)}
 _HEADER_CAP = 1 << 20
 _WORDS = "hush"
+DRY = "dry"  # how the names of dry runs begin; other runs have hexadecimal names
 ROOM = 1 << 16
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -123,9 +124,22 @@ def _tensor(content: Buffer, start: int, entry: Mapping[str, Any]) -> Tensor:
 
 def kind_of(content: Buffer) -> str:
     """Return the kind of a message, from its header alone."""
+    return str(_words(content).get("kind", ""))
+
+
+def dry_run_of(content: Buffer) -> str:
+    """Return the run of a message if it is a dry run, else an empty text; from the header alone."""
+    try:
+        run = str(_words(content).get("run", ""))
+    except HushError:
+        return ""
+    return run if run.startswith(DRY) else ""
+
+
+def _words(content: Buffer) -> dict[str, Any]:
     words = _header(content)[0].get("__metadata__")
     text = words.get(_WORDS) if isinstance(words, dict) else None
-    return str(_object(text).get("kind")) if isinstance(text, str) else ""
+    return _object(text) if isinstance(text, str) else {}
 
 
 def digest(letter: Message) -> str:
