@@ -62,6 +62,11 @@ class FitResult:
         return metrics_table(self.run)
 
     @property
+    def evaluation(self) -> tuple[Mapping[str, Any], ...]:
+        """Figures of noised counts on held-out rows, with standard errors, of each round that evaluated."""
+        return self.run.evaluation
+
+    @property
     def loss(self) -> float:
         """Mean test loss."""
         return self.run.loss

@@ -92,7 +92,7 @@ def facts(draw: DrawFn, name: str) -> dict[str, Any]:
 @st.composite
 def questions(draw: DrawFn) -> bytes:
     """A message of any kind."""
-    kind = draw(st.sampled_from(["enrol"] * 4 + ["begin"] * 6 + ["task"] * 2))
+    kind = draw(st.sampled_from(["propose"] * 2 + ["enrol"] * 4 + ["begin"] * 6 + ["task"] * 2))
     kind = mostly(draw, kind, ["wipe"], 40)
     run = mostly(draw, draw(st.sampled_from("abcdef")), ["../x", "", "a" * 65], 30)
     says: dict[str, Any] = {"run": run, "head": mostly(draw, "", ["9999:" + "0" * 64, "?", 3], 30)}
@@ -109,8 +109,13 @@ def questions(draw: DrawFn) -> bytes:
         if mostly(draw, False, [True], 20):
             schema["columns"] = [{"name": str(at), "low": -1.0, "high": 1.0} for at in range(len(shape))]
         says |= {"config": draw(configs()), "schema": schema, "code": mostly(draw, code_hash(), ["0" * 64], 30)}
-    if kind == "enrol":
+    if kind in ("propose", "enrol"):
         says["number"] = mostly(draw, 0, [1, 5, -1, True])
+    if kind == "propose":
+        says |= {
+            "purpose": mostly(draw, "a study", ["", "x" * 501, 3]),
+            "members": mostly(draw, ["a", "b"], [[], ["b"]]),
+        }
     if kind == "begin":
         others = [draw(facts("b")) for _ in range(mostly(draw, 1, [0, 2]))]
         says |= {"client": mostly(draw, 0, [1, -1, 7]), "roster": [draw(facts("a")), *others]}

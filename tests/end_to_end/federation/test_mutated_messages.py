@@ -109,6 +109,8 @@ class Liar:
 
     def _answer(self, letter: Message) -> bytes:
         run = letter.says["run"]
+        if letter.kind == "propose":
+            return keys.signed(self.key, messages.encode(Message("approved", {"run": run, "head": ""})))
         if letter.kind == "enrol":
             fact = RosterEntry(name=self.name, epsilon=4.0, delta=1e-5, relation="add-remove", samples=60)
             return keys.signed(self.key, messages.encode(Message("facts", {"run": run, **asdict(fact), "head": ""})))
