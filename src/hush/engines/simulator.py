@@ -200,6 +200,11 @@ class Simulator:
         first, end, _ = self._bounds[client]
         return first, end
 
+    def held_out_rows(self, client: int) -> tuple[int, int]:
+        """Return where the rows are that a client holds out of training: the first, and the one behind the last."""
+        _, end, last = self._bounds[client]
+        return end, last
+
     def persons(self, client: int) -> Persons | None:
         """Return whose a client's training rows are, where the unit of privacy is a person."""
         return self._persons[client]

@@ -128,6 +128,7 @@ class RayRounds:
             client=task.client,
             round=task.round,
             rows=self._simulator.training_rows(task.client),
+            held_out=self._simulator.held_out_rows(task.client),
             stage=one.stage,
             receipt=one.receipt,
             models=table.number(task.models),

@@ -62,6 +62,7 @@ class ClientOrder:
         slots: What options send, in the table, by name.
         output: How it noises its trained model, where the recipe has it do so.
         persons: Whose its rows are, where the unit of privacy is a person.
+        held_out: The first of the rows that it holds out of training, and the one after the last.
     """
 
     client: int
@@ -76,6 +77,7 @@ class ClientOrder:
     slots: Mapping[str, int] = field(default_factory=dict)
     output: Output | None = None
     persons: Persons | None = None
+    held_out: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +183,8 @@ class Worker:
             pull=setup.pull,
             output=order.output,
             persons=order.persons,
+            held_x=self._x[slice(*order.held_out)],
+            held_y=self._y[slice(*order.held_out)],
         )
 
 
