@@ -59,6 +59,14 @@ def _rate(value: Any) -> Any:
     return value
 
 
+def _rounds(value: Any) -> Any:
+    """A list of round numbers, 1 or more."""
+    listed = value if isinstance(value, list) and value else [0]
+    if any(isinstance(each, bool) or not isinstance(each, int) or each < 1 for each in listed):
+        raise ValueError("expected a list of round numbers, 1 or more")
+    return value
+
+
 def _loss(value: Any) -> Any:
     """A name, module:function, or a function in Python."""
     if callable(value) or value in LOSSES or (isinstance(value, str) and ":" in value):
@@ -192,7 +200,7 @@ class EvaluationConfig(_Strict):
 
     share: Annotated[float, Field(ge=0, le=0.9)] = 0.0
     every: Annotated[int, Field(ge=1)] = 5
-    rounds: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)] | None = None
+    rounds: Annotated[Any, BeforeValidator(_rounds)] | None = None
     bins: Annotated[int, Field(ge=2, le=1000)] = 20
     metric: Literal["accuracy", "auc", "loss"] = "accuracy"
     patience: Annotated[int, Field(ge=0)] = 0

@@ -75,6 +75,14 @@ MEANINGS = {
     "local.steps": "Steps of a client in a round, in place of epochs.",
     "local.lr": "Learning rate; `auto` computes it from the planned noise and the number of rounds.",
     "local.weight_decay": "Weight decay of the local steps.",
+    "evaluation.share": "Part of each client's epsilon that all evaluations on held-out rows cost, alone; 0: nothing is "
+    "evaluated or released.",
+    "evaluation.every": "Evaluate in every so many rounds, and in the last.",
+    "evaluation.rounds": "The rounds that evaluate, in place of `evaluation.every`.",
+    "evaluation.bins": "Bins of predicted probabilities, for the area under the curve and calibration.",
+    "evaluation.metric": "What evaluations are compared by.",
+    "evaluation.patience": "End the run after so many evaluations in a row without a better one; 0: never.",
+    "evaluation.choose": "The model to release: that of the last round, or the one with the best evaluation.",
     "recipe": "The recipe: its `name` (`hush list`), and options for its slots `protect`, `local`, `assign`, "
     "`project`, `weight` and `step`.",
     "engine.name": "Where clients train: in this process, or on the workers of a Ray cluster (`hush[cluster]`).",

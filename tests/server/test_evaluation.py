@@ -164,7 +164,7 @@ def test_evaluation_costs_its_share_and_is_charged() -> None:
     )
     kinds = {cost["what"] for stage in done.result.guarantees[0].stages for cost in stage}
     assert EVALUATION in kinds
-    assert [each["round"] for each in done.result.evaluation] == [3, 4]
+    assert [each["round"] for each in done.result.evaluation] == [2, 4]
 
 
 def test_recipes_that_cannot_charge_it_are_refused() -> None:

@@ -120,7 +120,7 @@ def _with_evaluation(recipe: Recipe, config: Config) -> Recipe:
     if late:
         raise HushError(f"evaluation.rounds: {late[0]} of {config.rounds} rounds", "evaluation.rounds")
     last = config.rounds
-    at = frozenset(asked.rounds or [*range(1 + asked.every, last, asked.every), last])
+    at = frozenset(asked.rounds or [*range(asked.every, last, asked.every), last])
     made = Evaluation(
         part=asked.share, at=at, bins=asked.bins, metric=asked.metric, patience=asked.patience, choose=asked.choose
     )
