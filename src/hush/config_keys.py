@@ -75,8 +75,8 @@ MEANINGS = {
     "local.steps": "Steps of a client in a round, in place of epochs.",
     "local.lr": "Learning rate; `auto` computes it from the planned noise and the number of rounds.",
     "local.weight_decay": "Weight decay of the local steps.",
-    "evaluation.share": "Part of each client's epsilon that all evaluations on held-out rows cost, alone; 0: nothing is "
-    "evaluated or released.",
+    "evaluation.share": "Part of each client's epsilon that all evaluations on held-out rows cost, alone; 0: nothing "
+    "is evaluated or released.",
     "evaluation.every": "Evaluate in every so many rounds, and in the last.",
     "evaluation.rounds": "The rounds that evaluate, in place of `evaluation.every`.",
     "evaluation.bins": "Bins of predicted probabilities, for the area under the curve and calibration.",
