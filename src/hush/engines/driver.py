@@ -174,7 +174,8 @@ def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -
 def released(federation: Federation, state: ServerState) -> tuple[Tensor, tuple[int, ...]]:
     """Return the models that a state releases, models x p, for inputs as they are, and the model of each client."""
     homes = federation.recipe.assign.homes(range(len(federation.members)), state.slots["assign"])
-    best = chosen(federation.recipe.evaluation, state.slots.get(SLOT, {}))
+    asked = federation.recipe.evaluation
+    best = None if asked is None else chosen(asked, state.slots.get(SLOT, {}))
     models = state.released if best is None else best
     return uncentred(federation, models, state.slots["protect"]), tuple(homes)
 

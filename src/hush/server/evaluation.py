@@ -136,14 +136,14 @@ def absorbed(asked: Evaluation, state: State, found: Mapping[str, Any], models: 
     return {**state, "since": state["since"] + 1} if state else state
 
 
-def stops(asked: Evaluation | None, state: State) -> str | None:
+def stops(asked: Evaluation, state: State) -> str | None:
     """Return why a run ends early, or None."""
-    if asked is None or not asked.patience or not state or int(state["since"]) < asked.patience:
+    if not asked.patience or not state or int(state["since"]) < asked.patience:
         return None
     since, last = int(state["since"]), int(state["round"])
     return f"early stopping: {since} evaluations in a row were not better than that of the model after round {last}"
 
 
-def chosen(asked: Evaluation | None, state: State) -> Tensor | None:
+def chosen(asked: Evaluation, state: State) -> Tensor | None:
     """Return the models with the best evaluation, where they are to be released; None for those of the last round."""
-    return state.get("models") if asked is not None and asked.choose == "best" else None
+    return state.get("models") if asked.choose == "best" else None

@@ -127,8 +127,8 @@ def short_of_quorum(terms: RunTerms, state: ServerState) -> str | None:
 
 def ended_early(terms: RunTerms, state: ServerState) -> str | None:
     """Return why the run ends before its last round: fewer clients than the quorum, or early stopping; else None."""
-    stopped = evaluation.stops(terms.recipe.evaluation, state.slots.get(evaluation.SLOT, {}))
-    return short_of_quorum(terms, state) or stopped
+    short, asked = short_of_quorum(terms, state), terms.recipe.evaluation
+    return short if asked is None else short or evaluation.stops(asked, state.slots.get(evaluation.SLOT, {}))
 
 
 def serve(terms: RunTerms, state: ServerState, keep: Keep) -> Generator[list[Task], Answers, ServerState]:
