@@ -41,7 +41,7 @@ def rpca_over_naive(small: Tensor, most: int = _MOST) -> Findings:
         else f"one weight is still {apart:.0%} off: it needs more"
     )
     note = (
-        f"The rival takes {in_sum:,} iterations of {1e3 * each:.0f} ms (SVD in float64, {_TIMED} of them timed; the "
+        f"The baseline takes {in_sum:,} iterations of {1e3 * each:.0f} ms (SVD in float64, {_TIMED} of them timed; the "
         f"path was followed through the Gram matrix, which gives the same iterates) until the absolute differences of "
         f"its weights from ours sum to one percent. After {needed:,}, {end}.{word}"
     )

@@ -22,7 +22,7 @@ def check(recipe: Recipe, members: Sequence[Member], rounds: int) -> None:
 
 
 def incompatible(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Yield slot and reason for each choice that does not go with another one, whoever the clients are."""
+    """Yield slot and reason for each choice that cannot be combined with another one, whatever the clients are."""
     open_protect = not recipe.protect.private
     if isinstance(recipe.project, DelayedPublicSubspace) and recipe.assign.models > 1:
         yield (

@@ -98,7 +98,7 @@ class _Choosing(_Several):
     """Clients choose by their losses.
 
     `share` is what a choice costs over what a round of training costs; 0 sends the true choice, which nothing covers.
-    `every` says in how many rounds a client chooses anew; in the others it stays.
+    `every` says in how many rounds a client chooses again; in the others it keeps its model.
     """
 
     clusters: int = 2
@@ -147,7 +147,7 @@ class GmmThenLoss(_Choosing):
     """RC-DPFL: clusters from the updates of one full-batch round, drawn from for a while, then chosen by loss.
 
     `switch` is E_c, the last round in which clusters are drawn; 0 takes it from the overlap of the clusters. What
-    clients are asked must be known before the run, so they are then asked to choose from round 3 on, and heard after
+    clients are asked must be known before the run, so they are asked to choose from round 3 on; choices count after
     E_c. `clusters` is given, or 0: then as many as suit the updates best, up to `most`. `features`: `centred`, or
     `standardised` as the paper's code has it.
     """

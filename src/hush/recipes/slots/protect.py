@@ -96,7 +96,7 @@ class DpSgd(Protect):
     """Clipped, noised steps on Poisson batches, calibrated to a budget.
 
     `budget`: `own` keeps each client's own. `minimum` gives all of them the smallest one. `maximum` gives all of them
-    the largest, which breaks the promise to every other client: a baseline of the literature, named as not covered.
+    the largest, which breaks the guarantee of every other client: a baseline of the literature, named as not covered.
 
     `spread`: `all-rounds` makes each budget last for all of a client's rounds, with the noise that this takes.
     `equal-noise` gives every client the same noise multiplier, so that those with small budgets leave early. It is
@@ -281,7 +281,7 @@ class DpSgd(Protect):
         ]
 
     def releases(self) -> tuple[Release, ...]:
-        """The privatised update, and the broken promise if there is one."""
+        """The privatised update, and the broken guarantee if there is one."""
         update = Release(
             UPDATE, True, "clipped and noised in every step; accounted in the client's plan", "sampled-gaussian"
         )
@@ -330,7 +330,7 @@ class OutputPerturbation(NoPrivacy):
         ]
 
     def releases(self) -> tuple[Release, ...]:
-        """An update whose noise keeps no promise."""
+        """An update whose noise gives no guarantee."""
         why = "noised by a formula whose sensitivity is not proved and which holds only for epsilon below 1"
         return (Release(UPDATE, False, why),)
 

@@ -69,7 +69,7 @@ class Adam(ServerStep):
 
 @dataclass(frozen=True)
 class Noisy(ServerStep):
-    """Noise of the server's own on top of another step, for whoever sees only the models (PADPFL).
+    """Noise of the server's own on top of another step, against a third party that sees only the models (PADPFL).
 
     It changes nothing of what the server itself sees, so no epsilon printed here counts it.
     """
