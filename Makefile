@@ -24,7 +24,7 @@ check: .venv/dev
 
 # The fast tier: under a minute on two cores. tests/conftest.py says what is slow.
 quick: .venv/dev
-	$(PYTEST) -m "not soak and not slow"
+	$(PYTEST) -n 2 -m "not soak and not slow"
 
 test: check
 	$(PYTEST) -m "not soak"
