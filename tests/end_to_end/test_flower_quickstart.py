@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import hush
-from hush.privacy.ledger import account
+from hush.privacy.ledger import totals
 from hush.privacy.ledger.ledger import inspect
 from tests.support.paths import ROOT
 
@@ -84,7 +84,7 @@ def _check_ledgers(path: Path) -> None:
         held = inspect(path / "ledgers" / f"client-{client}.ledger")[1]
         planned = hush.plan(epsilon=epsilon, delta=1e-5, samples=750, batch=64, rounds=3)
         assert len(held.charges) == 3
-        assert account.epsilon(held.totals, held.terms.policy, held.terms.accountant) == planned["epsilon"]
+        assert totals.epsilon(held.totals, held.terms.policy, held.terms.accountant) == planned["epsilon"]
 
 
 def test_three_rounds_between_superlink_and_supernodes_and_a_second_run_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scripts import trace_round
 
-FILES = 28
+FILES = 25
 SWITCHES = 15
 
 

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from hush.privacy.ledger import Ledger, account, book, ledger
+from hush.privacy.ledger import Ledger, ledger, totals
 from hush.privacy.ledger.book import READY, SENT, Book
 from hush.types import Policy
 from tests.support.ledger_jobs import COSTS, POLICY, pending
@@ -73,8 +73,8 @@ def check(path: str, witness: str) -> tuple[Book, int]:
         assert charges[head].state in (READY, SENT), "released without a seal"
         assert charges[head].sha256 == digest, "released other bytes than were sealed"
     policy = held.terms.policy
-    spent = account.epsilon(held.totals, policy, "pld")
-    assert account.epsilon(book.add_costs({}, COSTS * len(released)), policy, "pld") <= spent <= policy.epsilon
+    spent = totals.epsilon(held.totals, policy, "pld")
+    assert totals.epsilon(totals.add_costs({}, COSTS * len(released)), policy, "pld") <= spent <= policy.epsilon
     assert sum(charge.state == SENT for charge in charges.values()) <= len(released) <= len(charges)
     return held, len(released)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hush.privacy.accounting.cost import Cost
-from hush.privacy.ledger import BudgetSpentError, Ledger, account, book, ledger
+from hush.privacy.ledger import BudgetSpentError, Ledger, book, ledger, totals
 from hush.types import HushError, Policy, Receipt
 
 RUN = "spring"
@@ -156,7 +156,7 @@ def run(job: str, args: dict[str, Any]) -> int:
 
 def serve() -> None:
     """Fork a process for every line `{"job", "args"}`, and say how one ended for every line `{"wait"}`."""
-    account.epsilon(book.add_costs({}, COSTS), POLICY, "pld")
+    totals.epsilon(totals.add_costs({}, COSTS), POLICY, "pld")
     print(json.dumps({"torch": "torch" in sys.modules}), flush=True)
     for line in sys.stdin:
         wanted = json.loads(line)

@@ -26,14 +26,14 @@ from hush.config import parse
 from hush.data import from_arrays
 from hush.engines import simulator
 from hush.engines.cluster.ray_workers import library
-from hush.engines.round_answers import FiledRows
+from hush.engines.row_stores import FiledRows
 from hush.engines.server_rng import server_rng
 from hush.engines.setup import prepare
 from hush.recipes import RECIPES
 from hush.recipes.context import RoundView
+from hush.recipes.held_rows import HeldRows
 from hush.recipes.limits import InfluenceLimits
 from hush.recipes.round import Invitation, aggregate
-from hush.recipes.rows import HeldRows
 from hush.seeds import rng
 from hush.types import HeldVector, HushError, Layout, Task, Update
 

@@ -57,12 +57,12 @@ def preview(directory: KitFolder, proposal: Which = None, policy: Policy = None,
 def _show(proposal: Proposal, kit: Any, policy_path: Path) -> None:
     from hush.deploy.member import policy as law
     from hush.deploy.member.preview import sentences
-    from hush.privacy.ledger import account
+    from hush.privacy.ledger import totals
     from hush.privacy.ledger.ledger import inspect
 
     policy = law.load(policy_path)
     charged = inspect(kit.ledger)[1].totals if kit.ledger.exists() else {}
-    spent = account.epsilon(charged, policy.for_life, policy.budget.accountant)
+    spent = totals.epsilon(charged, policy.for_life, policy.budget.accountant)
     arrived = time.strftime("%Y-%m-%d %H:%M", time.localtime(proposal.arrived))
     print(f"proposal {proposal.name} ({proposal.decision}), arrived {arrived}")
     for line in sentences(proposal.preview, spent, policy.for_life.epsilon):

@@ -36,7 +36,7 @@ from hush.deploy.shared.run_spec import assemble, complete, settled, tells_centr
 from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Message
 from hush.engines.setup import fitted
-from hush.privacy.ledger import Ledger, account, book
+from hush.privacy.ledger import Ledger, account, book, totals
 from hush.privacy.ledger.ledger import inspect
 from hush.recipes import configured
 from hush.server.loop import serve, start
@@ -90,7 +90,7 @@ def dry_run(kit: Kit, policy_path: Path, data: Path, config: Config, run_schema:
     life, accountant = policy.for_life, policy.budget.accountant
     spent = account.filtered(charged, life)
     found = DryRun(
-        spent=spent, left=account.remaining(spent, life), warnings=tuple(filter(None, [law.lifetime_warning(policy)]))
+        spent=spent, left=totals.remaining(spent, life), warnings=tuple(filter(None, [law.lifetime_warning(policy)]))
     )
     kept = max(1, round((1 - policy.data.held_out) * len(held.y)))
     person = None if held.person is None else held.person[:kept]
@@ -108,13 +108,13 @@ def dry_run(kit: Kit, policy_path: Path, data: Path, config: Config, run_schema:
     costs = part.costs()
     after = account.filtered(charged, life, costs)
     warnings = found.warnings
-    if not account.fits(after, life):
+    if not totals.fits(after, life):
         warnings += (
             "warning: the remaining budget does not cover the whole run; the member would leave before the end",
         )
     return replace(
-        found, epsilon=account.epsilon(book.add_costs({}, costs), policy.one_run, accountant),
-        left_after=account.remaining(after, life), rounds=part.schedule.rounds, steps=part.schedule.plan.steps,
+        found, epsilon=totals.epsilon(totals.add_costs({}, costs), policy.one_run, accountant),
+        left_after=totals.remaining(after, life), rounds=part.schedule.rounds, steps=part.schedule.plan.steps,
         noise=part.schedule.plan.noise_multiplier, seconds=seconds, warnings=warnings,
     )  # fmt: skip
 

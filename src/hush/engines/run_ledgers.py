@@ -15,7 +15,7 @@ from typing import TypeAlias
 from urllib.parse import quote
 
 from hush.privacy.accounting.cost import Cost
-from hush.privacy.ledger import BudgetSpentError, Ledger, Spending, account, witness
+from hush.privacy.ledger import BudgetSpentError, Ledger, Spending, account, totals, witness
 from hush.privacy.ledger.binding import bind
 from hush.privacy.ledger.fingerprints import Rows
 from hush.privacy.ledger.ledger import inspect
@@ -138,7 +138,7 @@ def _stricter(path: Path, client: int | str, policy: Policy, lifetime: float | N
         raise HushError(f"{path}: protects a {kept.unit}, the config a {wanted.unit}; accepted: the same privacy.unit")
     strict = replace(kept, epsilon=min(kept.epsilon, wanted.epsilon), delta=min(kept.delta, wanted.delta))
     spent = account.filtered(held, strict)
-    if strict != kept and not account.fits(spent, strict):
+    if strict != kept and not totals.fits(spent, strict):
         raise HushError(
             f"{path}: has spent epsilon {spent:.4g} at delta {strict.delta:g}, more than a lifetime budget of "
             f"{strict.epsilon:.4g}; accepted: a privacy.lifetime and a privacy.delta that what is spent fits"

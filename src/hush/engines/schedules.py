@@ -13,7 +13,7 @@ from hush.config import Config
 from hush.privacy.accounting import privacy_filter
 from hush.privacy.accounting.cost import Cost
 from hush.privacy.accounting.events import parts_of_costs
-from hush.privacy.ledger import BudgetSpentError, account, book
+from hush.privacy.ledger import BudgetSpentError, totals
 from hush.privacy.schedule import PrivacySchedule, StageTable, with_noise
 from hush.recipes import Recipe
 from hush.server.participation import Participants, draw_participants, stages_of
@@ -85,7 +85,7 @@ def widened(schedule: PrivacySchedule, disclosed: Sequence[Cost], policy: Policy
         both = [parts_of_costs(disclosed), parts_of_costs(costs)]
         if not math.isfinite(policy.epsilon):
             return True
-        fixed = account.epsilon(book.add_costs({}, (*disclosed, *costs)), policy, accountant)
+        fixed = totals.epsilon(totals.add_costs({}, (*disclosed, *costs)), policy, accountant)
         if fixed > policy.epsilon:
             return False
         return privacy_filter.fits(privacy_filter.of_schedules(both, policy, accountant), fixed, policy, accountant)

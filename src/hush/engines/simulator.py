@@ -7,11 +7,12 @@ import logging
 import time
 import uuid
 from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 from safetensors.torch import load, save
@@ -24,15 +25,17 @@ from hush.engines.driver import CompletedRun, Rounds, drive, evaluate, measure, 
 from hush.engines.enrolment import approve_training, enrolled
 from hush.engines.fingerprint import Hashes, identity
 from hush.engines.results import manifest
-from hush.engines.round_answers import RoundAnswers
+from hush.engines.row_stores import BlockRows, FiledRows, KeptRows, decoded, held
 from hush.engines.run_ledgers import RunLedgers
 from hush.engines.setup import Federation
 from hush.privacy.ledger import BudgetSpentError, Spending
 from hush.privacy.persons import Persons
 from hush.privacy.round_costs import RoundCosts
 from hush.privacy.schedule import ENROLMENT, Stage
-from hush.recipes.context import State
-from hush.server.loop import Answer, ServerState
+from hush.recipes import Recipe
+from hush.recipes.context import SAMPLE, State
+from hush.recipes.held_rows import HeldRows
+from hush.server.loop import Answer, Answers, HeldAnswers, ServerState
 from hush.server.participation import BUDGET_SPENT
 from hush.server.run_directory import MANIFEST, RunDir, read_json
 from hush.training.job import Job
@@ -45,6 +48,8 @@ _SEEDED_LEDGERS = (
     'privacy.noise = "seeded" with ledger files: their budget is spent, and nothing is private, because whoever knows '
     'the seed can subtract the noise; leave privacy.noise out, or set "secure", for data that must be protected'
 )
+_CLIENTS = 2048  # whose jobs are in memory at a time
+_NUMBERS = {"cpu": 1 << 24, "cuda": 1 << 28}  # of the parameters that train at a time
 Arrays = dict[object, tuple[Tensor, Tensor]]
 
 
@@ -530,3 +535,53 @@ def _unpacked(task: Task, receipt: Receipt, payload: bytes) -> Update:
     releases = {name.removeprefix(_RELEASES): answer for name, answer in tensors.items()}
     side = SideAnswers(choice=choice, releases=releases)
     return Update(client=task.client, round=task.round, vector=vector, layout=task.answer, receipt=receipt, side=side)
+
+
+def clients_at_once(clients: int, parameters: int, device: str) -> int:
+    """Return how many clients of a round train at a time: all of them, unless memory is to be spared."""
+    if clients * parameters <= SAMPLE:
+        return min(clients, _CLIENTS)
+    return max(1, min(_CLIENTS, _NUMBERS[device] // parameters))
+
+
+class RoundAnswers:
+    """Collects the answers to a round's tasks. To be used as a context: files are removed at its end.
+
+    With a size of `blocks` that is given, updates are kept and summed in these blocks even if they are few: what
+    another engine computes in the same blocks is then equal to the last bit.
+    """
+
+    def __init__(
+        self, recipe: Recipe, tasks: Sequence[Task], parameters: int, device: str, block: int | None = None
+    ) -> None:
+        self._recipe, self._tasks = recipe, {task.client: task for task in tasks}
+        size = block or max(1, clients_at_once(len(tasks), parameters, device))
+        self.blocks = [tasks[first : first + size] for first in range(0, len(tasks), size)]
+        self._resources = ExitStack()
+        self._answers: list[Answer] = []
+        large = len(tasks) * parameters > SAMPLE
+        self._store: BlockRows | None = FiledRows(parameters, self._resources) if large else None
+        if block is not None and not large:
+            self._store = KeptRows(parameters)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._resources.close()
+
+    def add(self, answers: Sequence[Answer]) -> None:
+        """Take the answers of a block."""
+        updates = [answer for answer in answers if isinstance(answer, Update)]
+        if self._store is None or not updates:
+            self._answers += answers
+            return
+        self._answers += [answer for answer in answers if not isinstance(answer, Update)]
+        self._answers += held(updates)
+        self._store.add(decoded(self._recipe, self._tasks, updates))
+
+    def answers(self) -> Answers:
+        """Return all answers."""
+        return self._answers if self._store is None else HeldAnswers(self._answers, HeldRows.of(self._store))

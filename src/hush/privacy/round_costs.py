@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hush.privacy.accounting.cost import Cost, from_json, to_json
-from hush.privacy.ledger.account import epsilon
-from hush.privacy.ledger.book import Totals, add_costs
+from hush.privacy.ledger.totals import Totals, add_costs, epsilon
 from hush.types import Accountant, HushError, Policy
 
 _FILE = "privacy.json"

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from hush.config import Config
 from hush.privacy.schedule import Output, PrivacySchedule, RoundSpec, StageTable
-from hush.recipes.context import RoundView, ServerRng, State, Weights
-from hush.recipes.rows import ProjectedRows, Rows
+from hush.recipes.context import RoundView, Rows, ServerRng, State, Weights
+from hush.recipes.held_rows import ProjectedRows
 from hush.types import Layout, Member, Policy, Release, TaskExtras
 
 # The updates to aggregate: n x p, or rows that are held elsewhere.

@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hush.recipes.context import NOWHERE, RoundView, ServerRng, State, Weights
+from hush.recipes.context import NOWHERE, RoundView, Rows, ServerRng, State, Weights
 from hush.recipes.interfaces import Projected
 from hush.recipes.limits import InfluenceLimits, capped, norm_limits
 from hush.recipes.recipe import Recipe, SlotStates
-from hush.recipes.rows import Rows
 from hush.types import Layout, Task, TaskExtras, Update
 
 _DECIDERS = 3  # clients below which one malicious client may decide for all

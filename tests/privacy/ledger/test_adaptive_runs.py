@@ -16,7 +16,7 @@ import pytest
 from hush.privacy.accounting import api, pld, privacy_filter
 from hush.privacy.accounting.cost import Cost, Kind
 from hush.privacy.accounting.events import parts_of_costs
-from hush.privacy.ledger import BudgetSpentError, Ledger, account, book
+from hush.privacy.ledger import BudgetSpentError, Ledger, book, totals
 from hush.types import Accountant, Policy, Relation
 
 Drawn = np.random.Generator
@@ -110,7 +110,7 @@ def examine(seed: int) -> dict[str, Any]:
     with Ledger.in_memory(1, policy, accountant) as ledger:
         admitted = adversary(ledger, rng)
         found = recomputed(rows_of(ledger), policy, accountant)
-        assert found <= policy.epsilon + account.SLACK
+        assert found <= policy.epsilon + totals.SLACK
         assert ledger.spent() <= ledger.filtered() + 1e-9 <= policy.epsilon + 2e-9
         return {"admitted": admitted, "filter": ledger.filtered(), "fixed": ledger.spent(), "lifetime": policy.epsilon}
 

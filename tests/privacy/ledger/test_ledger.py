@@ -15,7 +15,7 @@ import pytest
 
 from hush.privacy.accounting import api
 from hush.privacy.accounting.cost import Cost
-from hush.privacy.ledger import BudgetSpentError, Ledger, account, book, statement
+from hush.privacy.ledger import BudgetSpentError, Ledger, account, book, statement, totals
 from hush.privacy.ledger.book import BURNED, READY, SENT, Book
 from hush.privacy.ledger.errors import BrokenLedgerError
 from hush.privacy.plan import PrivacyPlan, calibrated
@@ -59,7 +59,7 @@ def test_spent_is_what_the_accountant_says_of_all_costs(ledger: Ledger) -> None:
         Cost(what="a", kind="poisson-gaussian", noise=noise, steps=2 * steps, rate=rate),
         Cost(what="b", kind="gaussian", noise=20.0, steps=1),
     ]
-    assert ledger.spent() == account.epsilon(book.add_costs({}, parts), POLICY, "pld")
+    assert ledger.spent() == totals.epsilon(totals.add_costs({}, parts), POLICY, "pld")
     alone = api.epsilon_after(rate, noise, [2 * steps], POLICY.delta)[0]
     assert alone < ledger.spent()
 

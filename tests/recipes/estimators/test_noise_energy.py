@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from hush import seeds
+from hush.recipes.context import DenseRows, Spaced
 from hush.recipes.estimators import noise_energy
-from hush.recipes.rows import DenseRows, Spaced
 
 N, P = 20, 28_938
 LEVELS = {"below": 0.001, "comparable": 0.03, "above": 3.0}  # of the signal, a coordinate; the noise is 0.001 to 1

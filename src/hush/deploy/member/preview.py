@@ -16,7 +16,7 @@ from hush.config import Config
 from hush.deploy.member.policy import MemberPolicy
 from hush.deploy.shared.run_spec import MemberSpec
 from hush.privacy.accounting.cost import Cost
-from hush.privacy.ledger import account, book
+from hush.privacy.ledger import totals
 from hush.privacy.plan import UPDATE
 from hush.privacy.unit import protects
 from hush.recipes.slots.weight import COUNT
@@ -140,7 +140,7 @@ def preview(
     plan = spec.schedule.plan
 
     def epsilon(costs: tuple[Cost, ...]) -> float:
-        return float(f"{account.epsilon(book.add_costs({}, costs), one, accountant):.6g}")
+        return float(f"{totals.epsilon(totals.add_costs({}, costs), one, accountant):.6g}")
 
     told = (("number of rows", COUNT), ("privacy budget", "privacy budget"), ("impact factor", "impact factor"))
     public = [words for words, what in told if what not in noised and (what != "impact factor" or policy.enrol.factor)]

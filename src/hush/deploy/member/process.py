@@ -62,7 +62,7 @@ from hush.engines.setup import fitted, shaped
 from hush.models import Model
 from hush.privacy import noise
 from hush.privacy.accounting.cost import Cost
-from hush.privacy.ledger import BudgetSpentError, Ledger, account, book
+from hush.privacy.ledger import BudgetSpentError, Ledger, totals
 from hush.privacy.persons import Persons
 from hush.privacy.schedule import ENROLMENT, Stage
 from hush.privacy.side_release import ReleaseShape
@@ -320,8 +320,8 @@ class Node:
 
     def _check_spending(self, approved: Preview | None, own: MemberSpec, names: Sequence[str]) -> None:
         """Raise a refusal if a run would cost more than was approved, or has members that were not in the preview."""
-        wanted = book.add_costs({}, own.costs())
-        epsilon = account.epsilon(wanted, self.policy.one_run, self.policy.budget.accountant)
+        wanted = totals.add_costs({}, own.costs())
+        epsilon = totals.epsilon(wanted, self.policy.one_run, self.policy.budget.accountant)
         if approved is None:
             if why := asks_why(self.policy, epsilon, own.schedule.rounds):
                 raise RefusalError(RefusalCode.PENDING, why)
@@ -696,19 +696,19 @@ class Node:
     def _affordable(self, run: str, costs: tuple[Cost, ...], own: MemberSpec | None = None) -> None:
         """Raise `BudgetSpentError` if this run would spend more than the policy allows for one run."""
         policy = self.policy.one_run
-        wanted = book.add_costs({}, (*self.ledger.charged(run), *costs))
-        if own is not None and run in self._fitting and account.within(wanted, book.add_costs({}, own.costs())):
+        wanted = totals.add_costs({}, (*self.ledger.charged(run), *costs))
+        if own is not None and run in self._fitting and totals.within(wanted, totals.add_costs({}, own.costs())):
             return
-        spent = account.epsilon(wanted, policy, self.policy.budget.accountant)
-        if not account.fits(spent, policy):
+        spent = totals.epsilon(wanted, policy, self.policy.budget.accountant)
+        if not totals.fits(spent, policy):
             raise BudgetSpentError(
                 f"client {self.name}: epsilon {spent:.4g} in this run would exceed the {policy.epsilon:.4g} of one run"
             )
 
     def _approve(self, run: str, own: MemberSpec) -> None:
         """Check once that the whole run fits the budget, so that single rounds need not be checked again."""
-        policy, whole = self.policy.one_run, book.add_costs({}, own.costs())
-        if account.fits(account.epsilon(whole, policy, self.policy.budget.accountant), policy):
+        policy, whole = self.policy.one_run, totals.add_costs({}, own.costs())
+        if totals.fits(totals.epsilon(whole, policy, self.policy.budget.accountant), policy):
             self._fitting.add(run)
         reserved = (*own.disclosed, *training(own.schedule, spare=True))
         approve([self.ledger], [(reserved, own.costs())], run)

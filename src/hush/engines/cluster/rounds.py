@@ -19,9 +19,9 @@ from torch import Tensor
 from hush.config import Config
 from hush.engines.cluster.ray_workers import WorkerPool, connected, library
 from hush.engines.cluster.worker import BlockReport, ClientOrder, Setup, TensorTable, read_only
-from hush.engines.round_answers import clients_at_once
-from hush.engines.simulator import Charged, Simulator
-from hush.recipes.rows import Columns, HeldRows
+from hush.engines.simulator import Charged, Simulator, clients_at_once
+from hush.recipes.context import Columns
+from hush.recipes.held_rows import HeldRows
 from hush.server.loop import Answers, HeldAnswers
 from hush.types import HushError, Layout, Task, Update
 

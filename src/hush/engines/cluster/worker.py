@@ -19,13 +19,14 @@ from torch import Tensor
 from hush.config import Config
 from hush.engines import client_round
 from hush.engines.client_round import Client
-from hush.engines.round_answers import decoded, held
+from hush.engines.row_stores import decoded, held
 from hush.models import Model
 from hush.privacy.persons import Persons
 from hush.privacy.schedule import Output, Stage
 from hush.privacy.side_release import ReleaseShape
 from hush.recipes import Recipe
-from hush.recipes.rows import Columns, summed, summed_parts
+from hush.recipes.context import Columns, summed_parts
+from hush.recipes.held_rows import summed
 from hush.training.train import train
 from hush.types import HeldVector, HushError, Layout, Receipt, SideAnswers, Task, TaskExtras
 

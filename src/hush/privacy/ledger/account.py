@@ -18,18 +18,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Protocol
 
-from hush.privacy.accounting import api, privacy_filter
+from hush.privacy.accounting import privacy_filter
 from hush.privacy.accounting.cost import Cost, Kind, from_json
-from hush.privacy.ledger import book
-from hush.privacy.ledger.book import BURNED, Book, CostKey, Totals, add_costs
+from hush.privacy.ledger.book import BURNED, Book
 from hush.privacy.ledger.errors import BudgetSpentError
 from hush.privacy.ledger.terms import LedgerTerms
+from hush.privacy.ledger.totals import SLACK, Totals, add_costs, add_totals, epsilon, fits, remaining, steps_of, within
 from hush.types import Accountant, Policy, Receipt
-
-SLACK = 1e-9
 
 
 class Spending(Protocol):
@@ -164,9 +161,9 @@ class Account:
         before = state(held, policy, accountant)
         after = before
         if not held.first:
-            after = privacy_filter.State(book.steps_of(new), book.steps_of(new))
+            after = privacy_filter.State(steps_of(new), steps_of(new))
         elif not planned:
-            after = privacy_filter.after(before, book.steps_of(new), policy, accountant)
+            after = privacy_filter.after(before, steps_of(new), policy, accountant)
         if not privacy_filter.fits(after, fixed, _loosened(policy), accountant):
             raise _refused(held.terms, max(fixed, privacy_filter.bound(after, policy, accountant)), fixed)
         if direct:
@@ -181,10 +178,10 @@ def state(held: Book, policy: Policy, accountant: Accountant) -> privacy_filter.
     conversions = [planned.conversion for planned in held.planned]
     units, doubt = (math.fsum(getattr(each, name) for each in conversions) for name in ("units", "doubt"))
     found = privacy_filter.State(
-        book.steps_of(held.first), book.steps_of(held.direct), privacy_filter.Conversion(units, doubt), len(conversions)
+        steps_of(held.first), steps_of(held.direct), privacy_filter.Conversion(units, doubt), len(conversions)
     )
     for more in held.unplanned.values():
-        found = privacy_filter.after(found, book.steps_of(more), policy, accountant)
+        found = privacy_filter.after(found, steps_of(more), policy, accountant)
     return found
 
 
@@ -194,35 +191,15 @@ def filtered(held: Book, policy: Policy | None = None, costs: Sequence[Cost] = (
     With `costs`, after this schedule as well; with `policy`, under this policy instead of the book's own.
     """
     policy, accountant = policy or held.terms.policy, held.terms.accountant
-    new = book.add_costs({}, costs)
-    fixed = epsilon(book.add_totals(held.totals, new), policy, accountant)
+    new = add_costs({}, costs)
+    fixed = epsilon(add_totals(held.totals, new), policy, accountant)
     if not math.isfinite(policy.epsilon) or not (held.first or new):
         return fixed
     now = state(held, policy, accountant)
     if new:
-        steps = book.steps_of(new)
+        steps = steps_of(new)
         now = privacy_filter.after(now, steps, policy, accountant) if held.first else privacy_filter.State(steps, steps)
     return fixed if privacy_filter.within_first(now) else max(fixed, privacy_filter.bound(now, policy, accountant))
-
-
-def within(totals: Totals, approved: Totals) -> bool:
-    """Whether no kind of step occurs more often than approved."""
-    return all(steps <= approved.get(key, 0) for key, steps in totals.items())
-
-
-def epsilon(totals: Totals, policy: Policy, accountant: Accountant) -> float:
-    """Return an upper bound on the epsilon of the totals."""
-    return _epsilon(tuple(totals.items()), policy, accountant)
-
-
-def fits(spent: float, policy: Policy) -> bool:
-    """Whether these totals fit the budget."""
-    return spent <= policy.epsilon + SLACK
-
-
-def remaining(spent: float, policy: Policy) -> float:
-    """Return what remains of the budget."""
-    return math.inf if policy.epsilon == math.inf else max(0.0, policy.epsilon - spent)
 
 
 def _loosened(policy: Policy) -> Policy:
@@ -237,13 +214,3 @@ def _refused(terms: LedgerTerms, spent: float, fixed: float | None = None) -> Bu
         f"{text} (by the privacy filter, since this schedule differs from the first one of the ledger; "
         f"{fixed:.4g} if all schedules had been fixed beforehand)"
     )
-
-
-@lru_cache(maxsize=16384)
-def _epsilon(totals: tuple[tuple[CostKey, int], ...], policy: Policy, accountant: Accountant) -> float:
-    costs = book.totals_as_costs(dict(totals))
-    if not costs:
-        return 0.0
-    if any(cost.noise == 0 for cost in costs):
-        return math.inf
-    return api.epsilon_of(costs, policy.delta, policy.relation, accountant)

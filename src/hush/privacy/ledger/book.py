@@ -33,16 +33,17 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
-from hush.privacy.accounting import events, privacy_filter
+from hush.privacy.accounting import privacy_filter
 from hush.privacy.accounting.cost import Cost, Kind, from_json, to_json
 from hush.privacy.ledger import terms
 from hush.privacy.ledger.errors import BrokenLedgerError
 from hush.privacy.ledger.terms import LedgerTerms
+from hush.privacy.ledger.totals import CostKey, Totals, add_costs, add_totals, steps_of
 from hush.types import HushError, Policy
 
 OPENED, POLICY = "OPENED", "POLICY"
@@ -58,8 +59,6 @@ _HEAD = re.compile(r"([1-9][0-9]{0,18}):([0-9a-f]{64})")
 _TYPES = (int, int, str, str, str, int, int, str, str, str)
 
 Stamp: TypeAlias = tuple[int, str]  # the `at` and `salt` of a row
-CostKey: TypeAlias = tuple[Kind, float, float, int, int]
-Totals: TypeAlias = Mapping[CostKey, int]  # the number of steps of each kind
 
 
 class Row(NamedTuple):
@@ -304,39 +303,6 @@ def parse_head(text: str) -> tuple[int, str]:
     if found is None:
         raise HushError(f"head: found {text[:100]!r}; accepted: an entry number, a colon and 64 hexadecimal digits")
     return int(found[1]), found[2]
-
-
-def add_costs(totals: Totals, costs: Iterable[Cost]) -> dict[CostKey, int]:
-    """Add costs to the totals: the number of steps of each kind."""
-    summed = dict(totals)
-    for cost in costs:
-        key = (cost.kind, cost.noise, cost.rate, cost.samples, cost.batch)
-        summed[key] = summed.get(key, 0) + cost.steps
-    return summed
-
-
-def add_totals(totals: Totals, more: Totals) -> dict[CostKey, int]:
-    """Add two totals."""
-    return {key: totals.get(key, 0) + more.get(key, 0) for key in {**totals, **more}}
-
-
-def totals_as_costs(totals: Totals) -> tuple[Cost, ...]:
-    """Totals as costs, without names."""
-    return tuple(
-        Cost(what="total", kind=kind, noise=noise, steps=steps, rate=rate, samples=samples, batch=batch)
-        for (kind, noise, rate, samples, batch), steps in totals.items()
-        if steps
-    )
-
-
-def steps_of(totals: Totals) -> privacy_filter.Steps:
-    """The steps of totals."""
-    return _steps_of(tuple(totals.items()))
-
-
-@lru_cache(maxsize=16384)
-def _steps_of(totals: tuple[tuple[CostKey, int], ...]) -> privacy_filter.Steps:
-    return events.parts_of_costs(totals_as_costs(dict(totals)))
 
 
 def planned_text(costs: Sequence[Cost], conversion: privacy_filter.Conversion) -> str:

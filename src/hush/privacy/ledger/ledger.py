@@ -54,6 +54,7 @@ from hush.privacy.ledger import (
     payloads,
     schema,
     terms,
+    totals,
     witness,
 )
 from hush.privacy.ledger.account import Account
@@ -234,9 +235,9 @@ class Ledger(Account):
         All of it must have been fixed before its first release. Single charges within it are then admitted, unless
         other runs spend the budget in the meantime.
         """
-        whole, charged = book.add_costs({}, costs), book.add_costs({}, self.charged(run))
+        whole, charged = totals.add_costs({}, costs), totals.add_costs({}, self.charged(run))
         rest = {key: max(0, steps - charged.get(key, 0)) for key, steps in whole.items()}
-        remaining = book.totals_as_costs(rest)
+        remaining = totals.totals_as_costs(rest)
         conversion = self._admitted(self._fresh(), remaining, run)
         first = not self._book.first and bool(remaining) and math.isfinite(self._book.terms.policy.epsilon)
         if conversion is not None or first:
@@ -245,7 +246,7 @@ class Ledger(Account):
                 if conversion is not None or not self._book.first:
                     detail = book.planned_text(remaining, conversion or NOTHING)
                     self._append(book.PLANNED, run, detail=detail)
-        self._approved = book.add_costs(self._book.totals, remaining)
+        self._approved = totals.add_costs(self._book.totals, remaining)
 
     def tighten(self, policy: Policy) -> None:
         """Apply a stricter policy from now on, permanently; a looser one is a `HushError`."""

@@ -18,10 +18,9 @@ from hush.privacy.accounting import privacy_filter
 from hush.privacy.accounting.cost import Cost, Kind
 from hush.privacy.accounting.events import parts_of_costs
 from hush.privacy.ledger import terms
-from hush.privacy.ledger.account import epsilon, fits, remaining, within
-from hush.privacy.ledger.book import CostKey, Totals, add_costs
 from hush.privacy.ledger.errors import BudgetSpentError
 from hush.privacy.ledger.terms import LedgerTerms
+from hush.privacy.ledger.totals import CostKey, Totals, add_costs, epsilon, fits, remaining, within
 from hush.types import Accountant, HushError, Policy, Receipt
 
 _KINDS = 16_384  # sums that are kept for others to share

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hush.privacy.accounting.cost import of_group
-from hush.privacy.ledger import account, book, ledger, witness
+from hush.privacy.ledger import account, book, ledger, totals, witness
 from hush.privacy.ledger.errors import BrokenLedgerError
 from hush.types import HushError
 
@@ -31,7 +31,7 @@ def describe(path: str | Path) -> dict[str, Any]:
     except BrokenLedgerError as error:
         return {"path": str(path), "chain_ok": False, "fault": str(error)}
     policy, accountant = held.terms.policy, held.terms.accountant
-    spent, filtered = account.epsilon(held.totals, policy, accountant), account.filtered(held)
+    spent, filtered = totals.epsilon(held.totals, policy, accountant), account.filtered(held)
     states = Counter(charge.state for charge in held.charges.values())
     charges = Counter(charge.row.run for charge in held.charges.values())
     return {
@@ -48,7 +48,7 @@ def describe(path: str | Path) -> dict[str, Any]:
         "spent": _finite(spent),
         "filtered": _finite(filtered),
         "spent_by_row_budget": _by_row_budget(held),
-        "left": _finite(account.remaining(filtered, policy)),
+        "left": _finite(totals.remaining(filtered, policy)),
         "planned": _planned(held),
         "rows": len(rows),
         "charges": {state: states[state] for state in (book.RESERVED, book.READY, book.SENT, book.BURNED)},
@@ -67,14 +67,14 @@ def _by_row_budget(held: book.Book) -> dict[str, float | None]:
     costs = [cost for charge in held.charges.values() for cost in book.costs_of(charge.row.detail)]
     budgets = sorted({budget for cost in costs for budget, _ in cost.groups})
     policy, accountant = held.terms.policy, held.terms.accountant
-    spent = {b: account.epsilon(book.add_costs({}, of_group(costs, b)), policy, accountant) for b in budgets}
+    spent = {b: totals.epsilon(totals.add_costs({}, of_group(costs, b)), policy, accountant) for b in budgets}
     return {f"{budget:g}": _finite(epsilon) for budget, epsilon in spent.items()}
 
 
 def _planned(held: book.Book) -> dict[str, Any]:
     """What the privacy filter counts in: the first schedule, and what others were converted to."""
     return {
-        "first": [asdict(cost) for cost in book.totals_as_costs(held.first)],
+        "first": [asdict(cost) for cost in totals.totals_as_costs(held.first)],
         "converted": [asdict(planned.conversion) for planned in held.planned],
     }
 

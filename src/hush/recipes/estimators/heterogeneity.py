@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hush.recipes.rows import Strided
+from hush.recipes.context import Strided
 
 _COLUMNS, _FEWEST = 1 << 17, 1 << 10
 _NUMBERS = 1 << 24  # of all clients' columns together

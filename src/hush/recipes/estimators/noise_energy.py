@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hush.recipes.rows import Rows, Spaced
+from hush.recipes.context import Rows, Spaced
 
 _BLOCK = 1 << 17  # entries of U converted to float64 at a time
 _MANY = 1 << 17  # entries of M above which one iteration is expensive

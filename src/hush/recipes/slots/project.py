@@ -15,10 +15,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from hush.recipes.context import RoundView, ServerRng, State
+from hush.recipes.context import Listed, RoundView, Rows, ServerRng, State
 from hush.recipes.estimators import subspace
+from hush.recipes.held_rows import ProjectedRows
 from hush.recipes.interfaces import Extra, Project, Projected, TaskShape
-from hush.recipes.rows import Listed, ProjectedRows, Rows
 from hush.types import HushError, Layout, Release, TaskExtras
 
 _BUDGETS = Release(

@@ -1,18 +1,12 @@
-"""The rows of a round's updates, n x p, as recipes see them: one tensor, or rows that stay where they were computed.
-
-Recipes never need all numbers at once. They ask for norms, for a sample of the columns, and for weighted sums of the
-rows; what follows from these (a Gram matrix, clusters, a subspace, the next model) is small. So one interface serves a
-tensor in memory, blocks on a disk, and blocks on the workers of a cluster, and memory is O(p + n x sample).
+"""Held rows: the updates of a round that stay where they were computed, in files or on the workers of a cluster.
 
 Guarantees:
-    - `DenseRows` computes on the whole tensor at once.
     - `HeldRows` forms sums block by block in float64: what they are to seven digits does not depend on the blocks, and
       where the blocks are equal, not at all on where they are held.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -20,166 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from hush.recipes.context import Columns, Rows
 from hush.types import Layout
-
-SAMPLE = 1 << 26  # numbers of a sample of all clients' columns
-_RUN = 64  # neighbouring columns in a sample
-
-
-@dataclass(frozen=True)
-class Spaced:
-    """Evenly spaced runs of columns, about `most` in total, or all columns if there are no more."""
-
-    most: int
-    run: int = _RUN
-
-    def of(self, block: Tensor) -> Tensor:
-        """Return these columns of some rows."""
-        p = block.shape[1]
-        if p <= self.most:
-            return block
-        whole = p // self.run
-        if whole < 2:
-            return block[:, : self.most]
-        step = -(-whole * self.run // self.most)
-        runs: Tensor = block[:, : whole * self.run].unflatten(1, (whole, self.run))
-        return runs[:, ::step].flatten(1)
-
-
-@dataclass(frozen=True)
-class Strided:
-    """One column in every `step`."""
-
-    step: int
-
-    def of(self, block: Tensor) -> Tensor:
-        """Return these columns of some rows."""
-        return block[:, :: self.step]
-
-
-@dataclass(frozen=True, eq=False)
-class Listed:
-    """The columns with these numbers."""
-
-    index: Tensor
-
-    def of(self, block: Tensor) -> Tensor:
-        """Return these columns of some rows."""
-        return block[:, self.index]
-
-
-Columns = Spaced | Strided | Listed
-
-
-class Rows(ABC):
-    """The updates of a round, n x p."""
-
-    @property
-    @abstractmethod
-    def shape(self) -> tuple[int, int]:
-        """The numbers of rows and of columns."""
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    @abstractmethod
-    def take(self, chosen: Tensor) -> Rows:
-        """Return some of the rows."""
-
-    @abstractmethod
-    def norms(self) -> Tensor:
-        """Return the norm of each row, in float64."""
-
-    def squared_norms(self) -> Tensor:
-        """Return the squared norm of each row, in float64."""
-        return self.norms().square()
-
-    @abstractmethod
-    def scaled(self, factors: Tensor) -> Rows:
-        """Return the rows times a factor each."""
-
-    @abstractmethod
-    def rebased(self, models: Tensor, worked: Sequence[int], to: Sequence[int]) -> Rows:
-        """Return the rows as updates of other models: each plus the model it was computed on, minus the other."""
-
-    @abstractmethod
-    def columns(self, which: Columns) -> Tensor:
-        """Return some columns of all rows, gathered."""
-
-    @abstractmethod
-    def combined(self, weights: Tensor) -> Tensor:
-        """Return the sum of the rows with one weight each (p), or with several (k x p)."""
-
-    @abstractmethod
-    def combined_parts(self, weights: Tensor, layout: Layout) -> Tensor:
-        """Return sums of the rows, k x p in float64, with weights of their own in each tensor: tensors x k x n."""
-
-    @abstractmethod
-    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield all rows, a block at a time, with their places."""
-
-    def whole(self) -> Tensor:
-        """Return all numbers, n x p."""
-        return torch.cat([block for _, block in self.blocks()])
-
-    def sample(self) -> Tensor:
-        """Return all columns, or where there are very many numbers, evenly spaced ones."""
-        n, p = self.shape
-        return self.columns(Spaced(p if n * p <= SAMPLE else max(_RUN, SAMPLE // n)))
-
-
-class DenseRows(Rows):
-    """All rows in one tensor."""
-
-    def __init__(self, values: Tensor) -> None:
-        self._values = values
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """The numbers of rows and of columns."""
-        return self._values.shape[0], self._values.shape[1]
-
-    def take(self, chosen: Tensor) -> Rows:
-        """Return some of the rows."""
-        return DenseRows(self._values[chosen])
-
-    def norms(self) -> Tensor:
-        """Return the norm of each row, in float64."""
-        found: Tensor = self._values.double().norm(dim=1)
-        return found
-
-    def squared_norms(self) -> Tensor:
-        """Return the squared norm of each row, in float64."""
-        return self._values.double().square().sum(1)
-
-    def scaled(self, factors: Tensor) -> Rows:
-        """Return the rows times a factor each."""
-        return DenseRows(self._values * factors[:, None].to(self._values.dtype))
-
-    def rebased(self, models: Tensor, worked: Sequence[int], to: Sequence[int]) -> Rows:
-        """Return the rows as updates of other models."""
-        return DenseRows(self._values + (models[list(worked)] - models[list(to)]))
-
-    def columns(self, which: Columns) -> Tensor:
-        """Return some columns of all rows."""
-        return which.of(self._values)
-
-    def combined(self, weights: Tensor) -> Tensor:
-        """Return the sum of the rows with one weight each (p), or with several (k x p)."""
-        total: Tensor = weights.to(self._values.dtype) @ self._values
-        return total
-
-    def combined_parts(self, weights: Tensor, layout: Layout) -> Tensor:
-        """Return sums of the rows, with weights of their own in each tensor."""
-        return summed_parts(self._values, weights, layout)
-
-    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the tensor."""
-        yield slice(None), self._values
-
-    def whole(self) -> Tensor:
-        """Return the tensor."""
-        return self._values
 
 
 class RowStore(Protocol):
@@ -215,12 +51,6 @@ class RowStore(Protocol):
 def summed(block: Tensor, weights: Tensor) -> Tensor:
     """Return sums of a block's rows in float64, k x p, formed in the precision of the block."""
     return (weights.to(block.dtype) @ block).double()
-
-
-def summed_parts(block: Tensor, weights: Tensor, layout: Layout) -> Tensor:
-    """Return sums of a block's rows in float64, k x p, with weights of their own in each tensor, tensors x k x rows."""
-    parts = zip(weights.double(), block.split(layout.sizes, dim=1), strict=True)
-    return torch.cat([own @ part.double() for own, part in parts], dim=1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

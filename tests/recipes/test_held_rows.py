@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hush.engines.round_answers import FiledRows
-from hush.recipes.rows import DenseRows, HeldRows, Listed, ProjectedRows, Rows, Spaced, Strided
+from hush.engines.row_stores import FiledRows
+from hush.recipes.context import DenseRows, Listed, Rows, Spaced, Strided
+from hush.recipes.held_rows import HeldRows, ProjectedRows
 from hush.types import Layout
 
 LAYOUT = Layout(("a", "b"), ((40, 10), (100,)))

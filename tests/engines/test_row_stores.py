@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import hush
-from hush.engines import round_answers
-from hush.engines.round_answers import clients_at_once
+from hush.engines import simulator
+from hush.engines.simulator import clients_at_once
 from hush.recipes import RECIPES
 
 BASE: dict[str, Any] = {
@@ -35,14 +35,14 @@ def trained(recipe: str) -> torch.Tensor:
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
 def test_every_recipe_computes_the_same_in_blocks(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = trained(recipe)
-    monkeypatch.setattr(round_answers, "SAMPLE", 1)
-    monkeypatch.setattr(round_answers, "_NUMBERS", {"cpu": 2 * 650, "cuda": 2 * 650})
+    monkeypatch.setattr(simulator, "SAMPLE", 1)
+    monkeypatch.setattr(simulator, "_NUMBERS", {"cpu": 2 * 650, "cuda": 2 * 650})
     blocks = trained(recipe)
     torch.testing.assert_close(blocks, whole, rtol=1e-6, atol=1e-6 * float(whole.abs().max()))
 
 
 def test_files_of_a_round_are_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(round_answers, "SAMPLE", 1)
+    monkeypatch.setattr(simulator, "SAMPLE", 1)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     trained("dp-fedavg")
     assert list(tmp_path.iterdir()) == []

@@ -1,8 +1,7 @@
-"""The answers of a simulated round, collected block by block: how many clients train at a time, and where updates wait.
+"""Row stores of one process: where the updates of a round wait, in memory or in files, a block at a time.
 
-A round of few numbers is collected in memory and handed over as it is. Otherwise each block of updates is written to a
-file of its own as soon as it is computed, and read again for the few sums and samples that a recipe asks for
-(`hush.recipes.rows`), so that a process never holds more than a block of them.
+Each block of updates is kept as soon as it is computed, and read again for the few sums and samples that a recipe asks
+for (`hush.recipes.held_rows`), so that a process never holds more than a block of those in files.
 """
 
 from __future__ import annotations
@@ -14,70 +13,15 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hush.recipes import Recipe
-from hush.recipes.rows import SAMPLE, Columns, HeldRows, summed, summed_parts
-from hush.server.loop import Answer, Answers, HeldAnswers
+from hush.recipes.context import Columns, summed_parts
+from hush.recipes.held_rows import summed
 from hush.types import HeldVector, HushError, Layout, Task, Update
-
-_CLIENTS = 2048  # whose jobs are in memory at a time
-_NUMBERS = {"cpu": 1 << 24, "cuda": 1 << 28}  # of the parameters that train at a time
-
-
-def clients_at_once(clients: int, parameters: int, device: str) -> int:
-    """Return how many clients of a round train at a time: all of them, unless memory is to be spared."""
-    if clients * parameters <= SAMPLE:
-        return min(clients, _CLIENTS)
-    return max(1, min(_CLIENTS, _NUMBERS[device] // parameters))
-
-
-class RoundAnswers:
-    """Collects the answers to a round's tasks. To be used as a context: files are removed at its end.
-
-    With a size of `blocks` that is given, updates are kept and summed in these blocks even if they are few: what
-    another engine computes in the same blocks is then equal to the last bit.
-    """
-
-    def __init__(
-        self, recipe: Recipe, tasks: Sequence[Task], parameters: int, device: str, block: int | None = None
-    ) -> None:
-        self._recipe, self._tasks = recipe, {task.client: task for task in tasks}
-        size = block or max(1, clients_at_once(len(tasks), parameters, device))
-        self.blocks = [tasks[first : first + size] for first in range(0, len(tasks), size)]
-        self._resources = ExitStack()
-        self._answers: list[Answer] = []
-        large = len(tasks) * parameters > SAMPLE
-        self._store: BlockRows | None = FiledRows(parameters, self._resources) if large else None
-        if block is not None and not large:
-            self._store = KeptRows(parameters)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._resources.close()
-
-    def add(self, answers: Sequence[Answer]) -> None:
-        """Take the answers of a block."""
-        updates = [answer for answer in answers if isinstance(answer, Update)]
-        if self._store is None or not updates:
-            self._answers += answers
-            return
-        self._answers += [answer for answer in answers if not isinstance(answer, Update)]
-        self._answers += held(updates)
-        self._store.add(decoded(self._recipe, self._tasks, updates))
-
-    def answers(self) -> Answers:
-        """Return all answers."""
-        return self._answers if self._store is None else HeldAnswers(self._answers, HeldRows.of(self._store))
 
 
 def held(updates: Sequence[Update]) -> list[Update]:
