@@ -6,7 +6,6 @@ Run it from the repository: `.venv/bin/python -m scripts.recipe_pages`. Measurin
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import re
 import textwrap
@@ -260,7 +259,7 @@ def _released(release: Release) -> str:
 
 
 def _slots() -> list[str]:
-    return [field.name for field in dataclasses.fields(Recipe)]
+    return list(Recipe().options)
 
 
 def _seeds(results: Mapping[str, Any]) -> int:

@@ -349,7 +349,7 @@ def test_a_side_release_of_ones_own_between_machines(tmp_path: Path, parent: For
     place = localhost.make(tmp_path / "federation", config)
     for policy in (tmp_path / "federation" / "kits").glob("*/policy.toml"):
         text = policy.read_text()
-        policy.write_text(text.replace("[accept]", '[accept]\nmodels = ["label_balance:LabelBalance"]', 1))
+        policy.write_text(text.replace("models = []", 'models = ["label_balance:LabelBalance"]', 1))
     with parent.tidy() as held:
         held.start(["federation", "serve", place.path], place.server / "superlink.log").wait_for("ready at", 60)
         for name in place.members():
