@@ -17,6 +17,7 @@ from hush.types import HushError, NothingTrainedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from hush.deploy.admin.operation_log import Process
     from hush.types import RoundRecord
 
 _LONGEST = 4000
@@ -31,6 +32,20 @@ Sets = Annotated[
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in this directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON to standard output.")]
+LogFile = Annotated[
+    str | None,
+    typer.Option(
+        "--log-file", envvar="HUSH_LOG_FILE", show_envvar=True,
+        help="Write JSON lines to this file, which is rotated; -: to standard error, in place of sentences.",
+    ),
+]  # fmt: skip
+LogLevel = Annotated[
+    str,
+    typer.Option(
+        "--log-level", envvar="HUSH_LOG_LEVEL", show_envvar=True,
+        help="The lowest level in the log file: debug, info, warning or error.",
+    ),
+]  # fmt: skip
 Data = Annotated[str | None, typer.Option(help="Directory with the public dataset files (or HUSH_DATA).")]
 
 
@@ -122,9 +137,12 @@ def code() -> None:
 def serve(
     directory: Folder,
     listen: Annotated[str | None, typer.Option(help="The address to listen on, such as 0.0.0.0.")] = None,
+    log_file: LogFile = None,
+    log_level: LogLevel = "info",
 ) -> None:
     """Run the SuperLink with TLS and node authentication, behind the gateway."""
     need_flower()
+    start_log("serve", log_file, log_level)
     from hush.deploy.admin.folders import FederationFolder
     from hush.deploy.admin.processes import follow_parent
     from hush.deploy.transport.server import serve as run_link
@@ -139,9 +157,12 @@ def join(
     data: Annotated[Path, typer.Option(help="The member's data: .npz, .csv, .parquet or a directory of IDX files.")],
     policy: Annotated[Path | None, typer.Option(help="Policy file; default: policy.toml in the kit.")] = None,
     wait: Annotated[float, typer.Option(help="Seconds to wait for an unreachable SuperLink.")] = 3600.0,
+    log_file: LogFile = None,
+    log_level: LogLevel = "info",
 ) -> None:
     """Take part in a federation as a member."""
     need_flower()
+    start_log("join", log_file, log_level)
     from hush.deploy.admin.folders import open_kit
     from hush.deploy.admin.processes import follow_parent
     from hush.deploy.member.service import join as take_part
@@ -212,10 +233,13 @@ def run(
     sets: Sets = None,
     resume: Resume = False,
     data: Data = None,
+    log_file: LogFile = None,
+    log_level: LogLevel = "info",
     as_json: AsJson = False,
 ) -> None:
     """Run a config with the online members."""
     need_flower()
+    start_log("run", log_file, log_level)
     from hush import report
     from hush.config import load
     from hush.deploy.admin.folders import FederationFolder
@@ -374,8 +398,20 @@ def _evaluated(found: Mapping[str, Any]) -> str:
     return f"the model after round {found['model_of_round']} on {rows}: {figures or 'hidden by the noise'}"
 
 
+def start_log(process: Process, target: str | None, level: str) -> None:
+    """Begin the operation log of a command, if one is asked for."""
+    from hush.deploy.admin.operation_log import check_level, start
+
+    check_level(level)
+    if target is not None:
+        start(target, level, process)
+
+
 def _say(words: str) -> None:
-    print(printable(words, _LONGEST), file=sys.stderr, flush=True)
+    from hush.deploy.admin.operation_log import told
+
+    if not told(printable(words, _LONGEST)):
+        print(printable(words, _LONGEST), file=sys.stderr, flush=True)
 
 
 def _fresh(label: str, folder: Path = Path("runs")) -> Path:

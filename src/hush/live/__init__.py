@@ -6,8 +6,8 @@ directory. Another page needs a source of its own and nothing else; it has the s
 
 from __future__ import annotations
 
-from hush.live.server import background, serve
-from hush.live.source import Fragment, Source
+from hush.live.server import Endpoint, background, serve
+from hush.live.source import Fragment, Monitor, Source
 from hush.live.sources import source_of
 
-__all__ = ["Fragment", "Source", "background", "serve", "source_of"]
+__all__ = ["Endpoint", "Fragment", "Monitor", "Source", "background", "serve", "source_of"]

@@ -14,7 +14,7 @@
     if (scrolled) held.querySelector(".scroll")?.scrollTo({ left: scrolled });
     if (focused) held.querySelector(`.${focused.trim().split(/\s+/).join(".")}`)?.focus({ preventScroll: true });
   };
-  const events = new EventSource("events");
+  const events = new EventSource(`events${location.search}`);
   events.onopen = () => { says.textContent = "live"; says.dataset.state = "live"; };
   events.onerror = () => { says.textContent = "not connected"; says.dataset.state = "lost"; };
   events.onmessage = (event) => {

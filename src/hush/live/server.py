@@ -1,12 +1,16 @@
-"""The server of a live page: read-only pages and server-sent events on this machine, and a stop behind a token.
+"""The server of a live page: read-only pages and server-sent events, and a stop behind a token.
 
 Guarantees:
-    - It listens on 127.0.0.1 alone, and answers only requests whose Host is that address or localhost with its port, so
-      that a page from elsewhere cannot read it by a name that it has pointed here.
+    - It listens on 127.0.0.1 unless an `Endpoint` says otherwise, and answers only requests whose Host is an address or
+      a name of that endpoint, so that a page from elsewhere cannot read it by a name that it has pointed here.
     - The only request that changes anything is a POST to /stop. It needs the token of the address, in a header that
       other origins cannot set without being asked, and an Origin that is this server. A page opened without the token
       has no button.
-    - Pages hold everything that they need; their policy allows connections to this server and to no other.
+    - A private endpoint has no /stop, and answers nothing without its token but /healthz, which says `ok` or why not in
+      one of a few words. The token is part of the address, or in an Authorization header. It is no cookie: a browser
+      would send that to every port of the same address, also to those of other users.
+    - Pages hold everything that they need; their policy allows connections to this server and to no other. No header
+      allows another origin to read an answer.
 """
 
 from __future__ import annotations
@@ -16,16 +20,20 @@ import contextlib
 import hmac
 import json
 import socket
+import ssl
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from hush.live.source import Source
+from hush.live.source import Monitor, Source
 from hush.pages.document import page, policy, resource
 from hush.pages.wording import safe
 from hush.types import HushError
@@ -35,11 +43,48 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+T = TypeVar("T")
 PORT = 8321
+METRICS, HEALTH = "/metrics", "/healthz"
 _LOOK = 0.15  # seconds between two looks at the source
 _APART = 0.3  # seconds between two drawings, so that short rounds do not keep a core busy
-_HOSTS = ("127.0.0.1", "localhost")
+LOCAL = ("127.0.0.1", "localhost")
+_NEEDED = "This page needs its token: open the address that the terminal shows, or send Authorization: Bearer TOKEN.\n"
 _ENDING = 1.0  # seconds that open pages have for the last news
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """Where a page is served, and who may read it.
+
+    Attributes:
+        host: The address to listen on.
+        port: The port; None: `PORT`, or a free one.
+        names: The names that requests may be for; the first is that of the printed address.
+        token: Grants what needs a token; None: a new one.
+        private: Whether reading needs the token. Nothing can be stopped then.
+        certificate: The files of a TLS certificate and its key; None: without TLS, for addresses of this machine only.
+    """
+
+    host: str = LOCAL[0]
+    port: int | None = None
+    names: tuple[str, ...] = LOCAL
+    token: str | None = None
+    private: bool = False
+    certificate: tuple[Path, Path] | None = None
+
+    def address(self, port: int, token: str) -> str:
+        """Return the address of the page."""
+        return f"http{'s' if self.certificate else ''}://{self.names[0]}:{port}/?token={token}"
+
+    def accepts(self, host: str, port: int) -> bool:
+        """Whether a request for this host is for this server.
+
+        Behind TLS the port may be another one: it is mapped by containers, and the certificate names no port.
+        """
+        if self.certificate is None:
+            return host in {f"{name}:{port}" for name in self.names}
+        return host.rpartition(":")[0] in self.names or host in self.names
 
 
 class Hub:
@@ -70,19 +115,28 @@ class Hub:
                     self.parts[name] = (self.number, html)
             self._drawn = time.monotonic()
 
+    def locked(self, call: Callable[[], T]) -> T:
+        """Return what a function of the source returns, after a look at what is new."""
+        with self._lock:
+            self._stale = self.source.refresh() or self._stale
+            return call()
+
     def since(self, number: int) -> dict[str, str]:
         """Return the parts that were drawn after a number."""
         return {name: html for name, (at, html) in list(self.parts.items()) if at > number}
 
 
-def live_app(source: Source, port: int, token: str) -> tuple[Starlette, threading.Event]:
-    """Return the application for a source, and the event that ends its streams."""
+def live_app(source: Source, endpoint: Endpoint, port: int, token: str) -> tuple[Starlette, threading.Event]:
+    """Return the application for a source at a port, and the event that ends its streams."""
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
+    from starlette.requests import Request as FoundRequest
     from starlette.responses import HTMLResponse, PlainTextResponse, StreamingResponse
+    from starlette.responses import Response as FoundResponse
     from starlette.routing import Route
 
-    hub, ending = Hub(source), threading.Event()
+    hub, ending, stopping = Hub(source), threading.Event(), not endpoint.private
+    monitor: Monitor
     script = files("hush.live").joinpath("live.js").read_text(encoding="utf-8")
     headers = {
         "Content-Security-Policy": policy([resource("script.js"), script], connect=True) + "; frame-ancestors 'none'",
@@ -92,7 +146,7 @@ def live_app(source: Source, port: int, token: str) -> tuple[Starlette, threadin
         "Cross-Origin-Resource-Policy": "same-origin",
         "Cache-Control": "no-store",
     }
-    allowed = {f"{host}:{port}" for host in _HOSTS}
+    origins = {f"http://{host}:{port}" for host in LOCAL}
 
     def rights(given: str) -> bool:
         return hmac.compare_digest(given.encode(), token.encode())
@@ -100,7 +154,7 @@ def live_app(source: Source, port: int, token: str) -> tuple[Starlette, threadin
     async def home(request: Request) -> Response:
         await asyncio.to_thread(hub.draw, everything=True)
         key = request.query_params.get("token", "")
-        return HTMLResponse(_document(hub, script, key if rights(key) else ""), headers=headers)
+        return HTMLResponse(_document(hub, script, key if rights(key) and stopping else ""), headers=headers)
 
     async def events(request: Request) -> Response:
         stream = _events(hub, ending, request)
@@ -108,26 +162,43 @@ def live_app(source: Source, port: int, token: str) -> tuple[Starlette, threadin
 
     async def stop(request: Request) -> Response:
         origin = request.headers.get("origin", "")
-        if not rights(request.headers.get("x-hush-token", "")) or origin not in {f"http://{host}" for host in allowed}:
+        if not rights(request.headers.get("x-hush-token", "")) or origin not in origins:
             return PlainTextResponse("Not allowed: open the page with the address that the terminal shows.", 403)
         try:
             return PlainTextResponse(await asyncio.to_thread(source.stop), headers=headers)
         except (HushError, OSError) as error:
             return PlainTextResponse(f"Not stopped: {error}", 409, headers=headers)
 
-    class OwnHost:
-        """Refuses requests for another host."""
+    async def metrics(request: Request) -> Response:
+        content, kind = await asyncio.to_thread(hub.locked, partial(monitor.metrics, request.headers.get("accept", "")))
+        return FoundResponse(content, headers={**headers, "Content-Type": kind})
+
+    async def health(request: Request) -> Response:
+        well, words = await asyncio.to_thread(hub.locked, monitor.health)
+        return PlainTextResponse(f"{words}\n", 200 if well else 503, headers=headers)
+
+    class OwnRequests:
+        """Refuses requests for another host, and without the token where reading needs it."""
 
         def __init__(self, app: Any) -> None:
             self.app = app
 
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            if scope["type"] == "http":
-                host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
-                if host not in allowed:
-                    await PlainTextResponse("unknown host", 421)(scope, receive, send)
-                    return
+            if scope["type"] == "http" and (refused := self._refused(FoundRequest(scope))):
+                await refused(scope, receive, send)
+                return
             await self.app(scope, receive, send)
+
+        def _refused(self, request: Request) -> Response | None:
+            if endpoint.private and request.url.path == HEALTH:
+                return None
+            if not endpoint.accepts(request.headers.get("host", ""), port):
+                return PlainTextResponse("unknown host", 421)
+            kind, _, given = request.headers.get("authorization", "").partition(" ")
+            key = given.strip() if kind.lower() == "bearer" else request.query_params.get("token", "")
+            if endpoint.private and not rights(key):
+                return PlainTextResponse(_NEEDED, 401, {**headers, "WWW-Authenticate": "Bearer"})
+            return None
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -140,8 +211,12 @@ def live_app(source: Source, port: int, token: str) -> tuple[Starlette, threadin
         yield
         task.cancel()
 
-    routes = [Route("/", home), Route("/events", events), Route("/stop", stop, methods=["POST"])]
-    return Starlette(routes=routes, middleware=[Middleware(OwnHost)], lifespan=lifespan), ending
+    routes = [Route("/", home), Route("/events", events)]
+    routes += [Route("/stop", stop, methods=["POST"])] if stopping else []
+    if isinstance(source, Monitor):
+        monitor = source
+        routes += [Route(METRICS, metrics), Route(HEALTH, health)]
+    return Starlette(routes=routes, middleware=[Middleware(OwnRequests)], lifespan=lifespan), ending
 
 
 async def _events(hub: Hub, ending: threading.Event, request: Request) -> AsyncIterator[str]:
@@ -188,21 +263,24 @@ def _document(hub: Hub, script: str, token: str) -> str:
     return page(f"{hub.title} · Hush", source.kind, body, scripts=[script], connect=True)
 
 
-def serve(source: Source, *, port: int | None = None, opened: Any = None) -> None:
-    """Serve a page until Ctrl-C. `opened` is called with its address; without a port, 8321 or a free one is taken."""
-    server, listening, address = _server(source, port)
+def serve(source: Source, *, port: int | None = None, opened: Any = None, endpoint: Endpoint | None = None) -> None:
+    """Serve a page until Ctrl-C. `opened` is called with its address; without a port, 8321 or a free one is taken.
+
+    An `endpoint` says instead where it is served, and who may read it.
+    """
+    server, listening, address = _server(source, endpoint or Endpoint(port=port))
     if opened is not None:
         opened(address)
     server.run(sockets=[listening])
 
 
 @contextmanager
-def background(source: Source, *, port: int | None = None) -> Iterator[str]:
-    """Serve a page from a thread while the body of a `with` runs. Yields its address.
+def background(source: Source, *, port: int | None = None, endpoint: Endpoint | None = None) -> Iterator[str]:
+    """Serve a page from a thread while the body of a `with` runs, as `serve` does. Yields its address.
 
     At the end, open pages get the last state before the server stops.
     """
-    server, listening, address = _server(source, port)
+    server, listening, address = _server(source, endpoint or Endpoint(port=port))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="hush-live", daemon=True)
     thread.start()
     try:
@@ -213,14 +291,14 @@ def background(source: Source, *, port: int | None = None) -> Iterator[str]:
         thread.join(timeout=5)
 
 
-def _server(source: Source, port: int | None) -> tuple[Any, socket.socket, str]:
+def _server(source: Source, endpoint: Endpoint) -> tuple[Any, socket.socket, str]:
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
         raise HushError("live page: needs starlette and uvicorn; install them with: pip install 'hush[ui]'")
     import uvicorn
 
-    listening = _listen(port)
-    number, token = listening.getsockname()[1], uuid.uuid4().hex
-    app, ending = live_app(source, number, token)
+    listening = _listen(endpoint.host, endpoint.port)
+    number, token = listening.getsockname()[1], endpoint.token or uuid.uuid4().hex
+    app, ending = live_app(source, endpoint, number, token)
 
     class Server(uvicorn.Server):
         """Ends its streams before it waits for connections."""
@@ -234,22 +312,36 @@ def _server(source: Source, port: int | None) -> tuple[Any, socket.socket, str]:
             ending.set()
             super().handle_exit(sig, frame)
 
-    config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=2, ws="none")
-    return Server(config), listening, f"http://127.0.0.1:{number}/?token={token}"
+    certificate, key = endpoint.certificate or (None, None)
+    config = uvicorn.Config(
+        app, log_level="error", access_log=False, timeout_graceful_shutdown=2, ws="none", ssl_certfile=certificate,
+        ssl_keyfile=key, server_header=False,
+    )  # fmt: skip
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        listening.close()
+        raise HushError(f"{certificate}: cannot be used for TLS with {key}: {error}") from None
+    return Server(config), listening, endpoint.address(number, token)
 
 
-def _listen(port: int | None) -> socket.socket:
-    """Return a socket on this machine's loopback address: at the port, or at 8321 or a free one where none is given."""
+def _listen(host: str, port: int | None) -> socket.socket:
+    """Return a socket at an address: at the port, or at 8321 or a free one where none is given."""
     for number in (PORT, 0) if port is None else (port,):
-        listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening: socket.socket | None = None
         try:
-            listening.bind(("127.0.0.1", number))
+            family, kind, _, _, place = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
+            listening = socket.socket(family, kind)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(place)
         except (OSError, OverflowError) as error:
-            listening.close()
+            if listening is not None:
+                listening.close()
             if port is not None:
                 raise HushError(f"--port: {port} cannot be used: {error}") from None
+            if listening is None:
+                raise HushError(f"--listen: {host} cannot be used: {error}") from None
             continue
         listening.listen(64)
         return listening
-    raise HushError("live page: no free port on 127.0.0.1")
+    raise HushError(f"live page: no free port on {host}")

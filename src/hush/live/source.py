@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 Fragment: TypeAlias = tuple[str, str]
 """The id of an element of the page, and its new content as HTML."""
@@ -41,4 +41,17 @@ class Source(Protocol):
 
     def stop(self) -> str:
         """Ask for a stop, and return what happens now, in a sentence."""
+        ...
+
+
+@runtime_checkable
+class Monitor(Source, Protocol):
+    """A source that is also read by programs. Its methods are called like those of any source, after `refresh`."""
+
+    def health(self) -> tuple[bool, str]:
+        """Return whether what is watched works, and `ok` or what does not, in words without names or figures."""
+        ...
+
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        """Return metrics for Prometheus and their content type, for what a request accepts."""
         ...

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from hush.config import Config
 from hush.deploy.admin import audit_log, keys, localhost
-from hush.deploy.coordinator.exchange import Exchange
+from hush.deploy.coordinator.exchange import OFFLINE, Exchange
 from hush.deploy.coordinator.status import federation_status
 from hush.deploy.member.policy_template import code_hash
 from hush.deploy.member.process import Node
@@ -235,7 +235,7 @@ def test_a_round_without_a_quorum_ends_at_its_deadline_and_moves_nothing(live: L
         coordinator.run(config(rounds=2, quorum=3), out, progress=silence)
     lines = rounds(out)
     assert [sorted(line["weights"]) for line in lines] == [["0", "1", "2"], []]
-    assert lines[1]["refused"]["1"] == "no update"
+    assert lines[1]["refused"]["1"] == OFFLINE
 
 
 def test_answers_that_the_gate_refuses_close_no_round_on_a_slow_member(live: LiveFederation) -> None:

@@ -23,6 +23,7 @@ import torch
 from hush.config import parse
 from hush.deploy.admin import keys, localhost
 from hush.deploy.admin.folders import FederationFolder, open_kit
+from hush.deploy.coordinator.exchange import ABSENT
 from hush.deploy.shared.roster import RosterEntry
 from hush.deploy.transport import messages
 from hush.deploy.transport.flower import NodeClient
@@ -257,7 +258,7 @@ def test_mutants_from_members_cost_their_round_and_nothing_else(
     lines = [json.loads(line) for line in (place.runs / "run" / "rounds.jsonl").read_text().splitlines()]
     sent = sum(each.sent for each in lying)
     reasons = [why for line in lines[HONEST_ROUNDS:] for client, why in line["refused"].items()]
-    seen = sum(why != "no update" for why in reasons)
+    seen = sum(why not in ABSENT for why in reasons)
     size = 4 * sum(value.numel() for value in _model(place).values())
     cap = messages.ROOM + int(1.1 * size)
     growth = [after[child.pid] - before[child.pid] for child in (link, coordinator)]

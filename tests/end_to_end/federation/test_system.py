@@ -222,7 +222,7 @@ def test_members_that_go_silent_are_not_waited_for_beyond_the_deadline(live: Liv
         assert time.monotonic() - began < 90
     lines = rounds(out)
     assert [sorted(line["weights"]) for line in lines] == [["0", "1", "2"], ["0", "2"], ["0", "1", "2"]]
-    assert lines[1]["refused"] == {"1": "no update"}
+    assert lines[1]["refused"] == {"1": exchange.SILENT}
 
 
 def test_impostors_are_refused(live: LiveFederation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,6 +181,12 @@ def signer(certificate: bytes, ca: bytes) -> PublicKey:
     return public
 
 
+def validity(path: Path) -> tuple[datetime.datetime, datetime.datetime]:
+    """Return from when and until when a certificate is valid, in UTC."""
+    found = _certificate(path)
+    return found.not_valid_before_utc, found.not_valid_after_utc
+
+
 def check_server(folder: Path) -> None:
     """Raise a `HushError` unless the server's certificate is valid now, matches its key, and is signed by the CA."""
     _certificate(folder / "ca.crt")

@@ -104,7 +104,7 @@ def run(
         say("starting the SuperLink and the members")
         start(place, programs)
         return coordinator(place, classes).run(
-            config, place.runs / RUN, resume=resume, command=command, progress=progress
+            config, place.runs / RUN, resume=resume, command=command, progress=progress, say=say
         )
 
 
@@ -156,4 +156,4 @@ def try_files(
     with stopping([]) as programs:
         say(f"starting the SuperLink and {', '.join(files)}, with synthetic rows")
         start(place, programs)
-        return Coordinator(place, hub, rows).run(config, place.runs / RUN, command=command, progress=progress)
+        return Coordinator(place, hub, rows).run(config, place.runs / RUN, command=command, progress=progress, say=say)

@@ -31,6 +31,9 @@ Judge = Callable[[str, Buffer | HushError], Verdict]
 _LOOK = 1.0
 _RESENDS = 4
 _LATE = 60.0
+# Why there is no answer. A process that died counts as online for up to 25 seconds.
+OFFLINE, LEFT, SILENT = "offline", "went offline before it answered", "no answer in time"
+ABSENT = (OFFLINE, LEFT, SILENT)
 _LEAST = 5.0  # minimum seconds that a round waits for the remaining members after half have answered
 _FAILURES, _FAILING = (
     3,
@@ -78,6 +81,8 @@ class Exchange:
         self._names = {key: name for name, key in members.items()}
         self._failing: dict[str, tuple[int, float]] = {}
         self._took = 0.0
+        self.seconds: dict[str, float] = {}
+        self.absent: dict[str, str] = {}
 
     def ask(
         self, letters: Mapping[str, Parcel], cap: int, quorum: int, *, gather: bool = False, judge: Judge = _any
@@ -90,6 +95,8 @@ class Exchange:
         A message is sent when its member is online, and again if the member or the SuperLink was restarted. With
         `gather`, the exchange waits for members that are not online yet, as long as the settings allow. Otherwise it
         does not wait for offline members once there is a quorum.
+
+        Afterwards `seconds` has how long each reply took since its message was sent, and `absent` why there is none.
         """
         for _ in range(_RESENDS):
             try:
@@ -147,6 +154,8 @@ class Exchange:
         closes = began + most
         sent: dict[str, str] = {}
         seen: dict[str, str] = {}
+        posted_at: dict[str, float] = {}
+        self.seconds, self.absent = {}, {}
         replies: dict[str, Buffer | HushError] = {}
         online: dict[str, Any] = {}
         usable: set[str] = set()
@@ -164,6 +173,7 @@ class Exchange:
                 posted = self._hub.send({peer.node: letters[n] for n, peer in due.items()}, max(1.0, closes - looked))
                 sent |= {n: posted[peer.node] for n, peer in due.items() if peer.node in posted}
                 seen |= {n: peer.since for n, peer in due.items()}
+                posted_at = {**dict.fromkeys(due, looked), **posted_at}
                 # An offline member may come back while a quorum is waited for; after that it is not waited for.
                 enough = len(usable) >= min(quorum, len(letters))
                 if not gather and enough and not missing & set(online) and now - began > 2 * _LOOK:
@@ -176,6 +186,7 @@ class Exchange:
                 if message in waiting:
                     name = waiting[message]
                     replies[name] = reply
+                    self.seconds[name] = time.monotonic() - posted_at[name]
                     verdict = judge(name, reply)
                     usable |= {name} if verdict is Verdict.USABLE else set()
                     unusable |= {name} if verdict is Verdict.UNUSABLE else set()
@@ -192,6 +203,9 @@ class Exchange:
                 fewest = min((self._failing.get(name, (0, 0.0))[0] for name in missing & set(online)), default=0)
                 took = half - began if quorum else self._took
                 closes = min(closes, half + waits(took, self._settings.slack, fewest))
+        self.absent = {
+            name: SILENT if name in online else LEFT if name in sent else OFFLINE for name in sorted(missing)
+        }
         if not gather:
             self._remember(usable, (missing | unusable) & set(online) & set(sent))
         return replies

@@ -67,6 +67,7 @@ class Coordinator:
         self._heads = place.heads()
         self._under_way = False
         self._begun: set[str] = set()
+        self._left_out: set[str] = set()
         self._spent: set[int] = set()
         self._again: Counter[str] = Counter()
         self._purpose, self._dry = "", False
@@ -153,6 +154,7 @@ class Coordinator:
         declared, heard = dict[str, RosterEntry](), dict[str, EnrolmentAnswer]()
         for name, number in numbers.items():
             if name not in replies:
+                out |= {name: self._post.absent[name]} if name in letters else {}
                 continue
             letter = self._opened(name, replies[name], "facts", expected)
             try:
@@ -173,7 +175,7 @@ class Coordinator:
             self.log.note("enrolled", run=run, member=fact.name, declared=asdict(fact))
         out |= short
         for name, reason in out.items():
-            self.log.note("not enrolled", run=run, member=name, reason=reason)
+            self._leave_out(run, name, reason)
         wanted = max(config.quorum, 1)
         if len(facts) < wanted:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in out.items())[:600] or "no other member answered"
@@ -187,12 +189,14 @@ class Coordinator:
     def _approved(self, says: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, str]:
         """Propose a run to every member, and wait until all that are online have decided, or for `approval` seconds.
 
-        Returns why each member that answered does not take part, or an empty text if it approves the run. Nothing is
-        charged, whatever the answers are.
+        Returns why each member does not take part, or an empty text if it approves the run. Nothing is charged,
+        whatever the answers are.
         """
         run, found, waiting = says["run"], dict[str, str](), set(numbers)
         told = {**says, "purpose": self._purpose, "members": list(numbers)}
         ends, pause, gather = time.monotonic() + self.place.settings.approval, _FIRST_PAUSE, True
+        if offline := sorted(waiting - self._post.here()):
+            self._say(f"offline: {', '.join(offline)}; waiting up to {self.place.settings.gather:g} s for them")
         while waiting:
             letters = {
                 name: self._words("propose", {**told, "number": numbers[name]}, name)
@@ -200,12 +204,17 @@ class Coordinator:
                 if name in waiting
             }
             replies = self._post.ask(letters, _WORDS_CAP, len(letters) if gather else 1, gather=gather)
+            for name, why in self._post.absent.items() if gather else ():
+                found[name] = why
+                self._leave_out(run, name, why)
             waiting, gather = set(), False
             for name, reply in replies.items():
                 letter = self._opened(name, reply, "approved", {})
                 found[name] = reason_of(letter) if letter.kind == REFUSAL else ""
                 if letter.kind == REFUSAL and letter.says.get("code") == RefusalCode.PENDING:
                     waiting.add(name)
+                elif found[name]:
+                    self._leave_out(run, name, found[name])
             if not waiting or time.monotonic() > ends:
                 break
             if pause == _FIRST_PAUSE:
@@ -218,6 +227,13 @@ class Coordinator:
         for name, reason in found.items():
             self.log.note("proposal", run=run, member=name, answer=reason or "approved")
         return found
+
+    def _leave_out(self, run: str, name: str, reason: str) -> None:
+        """Log and say, once, why a member does not take part."""
+        if name not in self._left_out:
+            self._left_out.add(name)
+            self.log.note("not enrolled", run=run, member=name, reason=reason)
+            self._say(f"{name} does not take part: {reason}")
 
     def _schema(self) -> dict[str, Any]:
         return schema_of(self.test).record()
@@ -238,7 +254,8 @@ class Coordinator:
         self._keep_heads()
         words = {agreement.names[client]: reason for client, reason in record.refused.items()}
         senders = [agreement.names[client] for client in record.charged]
-        self.log.note("closed", run=agreement.run, round=record.round, answered=senders, refused=words)
+        seconds = {name: round(took, 3) for name, took in self._post.seconds.items()}
+        self.log.note("closed", run=agreement.run, round=record.round, answered=senders, refused=words, seconds=seconds)
         for client, warning in record.warnings.items():
             self.log.note(
                 "warning", run=agreement.run, round=record.round, member=agreement.names[client], reason=warning
@@ -313,7 +330,8 @@ class Coordinator:
             return Verdict.USABLE if accepted else Verdict.UNUSABLE
 
         replies = self._post.ask(letters, cap, federation.terms.quorum, judge=judge)
-        return [*answers, *(read[name] for name in replies)]
+        silent = [Decline(asked[name].client, asked[name].round, why) for name, why in self._post.absent.items()]
+        return [*answers, *(read[name] for name in replies), *silent]
 
     def _exclude_revoked(self, agreement: Agreement, left: dict[int, str]) -> None:
         """Stop sending tasks to members that are no longer listed with the key they enrolled with.

@@ -610,11 +610,13 @@ class Node:
         self.say(f"{self.name}: run {run[:8]} has ended after {rounds} rounds; {_spending(balance)}")
         return self._signed(Message("ready", {"run": run, "head": self.ledger.head}))
 
-    def sent(self, receipt: Receipt, taken: bool) -> None:
+    def sent(self, receipt: Receipt, taken: bool, size: int) -> None:
         """Log and say that an answer was sent, and what was spent so far; `taken`: the coordinator waited for it."""
         balance = self.balance()
         event = "sent" if taken else "late"
-        self.log.note(event, run=receipt.run, round=receipt.round, seconds=round(self.seconds, 4), **balance)
+        self.log.note(
+            event, run=receipt.run, round=receipt.round, seconds=round(self.seconds, 4), bytes=size, **balance
+        )
         if receipt.round == ENROLMENT:
             what = "enrolment"
         else:

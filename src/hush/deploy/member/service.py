@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import signal
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from hush.deploy.member import datasets, held_out
 from hush.deploy.member import policy as law
 from hush.deploy.member.cpu_share import CpuShare
 from hush.deploy.member.process import Node
+from hush.deploy.shared.presence import present
 from hush.privacy.ledger import Ledger
 from hush.privacy.ledger.binding import bind
 from hush.privacy.ledger.fingerprints import Rows
@@ -21,6 +24,14 @@ from hush.privacy.weak_guarantees import warnings_of
 from hush.types import HushError
 
 _COPIED = "another process tried to use this key and was refused; was the kit copied?"
+
+
+@dataclass
+class State:
+    """What a member's process is doing: when it last reached the SuperLink, and since when it answers a message."""
+
+    contact: float = 0.0
+    busy_since: float = 0.0
 
 
 def prepare(kit: Kit, policy_path: Path, data: Path) -> Node:
@@ -83,6 +94,11 @@ def _take_part(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], Non
 
     line = NodeClient(kit.address, kit.ca(), kit.key(), patience, copied)
     signal.signal(signal.SIGTERM, _stopped)
+    state = State()
+
+    def facts() -> dict[str, Any]:
+        return {"address": kit.address, **asdict(state)}
+
     try:
         number = report(kit, line)
         node.log.note("online", node=str(number))
@@ -93,7 +109,8 @@ def _take_part(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], Non
         one = node.policy.one_run
         for text in warnings_of(one.epsilon, one.delta, node.units, one.unit):
             say(f"Warning: {text}")
-        serve(node, line, share=share)
+        with present(kit.path, facts):
+            serve(node, line, share=share, state=state)
     except KeyboardInterrupt:
         say(f"{kit.member} has disconnected")
         raise
@@ -109,9 +126,12 @@ def report(kit: Kit, line: Any) -> int:
     return int(line.open(int(before) if before.isdigit() else 0, lambda number: file.write_text(str(number))))
 
 
-def serve(node: Node, line: Any, going: Callable[[], bool] = lambda: True, share: CpuShare | None = None) -> None:
+def serve(
+    node: Node, line: Any, going: Callable[[], bool] = lambda: True, share: CpuShare | None = None,
+    state: State | None = None,
+) -> None:  # fmt: skip
     """Answer messages, one at a time, as long as `going` returns true, within a share of the machine."""
-    share = share or CpuShare(1.0)
+    share, state = share or CpuShare(1.0), state or State()
     while going():
         try:
             parcel = line.poll(node.policy.message_cap)
@@ -120,8 +140,11 @@ def serve(node: Node, line: Any, going: Callable[[], bool] = lambda: True, share
                 raise
             node.log.note("refused", reason=str(error))
             continue
+        finally:
+            state.contact = time.time()
         if parcel is None:
             continue
+        state.busy_since = time.time()
         payload, receipt = node.handle(parcel.payload)
         try:
             taken = line.reply(parcel, payload)
@@ -133,8 +156,9 @@ def serve(node: Node, line: Any, going: Callable[[], bool] = lambda: True, share
             if receipt is not None:
                 # An answer that came too late may still have left this machine.
                 node.ledger.sent(receipt)
-                node.sent(receipt, taken)
+                node.sent(receipt, taken, len(payload))
         share.pause()
+        state.busy_since = 0.0
 
 
 def _stopped(*_: object) -> None:

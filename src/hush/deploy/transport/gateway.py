@@ -93,6 +93,11 @@ class Instances:
         self._told.discard(key)
         return known
 
+    def heard(self) -> dict[bytes, float]:
+        """For each key (base64 of PEM) that is in use, how many seconds ago its process sent a request."""
+        now = self._clock()
+        return {key: now - at for key, (_, at) in list(self._held.items())}
+
     def copied(self) -> list[bytes]:
         """The keys (base64 of PEM) that a second process tried to use since the last call, for the operator."""
         found = sorted(self._copied)

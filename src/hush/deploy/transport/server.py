@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
 import time
 from base64 import b64encode
@@ -11,6 +13,7 @@ from typing import Any
 from hush.deploy.admin.audit_log import AuditLog
 from hush.deploy.admin.folders import FederationFolder
 from hush.deploy.admin.processes import check_port
+from hush.deploy.shared.presence import present
 from hush.deploy.transport.downloads import Downloads
 from hush.deploy.transport.gateway import Instances, Listed
 from hush.types import HushError
@@ -52,9 +55,17 @@ def serve(place: FederationFolder, say: Callable[[str], None], host: str | None 
                 complain(error)
             time.sleep(0.5)
 
+    def facts() -> dict[str, Any]:
+        names = {b64encode(key): name for name, key in place.members(lambda error: None).items()}
+        heard = {names[key]: time.time() - ago for key, ago in instances.heard().items() if key in names}
+        return {"address": settings.address, "heard": heard}
+
+    # uvicorn raises the signal again after it has shut down: without a handler, the presence would not be removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     threading.Thread(target=keep, daemon=True).start()
     downloads = Downloads(place, AuditLog(place.server / "audit.jsonl").note)
-    superlink(listen, settings.port, certificate, place.secret(), doors, instances, downloads)
+    with present(place.server, facts):
+        superlink(listen, settings.port, certificate, place.secret(), doors, instances, downloads)
 
 
 def synchronise(place: FederationFolder, hub: Any, wanted: Mapping[str, bytes]) -> None:
