@@ -42,6 +42,8 @@ Fashion-MNIST for 15 clients with 6 classes each, `dist4`; both with batches of 
 scattering features.
 Differences of a point on one or two seeds are within the spread. Each run is in `results/few-rounds.json`, made by
 
+<!-- code: not executed: hours; tests/docs/test_recipes_page.py compares the page with the results -->
+
     {command}
 """
 
@@ -84,6 +86,8 @@ for the clients reported in each setting:
 `fedsgd` and `dp-fedsgd` were run with `{changes}`, `hush` with `{own}`.
 Below, a recipe is called better or worse than another if all {seeds} seeds agree and the means differ by at least one
 point. The worst client is the minimum over all clients. All results are produced by
+
+<!-- code: not executed: hours; tests/docs/test_recipes_page.py compares the page with the results -->
 
     {command}
 """

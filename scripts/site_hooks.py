@@ -19,6 +19,10 @@ NOTEBOOKS = ROOT / "build" / "notebooks"
 ROOT_PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md", "reporting.md": "SECURITY.md"}
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 _NOTEBOOK = re.compile(r"(\]\((?:\.\./)?(?:notebooks/)?\d\d_\w+)\.py\)")
+_EMPTY_HEADING = re.compile(r"<th( style=\"[^\"]*\")?></th>")
+_NESTED = re.compile(r'(<nav class="md-nav" data-md-level="2") aria-labelledby="[^"]*"')
+# What a search finds first, and last: by how a page's path begins.
+BOOSTS = (("glossary|quickstart|concepts/", 4), ("adr/|changelog|results|dependencies", 0.3))
 _COUNTED = re.compile(r"\]\(#([^)]+)-(\d+)\)")
 
 
@@ -78,6 +82,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Name what lies outside of the pages without a link; link to repeated headings as the site numbers them."""
+    page.meta["search"] = {"boost": next((boost for at, boost in BOOSTS if re.match(at, page.file.src_uri)), 1)}
+    if page.file.src_uri == "index.md":
+        page.meta["hide"] = ["navigation", "toc"]
+        markdown = _home(markdown)
     inside = _LINK.sub(lambda found: _outside(found, page.file.src_uri), _NOTEBOOK.sub(r"\1.md)", markdown))
     headings = [slug(line.lstrip("#")) for line in markdown.splitlines() if re.match(r"#+ ", line)]
     return _COUNTED.sub(
@@ -85,11 +93,31 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     )
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """An empty corner of a table is a cell, not a heading without words."""
+    return _EMPTY_HEADING.sub(r"<td\1></td>", html)
+
+
 def on_post_page(output: str, **_: Any) -> str:
-    """Name the search dialog, which the theme leaves without a name for screen readers."""
-    return output.replace(
+    """Name the search dialog and the list of decisions, which the theme leaves without names for screen readers."""
+    named = output.replace(
         'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
     )
+    return _NESTED.sub(r'\1 aria-label="Decisions"', named)
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    """The same for the page that says that there is none."""
+    return on_post_page(output_content)
+
+
+def _home(markdown: str) -> str:
+    """The home page: words and buttons, made of its links, beside the figure."""
+    title, lead, links, figure, caption, rest = markdown.split("\n\n", 5)
+    buttons = "\n".join(f"[{text}]({target}){{ .md-button }}" for text, target in _LINK.findall(links))
+    column, end = "<div markdown>", "</div>"
+    hero = ['<div class="hero" markdown>', column, title, lead, buttons, end, column, figure, caption, end, end]
+    return "\n\n".join([*hero, rest])
 
 
 def _from_root(found: re.Match[str]) -> str:

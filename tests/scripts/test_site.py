@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import hush
 from hush.config_keys import MEANINGS, config_keys
-from scripts import reference_pages
+from scripts import reference_pages, site_hooks
 from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs"
@@ -42,3 +43,23 @@ def test_the_reference_pages_are_up_to_date() -> None:
     for path, text in reference_pages.pages().items():
         same = path.read_text(encoding="utf-8") == text
         assert same, f"{path.relative_to(ROOT)}: run .venv/bin/python -m scripts.reference_pages"
+
+
+def test_the_home_page_has_its_words_beside_its_figure() -> None:
+    """The hook that lays it out takes the page apart at its paragraphs; the page itself stays plain Markdown."""
+    page = SimpleNamespace(meta={}, file=SimpleNamespace(src_uri="index.md"))
+    shown = site_hooks.on_page_markdown((DOCS / "index.md").read_text(encoding="utf-8"), page)
+    words, figure = shown.split('<div class="hero" markdown>')[1].split("</div>")[:2]
+    assert "# Hush\n" in words
+    assert words.count(".md-button") == 3
+    assert figure.count("](accuracy.svg)") == 1
+    assert page.meta["hide"] == ["navigation", "toc"]
+
+
+def test_what_the_theme_leaves_without_a_name_has_one() -> None:
+    assert site_hooks.on_page_content('<th style="x"></th><th>a</th>') == '<td style="x"></td><th>a</th>'
+    nested = '<nav class="md-nav" data-md-level="2" aria-labelledby="__nav_1_label" aria-expanded="false">'
+    dialog = '<div class="md-search" data-md-component="search" role="dialog">'
+    for named in (site_hooks.on_post_page(nested + dialog), site_hooks.on_post_template(nested + dialog)):
+        assert 'aria-label="Decisions"' in named
+        assert 'aria-label="Search"' in named
