@@ -14,10 +14,11 @@ from hush.data.datasets import Dataset, from_arrays
 from hush.data.schema import Schema
 from hush.deploy.admin import audit_log, keys
 from hush.deploy.admin.folders import Kit
-from hush.deploy.member.policy_template import code_hash, template
+from hush.deploy.member.policy_template import template
 from hush.deploy.member.process import Node
 from hush.deploy.member.service import prepare
 from hush.deploy.shared import run_spec
+from hush.deploy.shared.protocol import code_hash
 from hush.deploy.shared.refusal import REFUSAL
 from hush.deploy.shared.roster import RosterEntry
 from hush.deploy.transport import messages

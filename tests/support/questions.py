@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from hush.deploy.member.policy_template import code_hash
+from hush.deploy.shared.protocol import code_hash
 from hush.deploy.shared.roster import BUDGET
 from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Message

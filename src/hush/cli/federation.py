@@ -127,8 +127,8 @@ def renew(
 
 @federation_app.command()
 def code() -> None:
-    """Print the hash of the installed code, for accept.code in a policy."""
-    from hush.deploy.member.policy_template import code_hash
+    """Print the hash of the installed code, for accept.code in a policy that lists each accepted version."""
+    from hush.deploy.shared.protocol import code_hash
 
     print(code_hash())
 

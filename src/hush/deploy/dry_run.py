@@ -27,12 +27,12 @@ from hush.deploy.coordinator.enrolment import facts_of
 from hush.deploy.coordinator.replies import task_message
 from hush.deploy.member import datasets
 from hush.deploy.member import policy as law
-from hush.deploy.member.policy_template import code_hash
 from hush.deploy.member.process import Node
 from hush.deploy.member.synthetic import synthetic_rows
+from hush.deploy.shared import protocol
 from hush.deploy.shared.refusal import REFUSAL
 from hush.deploy.shared.roster import RosterEntry
-from hush.deploy.shared.run_spec import assemble, complete, settled, tells_centre, width_of
+from hush.deploy.shared.run_spec import as_offered, assemble, complete, settled, tells_centre, width_of
 from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Message
 from hush.engines.setup import fitted
@@ -130,13 +130,13 @@ def _first_round(node: Node, config: Config, schema: Schema) -> float:
         config,
     )
     says: dict[str, Any] = {"run": _RUN}
-    says |= {"config": offer.config.model_dump(), "code": code_hash(), "schema": schema.record()}
+    says |= {"config": as_offered(offer.config), "code": str(protocol.own()), "schema": schema.record()}
     fact, _ = facts_of(_asked(node, Message("enrol", {**says, "number": 0, "head": ""})), node.name, _RUN)
     facts = [fact, *(replace(fact, name=f"m{at}", noised={}) for at in range(1, config.data.clients))]
     x, y = mapped(node.data.x, node.data.y, node.schema, schema)
     test = replace(node.data, x=x, y=y, classes=schema.classes or 1)
     run = _with_centre(agreed(_RUN, facts, settled(offer.config, facts, test)), test)
-    says |= {"config": run.config.model_dump(), "client": 0, "roster": [asdict(each) for each in facts]}
+    says |= {"config": as_offered(run.config), "client": 0, "roster": [asdict(each) for each in facts]}
     _asked(node, Message("begin", {**says, "centre": run.centre_name, "head": ""}))
     federation = assemble(run.config, facts, test)
     state = start(federation.terms, federation.starts(), run.enrolment_state)

@@ -14,8 +14,8 @@ pytest.importorskip("cryptography", reason="needs the deploy extra")
 from hush.config import Config
 from hush.deploy.admin import audit_log
 from hush.deploy.member.consent import Consents
-from hush.deploy.member.policy_template import code_hash
 from hush.deploy.member.preview import sentences
+from hush.deploy.shared.protocol import code_hash
 from hush.deploy.transport.messages import Message
 from hush.types import HushError
 from tests.support import federation_kit as kit

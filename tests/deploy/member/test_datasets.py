@@ -19,8 +19,8 @@ from hush.data.schema import Column, Schema, check_fits, from_record, read
 from hush.data.schema import toml as schema_toml
 from hush.deploy.admin.folders import Kit
 from hush.deploy.member import datasets
-from hush.deploy.member.policy_template import code_hash
 from hush.deploy.member.service import prepare
+from hush.deploy.shared.protocol import code_hash
 from hush.deploy.shared.refusal import RefusalCode
 from hush.seeds import rng
 from hush.types import HushError
@@ -77,7 +77,7 @@ def toml(**changes: str) -> str:
 def trained(path: Path, schema: Schema = RUN) -> torch.Tensor | str:
     """The update of the first round, or the code of the refusal."""
     (path / "policy.toml").write_text(
-        kit.template(1.0, 1e-4, "add-remove", ["robust-hdp"], seeded=True, auto_approve=True)
+        kit.template(1.0, 1e-4, "add-remove", ["robust-hdp"], seeded=True, auto_approve=True, held_out=0.0)
     )
     node = prepare(Kit(path, "a", "nowhere:1"), path / "policy.toml", path / "rows.csv")
     asks = kit.Coordinator(node)

@@ -16,7 +16,7 @@ import torch
 pytest.importorskip("cryptography", reason="needs the deploy extra")
 
 from hush.deploy.admin import keys
-from hush.deploy.member.policy_template import code_hash
+from hush.deploy.shared.protocol import code_hash
 from hush.deploy.transport import messages as wire
 from hush.deploy.transport.messages import Message
 from hush.privacy.ledger.statement import export

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from hush.data.datasets import Dataset, from_arrays
 from hush.deploy.admin import keys
-from hush.deploy.member.policy_template import code_hash
 from hush.deploy.member.process import Node
+from hush.deploy.shared.protocol import code_hash
 from hush.deploy.shared.refusal import REFUSAL, RefusalCode
 from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Message

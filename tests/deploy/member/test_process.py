@@ -14,8 +14,9 @@ pytest.importorskip("cryptography", reason="needs the deploy extra")
 
 from hush.deploy.admin import audit_log, keys
 from hush.deploy.admin.folders import Kit
-from hush.deploy.member.policy_template import code_hash
 from hush.deploy.member.service import prepare
+from hush.deploy.shared import protocol
+from hush.deploy.shared.protocol import code_hash
 from hush.deploy.transport import messages
 from hush.privacy.accounting.cost import from_json
 from hush.privacy.ledger import BrokenLedgerError, Ledger
@@ -120,12 +121,37 @@ def test_less_noise_is_refused_where_every_recipe_is_accepted(tmp_path: Path) ->
     assert charges(tmp_path / "a") == 0
 
 
-def test_another_code_is_refused(tmp_path: Path) -> None:
+def test_another_protocol_version_is_refused_and_other_code_of_the_same_is_not(tmp_path: Path) -> None:
     asks = kit.Coordinator(kit.member(tmp_path / "a"))
-    assert "code has hash" in asks.enrol(kit.config(), code="0" * 64).says["reason"]
-    assert "code has hash" in asks.begin(kit.config(), code="0" * 64).says["reason"]
-    pinned = kit.Coordinator(kit.member(tmp_path / "b", more=f'code = ["{"1" * 64}"]'))
-    assert "this member's code has hash" in pinned.begin(kit.config(), code=code_hash()).says["reason"]
+    newer, before = f"{protocol.PROTOCOL + 1}:{'0' * 64}", "0" * 64
+    for code, words in ((newer, f"has protocol {protocol.PROTOCOL + 1}"), (before, "no protocol version")):
+        for answer in (asks.enrol(kit.config(), code=code), asks.begin(kit.config(), code=code)):
+            assert answer.says["code"] == "protocol"
+            assert words in answer.says["reason"] and "accepted: the same protocol version" in answer.says["reason"]
+    assert asks.enrol(kit.config(), code="1:x").says["code"] == "message"
+    assert asks.begin(kit.config(), code=f"{protocol.PROTOCOL}:{'0' * 64}").kind == "ready"
+    assert charges(tmp_path / "a") == 0
+
+
+def test_a_message_of_a_newer_protocol_is_refused_for_its_version_whatever_else_it_has(tmp_path: Path) -> None:
+    """Not as malformed: the operator must learn that an upgrade is needed."""
+    asks = kit.Coordinator(kit.member(tmp_path / "a"))
+    answer = asks.ask("enrol", run=kit.RUN, code=f"{protocol.PROTOCOL + 1}:{'0' * 64}", config={"new": 1}, more=2)
+    assert answer.says["code"] == "protocol"
+
+
+def test_code_that_a_policy_does_not_list_is_refused(tmp_path: Path) -> None:
+    own, other = code_hash(), "1" * 64
+    pinned = kit.Coordinator(kit.member(tmp_path / "a", more=f'code = ["{own}"]'))
+    assert (
+        "the coordinator's code has hash"
+        in pinned.begin(kit.config(), code=f"{protocol.PROTOCOL}:{other}").says["reason"]
+    )
+    assert pinned.begin(kit.config(), code=str(protocol.own())).kind == "ready"
+    elsewhere = kit.Coordinator(kit.member(tmp_path / "b", more=f'code = ["{other}"]'))
+    assert "this member's code has hash" in elsewhere.begin(kit.config()).says["reason"]
+    both = kit.Coordinator(kit.member(tmp_path / "c", more=f'code = ["{own}", "{other}"]'))
+    assert both.begin(kit.config(), code=f"{protocol.PROTOCOL}:{other}").kind == "ready"
 
 
 def test_replayable_noise_needs_the_members_word(tmp_path: Path) -> None:

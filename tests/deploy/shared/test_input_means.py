@@ -105,7 +105,7 @@ def test_asked_again_a_member_sends_the_same_bytes_also_after_a_restart(tmp_path
 
 
 def _enrol(asks: kit.Coordinator, wanted: Config) -> bytes:
-    from hush.deploy.member.policy_template import code_hash
+    from hush.deploy.shared.protocol import code_hash
 
     schema = {"shape": list(kit.SHAPE), "classes": kit.CLASSES}
     says = {"run": asks.run, "config": wanted.model_dump(), "code": code_hash(), "schema": schema, "number": 0}

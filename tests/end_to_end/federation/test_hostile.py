@@ -22,8 +22,8 @@ from hush.config import Config
 from hush.deploy.admin import audit_log, keys, localhost
 from hush.deploy.coordinator.exchange import OFFLINE, Exchange
 from hush.deploy.coordinator.status import federation_status
-from hush.deploy.member.policy_template import code_hash
 from hush.deploy.member.process import Node
+from hush.deploy.shared.protocol import PROTOCOL, Version, code_hash
 from hush.deploy.shared.refusal import MEANING, RefusalCode
 from hush.deploy.shared.roster import RosterEntry
 from hush.deploy.shared.run_spec import assemble
@@ -164,7 +164,7 @@ def test_a_run_that_too_few_agree_to_is_an_error_that_says_why(live: LiveFederat
 
 
 def test_members_that_refuse_to_go_on_end_no_run(live: LiveFederation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A coordinator with other code than its members, as after half an upgrade: an error, and the run stays."""
+    """A coordinator with another protocol than its members, as after half an upgrade: an error, and the run stays."""
     run, out = config(rounds=3, quorum=2), live.out()
     with live.members():
 
@@ -173,10 +173,11 @@ def test_members_that_refuse_to_go_on_end_no_run(live: LiveFederation, monkeypat
 
         with pytest.raises(HushError, match="enough"):
             live.coordinator().run(run, out, progress=stop)
-        monkeypatch.setattr("hush.deploy.coordinator.run.code_hash", lambda: "0" * 64)
+        newer = Version(PROTOCOL + 1, "0" * 64)
+        monkeypatch.setattr("hush.deploy.coordinator.run.protocol.own", lambda: newer)
         with pytest.raises(
             HushError,
-            match=r"begin: 0 of 3 members agree.*coordinator and member run different code.*--resume",
+            match=r"begin: 0 of 3 members agree.*have different protocol versions.*--resume",
         ):
             live.coordinator().run(run, out, resume=True)
         monkeypatch.undo()

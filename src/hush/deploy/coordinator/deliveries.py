@@ -10,8 +10,8 @@ from typing import Any
 
 from hush.deploy.admin.folders import FederationFolder
 from hush.deploy.coordinator.agreement import Agreement
-from hush.deploy.member.policy_template import code_hash
 from hush.deploy.shared import delivery
+from hush.deploy.shared.protocol import code_hash
 from hush.engines.driver import CompletedRun
 from hush.engines.trained import trained_model
 from hush.server.run_directory import to_json, write_atomically

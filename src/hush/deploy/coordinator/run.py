@@ -26,11 +26,19 @@ from hush.deploy.coordinator.enrolment import check_asked, check_rows, facts_of,
 from hush.deploy.coordinator.exchange import Exchange, Hub, Verdict
 from hush.deploy.coordinator.replies import SentTasks, expected, opened, update_of
 from hush.deploy.member.datasets import schema_of
-from hush.deploy.member.policy_template import code_hash
-from hush.deploy.shared import input_means
+from hush.deploy.shared import input_means, protocol
 from hush.deploy.shared.refusal import FAULT, REFUSAL, RefusalCode, reason_of
 from hush.deploy.shared.roster import MEAN, RosterEntry
-from hush.deploy.shared.run_spec import assemble, check_objective, complete, plausible, settled, tells_centre, width_of
+from hush.deploy.shared.run_spec import (
+    as_offered,
+    assemble,
+    check_objective,
+    complete,
+    plausible,
+    settled,
+    tells_centre,
+    width_of,
+)
 from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Buffer, Message, Parcel
 from hush.engines.driver import drive, evaluate, measure, run_rounds
@@ -136,7 +144,7 @@ class Coordinator:
             [RosterEntry(name=name, epsilon=0.0, delta=0.0, relation="add-remove", samples=0) for name in self._public],
             config,
         ).config
-        says = {"run": run, "config": offer.model_dump(), "code": code_hash(), "schema": self._schema()}
+        says = {"run": run, "config": as_offered(offer), "code": str(protocol.own()), "schema": self._schema()}
         out = self._approved(says, numbers)
         letters = {
             name: self._words("enrol", {**says, "number": number}, name)
@@ -268,7 +276,7 @@ class Coordinator:
         for name in names:
             client = agreement.names.index(name)
             says = {
-                "run": agreement.run, "config": agreement.config.model_dump(), "code": code_hash(),
+                "run": agreement.run, "config": as_offered(agreement.config), "code": str(protocol.own()),
                 "schema": self._schema(), "client": client, "roster": roster, "centre": agreement.centre_name,
             }  # fmt: skip
             letters[name] = self._words("begin", says, name)

@@ -19,8 +19,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from hush.config import parse
 from hush.deploy.member.policy import MemberPolicy
-from hush.deploy.member.preview import Preview, from_record
+from hush.deploy.member.preview import Preview, as_sent, from_record
+from hush.deploy.shared.protocol import stated
 from hush.deploy.shared.refusal import RefusalCode, RefusalError
 from hush.server.run_directory import write_atomically
 from hush.types import HushError
@@ -156,16 +158,23 @@ class PendingError(RefusalError):
         self.proposal, self.new = proposal, new
 
 
-def differences(approved: Preview, config: Mapping[str, Any], code: str, schema: Mapping[str, Any]) -> list[str]:
+def differences(
+    approved: Preview, config: Mapping[str, Any], code: str, schema: Mapping[str, Any], *, any_code: bool = False
+) -> list[str]:
     """Return in which respects the agreement on a run differs from what was approved.
 
-    The number of clients may be smaller, and a learning rate that was left open is computed at enrolment.
+    The number of clients may be smaller, and a learning rate that was left open is computed at enrolment. With
+    `any_code` (`accept.code = ["any"]`), other code of the same protocol version is no difference, so that either side
+    can be upgraded after the approval.
     """
-    before, now = ({**each, "data": {**each["data"], "clients": 0}} for each in (approved.config, config))
+    # Keys that are newer than the approval have their defaults in it.
+    shown = as_sent(parse(approved.config).model_dump())
+    before, now = ({**each, "data": {**each["data"], "clients": 0}} for each in (shown, config))
     if before["local"]["lr"] == "auto":
         before, now = ({**each, "local": {**each["local"], "lr": 0}} for each in (before, now))
     found = [f"config.{key}" for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
-    return [*found, *(["code"] if code != approved.code else []), *(["schema"] if schema != approved.schema else [])]
+    same = code == approved.code or (any_code and stated(code).protocol == stated(approved.code).protocol > 0)
+    return [*found, *([] if same else ["code"]), *(["schema"] if schema != approved.schema else [])]
 
 
 def _text(path: Path) -> str:

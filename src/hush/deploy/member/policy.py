@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hush.config import Config, located, unit_of
 from hush.data import budgets
 from hush.deploy.member import opening
-from hush.deploy.member.policy_template import code_hash
+from hush.deploy.shared.protocol import Version, code_hash, own, talks_to
 from hush.privacy import limits
 from hush.privacy.limits import Limits
 from hush.recipes import RECIPES, Recipe
@@ -100,7 +100,10 @@ class Consent(_Strict):
 
 
 class Accept(_Strict):
-    """`[accept]`: accepted recipes and code hashes, and accepted weakenings, each of which is off by default."""
+    """`[accept]`: accepted recipes and code, and accepted weakenings, each of which is off by default.
+
+    `code` has hashes, or "any" for all code of this member's protocol version.
+    """
 
     recipes: Annotated[list[str], Field(min_length=1)]
     code: Annotated[list[str], Field(min_length=1)]
@@ -337,14 +340,21 @@ def check_steps(policy: MemberPolicy, config: Config, recipe: Recipe, samples: S
             raise HushError(f"task: steps per round {steps} exceeds this client's limits; accepted: at most {most}")
 
 
-def check_code(policy: MemberPolicy, code: str) -> None:
-    """Raise a `HushError` unless both sides run the same code, and the policy accepts its hash."""
+def check_code(policy: MemberPolicy, theirs: Version) -> None:
+    """Raise a `HushError` unless the policy accepts the code of both sides."""
     accept, own = policy.accept, code_hash()
-    for what, found in (("this member's code", own), ("the coordinator's code", code)):
+    for what, found in (("this member's code", own), ("the coordinator's code", theirs.code)):
         if ANY not in accept.code and found not in accept.code:
-            raise HushError(f"{what} has hash {str(found)[:16]}; accepted: {', '.join(h[:16] for h in accept.code)}")
-    if code != own:
-        raise HushError(f"the coordinator's code has hash {str(code)[:16]}, this member's {own[:16]}; accepted: equal")
+            raise HushError(f"{what} has hash {found[:16]}; accepted: {', '.join(h[:16] for h in accept.code)}")
+
+
+def check_protocol(theirs: Version) -> None:
+    """Raise a `HushError` unless the coordinator's version and this member's can take part in one run."""
+    if not talks_to(own(), theirs):
+        raise HushError(
+            f"the coordinator has {theirs.words}, this member {own().words}; accepted: the same protocol version on "
+            "both sides (docs/operations.md)"
+        )
 
 
 def check_offer(policy: MemberPolicy, config: Config, name: str, recipe: Recipe) -> None:

@@ -1,24 +1,9 @@
-"""A policy template, and the hash of the code that it accepts. This file does not import PyTorch."""
+"""A policy template to start from. This file does not import PyTorch."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
-from functools import cache
-from importlib.resources import files
-from pathlib import Path
-
-
-@cache
-def code_hash() -> str:
-    """SHA-256 of the installed code: the name and content of every Python file of Hush."""
-    total = hashlib.sha256()
-    root = Path(str(files("hush")))
-    for path in sorted(root.rglob("*.py")):
-        total.update(f"{path.relative_to(root).as_posix()}\0".encode())
-        total.update(hashlib.sha256(path.read_bytes()).digest())
-    return total.hexdigest()
 
 
 def template(
@@ -70,7 +55,7 @@ hours = {quoted(hours):<24} # local time in which the member takes part, such as
 
 [accept]
 recipes = [{names}]              # required; algorithms that are accepted; "any" accepts all
-code = ["{code_hash()}"]  # required: hush federation code
+code = ["any"]                   # required; "any": all code of this protocol version; or hashes (hush federation code)
 models = []                      # code of other packages that may be imported, as "module:name"
 seeded = {str(seeded).lower()}               # true: accept seeded noise, which is not private; for experiments only
 uncovered = {str(uncovered).lower()}                # true: accept recipes with releases that are not covered

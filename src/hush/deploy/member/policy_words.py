@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from hush.deploy.member.policy import ANY, MemberPolicy, lifetime_warning
-from hush.deploy.member.policy_template import code_hash
+from hush.deploy.shared.protocol import PROTOCOL, code_hash
 
 _WEAK = 10.0
 
@@ -22,7 +22,7 @@ def explained(policy: MemberPolicy) -> list[str]:
         "cost less. What is spent never comes back.",
         _consent(policy),
         f"Accepted algorithms: {'all' if ANY in accept.recipes else ', '.join(accept.recipes)}. Accepted code: "
-        + ("any" if ANY in accept.code else f"{len(accept.code)} version(s), "
+        + (f"all of protocol version {PROTOCOL}" if ANY in accept.code else f"{len(accept.code)} version(s), "
            f"{'with' if code_hash() in accept.code else 'WITHOUT'} the one installed here")
         + f". Code of other packages: {', '.join(accept.models) or 'none'}.",
         f"A run has at most {limits.max_rounds} rounds of {limits.max_steps} steps and {limits.max_members} members, "
@@ -46,8 +46,6 @@ def explained(policy: MemberPolicy) -> list[str]:
         warnings.append("accept.uncovered: recipes may release what the guarantee does not cover")
     if consent.auto_approve and consent.max_epsilon is None:
         warnings.append("consent.auto_approve without max_epsilon: a run may spend the whole epsilon without a person")
-    if ANY in accept.code:
-        warnings.append('accept.code = "any": a different version of the software is accepted')
     return [*found, *(f"Warning: {text}" for text in warnings)]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from hush.config import Config
 from hush.deploy.member.policy import MemberPolicy
+from hush.deploy.shared.protocol import stated
 from hush.deploy.shared.run_spec import MemberSpec
 from hush.privacy.accounting.cost import Cost
 from hush.privacy.ledger import totals
@@ -37,7 +38,7 @@ class Preview:
         members: Who is asked to take part, as the coordinator says; the run may go on with fewer of them.
         number: This member's place among them.
         config: The config, as offered.
-        code: The hash of the code that both sides run.
+        code: The coordinator's protocol version and the hash of its code.
         schema: The schema of the run's rows.
         recipe: The name of the recipe.
         rows: The number of rows that the run uses and learns; None if it learns a noisy number.
@@ -129,7 +130,7 @@ def preview(
         purpose: The coordinator's text.
         members: The members that are asked.
         config: The config, as offered.
-        code: The hash of the code.
+        code: The protocol version and the hash of the coordinator's code.
         recipe: The name of the recipe.
         models: The number of models in a task.
     """
@@ -227,7 +228,7 @@ def sentences(found: Preview, spent: float, life: float) -> list[str]:
     lines += [
         f"model: {printable(found.model, 80)}, {found.parameters:,} parameters; per round {_size(found.download)} are "
         f"received and about {_size(found.upload)} are sent",
-        f"code: {found.code}",
+        f"code of the coordinator: {stated(found.code).words}",
     ]
     return lines
 

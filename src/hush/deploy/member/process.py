@@ -34,12 +34,14 @@ from hush.deploy.member import opening
 from hush.deploy.member.consent import Consents, PendingError, asks_why, decided, differences
 from hush.deploy.member.disclosures import Disclosures, count_is_noised, group, numbers
 from hush.deploy.member.policy import (
+    ANY,
     MemberPolicy,
     check_code,
     check_imports,
     check_model,
     check_offer,
     check_plans,
+    check_protocol,
     check_size,
     check_steps,
     unattended,
@@ -47,7 +49,7 @@ from hush.deploy.member.policy import (
 from hush.deploy.member.preview import Preview, as_sent, check_words, preview
 from hush.deploy.member.synthetic import synthetic_rows
 from hush.deploy.member.task_checks import check_header, checked
-from hush.deploy.shared import run_spec
+from hush.deploy.shared import protocol, run_spec
 from hush.deploy.shared.extras import RELEASES
 from hush.deploy.shared.refusal import RefusalCode, RefusalError, refusal, refusing
 from hush.deploy.shared.roster import BUDGET, IMPACT, RosterEntry
@@ -107,6 +109,11 @@ class Offer:
     recipe: Recipe
     schema: Schema
     model: Model
+
+
+def _content(says: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run is begun with, apart from the version of the coordinator's code, which is checked by itself."""
+    return {**says, "code": "", "config": parse(says["config"]).model_dump()}
 
 
 def _spending(balance: Mapping[str, float]) -> str:
@@ -225,6 +232,8 @@ class Node:
         return own, number
 
     def _answer(self, letter: Message) -> tuple[bytes, Receipt | None]:
+        if letter.kind in ("propose", "enrol", "begin"):
+            self._version(letter.says)
         if letter.kind in ("propose", "enrol", "begin", "task"):
             self._check_open(letter)
         if letter.kind == "propose":
@@ -305,7 +314,9 @@ class Node:
         if proposal.decision != "approved":
             raise RefusalError(RefusalCode.DECLINED, f"proposal {proposal.name} was declined")
         config, schema = as_sent(offer.config.model_dump()), as_sent(offer.schema.record())
-        if found := differences(proposal.preview, config, code, schema):
+        with refusing(RefusalCode.PENDING):
+            found = differences(proposal.preview, config, code, schema, any_code=ANY in self.policy.accept.code)
+        if found:
             text = f"the run differs from what was approved as {proposal.name}: {', '.join(found)}"
             raise RefusalError(RefusalCode.PENDING, text)
         return proposal.preview
@@ -333,8 +344,20 @@ class Node:
             text = f"members that were not in what was approved: {printable(', '.join(unknown))}"
             raise RefusalError(RefusalCode.PENDING, text)
 
+    def _version(self, says: Mapping[str, Any]) -> protocol.Version:
+        """Return the version that a coordinator states, or raise a refusal if this member's cannot take part with it.
+
+        Checked before anything else is read: with another protocol version, all of it may mean something else.
+        """
+        with refusing(RefusalCode.MESSAGE):
+            theirs = protocol.stated(says["code"])
+        with refusing(RefusalCode.PROTOCOL):
+            check_protocol(theirs)
+        return theirs
+
     def _offer(self, says: Mapping[str, Any]) -> Offer:
         """Return what a coordinator offers, if the policy and the declared schema accept it. No row is read."""
+        theirs = self._version(says)
         with refusing(RefusalCode.CONFIG):
             config = with_noise(parse(says["config"]), lasting=True)
         with refusing(RefusalCode.LIMITS):
@@ -346,7 +369,7 @@ class Node:
         with refusing(RefusalCode.OFFER):
             check_offer(self.policy, config, name, recipe)
         with refusing(RefusalCode.SOFTWARE):
-            check_code(self.policy, says["code"])
+            check_code(self.policy, theirs)
         with refusing(RefusalCode.SCHEMA):
             schema = from_record(says["schema"])
             check_fits(self.schema, schema)
@@ -486,20 +509,21 @@ class Node:
             path = self._state(run)
         own = self._computed(letter.says)
         agreed = json.dumps(dict(letter.says, head=""), sort_keys=True)
-        if path.exists() and path.read_text(encoding="utf-8") != agreed:
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        if before and _content(json.loads(before)) != _content(json.loads(agreed)):
             text = "begin: this run was started with a different config, roster or code"
             raise RefusalError(RefusalCode.AGREEMENT, text)
         first = next(stage for stage in own.schedule.stages if stage.spec.train)
         if self.ledger.charged(run) == () and not self.ledger.affords(first.round_costs, run):
             raise BudgetSpentError(f"client {self.name}: the remaining budget does not cover a single round")
-        begun = path.exists()
-        if not begun:
+        if before != agreed:
+            # The first time, and after an upgrade of the coordinator between two rounds.
             write_atomically(path, agreed.encode())
         self._own[run] = (agreed, own)
         self._approve(run, own)
         spare = own.config.privacy.retries
         self.log.note("began", run=run, client=client, members=len(roster), retries=spare, **self.balance())
-        if not begun:
+        if not before:
             self.say(f"{self.name}: {own.schedule.rounds} rounds are planned; {_RETRIES.format(spare)}")
         return self._signed(Message("ready", {"run": run, "head": self.ledger.head}))
 

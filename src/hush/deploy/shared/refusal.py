@@ -25,6 +25,7 @@ class RefusalCode(StrEnum):
     PENDING = "pending"
     DECLINED = "declined"
     CLOSED = "closed"
+    PROTOCOL = "protocol"
     SOFTWARE = "software"
     OFFER = "offer"
     CONFIG = "config"
@@ -43,7 +44,9 @@ MEANING: Mapping[RefusalCode, str] = {
     RefusalCode.PENDING: "nobody has approved the run at the member yet (hush federation preview KIT)",
     RefusalCode.DECLINED: "the member declined the run",
     RefusalCode.CLOSED: "its policy allows no run at this hour, or no further run within 24 hours",
-    RefusalCode.SOFTWARE: "coordinator and member run different code, or accept.code does not list it",
+    RefusalCode.PROTOCOL: "its version of Hush and the coordinator's have different protocol versions (hush federation "
+    "doctor shows both)",
+    RefusalCode.SOFTWARE: "its policy (accept.code) does not list the code of both sides",
     RefusalCode.OFFER: "its policy ([accept]) does not accept the recipe, the model, the noise or the releases",
     RefusalCode.CONFIG: "no valid plan exists for the config",
     RefusalCode.SCHEMA: "its schema does not match the run's",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -111,6 +112,14 @@ def assemble(config: Config, facts: Sequence[RosterEntry], test: Dataset, auto_r
             ceiling=terms.ceiling if config.max_weight else twice_even,
         ),
     )
+
+
+def as_offered(config: Config) -> dict[str, Any]:
+    """Return a config as it is sent: what differs from the defaults, which both sides have alike.
+
+    So a version with a new key can offer a run that does not use it to members that do not know the key.
+    """
+    return config.model_dump(exclude_defaults=True)
 
 
 def complete(config: Config, schema: Schema | None) -> Config:
