@@ -147,8 +147,7 @@ def _profile(key: str, rows: Sequence[Sequence[Any]], figures: Mapping[str, floa
     yield ""
     ours, floor = figures.get(f"{key}.ours_seconds"), figures.get(f"{key}.floor_seconds")
     if ours and floor:
-        yield f"Hush takes {ours:.3g} s per round; the lower bound from arithmetic or memory bandwidth is {floor:.3g} "
-        "s."
+        yield f"Hush takes {ours:.3g} s per round; the lower bound from arithmetic or memory is {floor:.3g} s."
         yield ""
     yield "| operator or kernel | share |"
     yield "|---|---:|"

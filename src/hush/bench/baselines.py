@@ -37,8 +37,11 @@ def plain(work: Workload) -> Callable[[], None]:
     return run
 
 
-def opacus(work: Workload) -> Callable[[], None] | None:
-    """The same with Opacus's sampler, per-example hooks, clipping and noise; None if Opacus is not installed."""
+def opacus(work: Workload, trained: list[nn.Module] | None = None) -> Callable[[], None] | None:
+    """The same with Opacus's sampler, per-example hooks, clipping and noise; None if Opacus is not installed.
+
+    The trained modules are added to a list, if one is given.
+    """
     try:
         from opacus.grad_sample import GradSampleModule
         from opacus.optimizers import DPOptimizer
@@ -48,7 +51,8 @@ def opacus(work: Workload) -> Callable[[], None] | None:
 
     def run() -> None:
         for client, (first, plan) in enumerate(zip(work.firsts, work.plans, strict=True)):
-            module, drift = GradSampleModule(_module(work)), _drift(work, client)
+            own, drift = _module(work), _drift(work, client)
+            module = GradSampleModule(own)
             parameters = list(module.parameters())
             optimiser = DPOptimizer(
                 torch.optim.SGD(parameters, lr=work.lr),
@@ -64,6 +68,8 @@ def opacus(work: Workload) -> Callable[[], None] | None:
                 optimiser.zero_grad()
                 functional.cross_entropy(module(work.x[rows]), work.y[rows]).backward()
                 optimiser.step()
+            if trained is not None:
+                trained.append(own)
 
     return _quiet(run)
 

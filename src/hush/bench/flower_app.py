@@ -36,11 +36,12 @@ def _train(clients: int, samples: int, client: int, arrays: Any) -> tuple[Any, f
     rows = slice(whole.firsts[client], whole.firsts[client] + samples)
     work = replace(whole, x=whole.x[rows], y=whole.y[rows], plans=(whole.plans[client],))
     work.model.module.load_state_dict(arrays.to_torch_state_dict())
-    loop = baselines.opacus(work)
+    trained: list[torch.nn.Module] = []
+    loop = baselines.opacus(work, trained)
     assert loop is not None
     began = time.process_time()
     loop()
-    return work.model.module.state_dict(), time.process_time() - began
+    return trained[0].state_dict(), time.process_time() - began
 
 
 def apps(clients: int, samples: int) -> tuple[Any, Any, list[tuple[float, float]]]:

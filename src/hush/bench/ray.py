@@ -1,54 +1,53 @@
-"""Ray benchmark: rounds on two workers against one process, the server's time as clients grow, and Flower's simulation.
+"""Ray benchmark: rounds on two workers against one process, the server's time as clients grow, and other simulators.
 
-What is compared runs in turns in the same minutes, because other load on a machine slows down both sides; the median
-counts. The first round of a run, in which workers start, is left out.
+What is compared takes turns, a round each in one process, because other load on a machine slows down both sides; the
+median counts, and processor time is given beside the clock. The first round of a run, in which workers start, is left
+out.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import pairwise
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from hush.bench import flower
+from hush.bench import cluster_model, flower, pfl_research
 from hush.bench.findings import Findings
+from hush.bench.turns import Simulated, Spent, StartedRay, alternated
 from hush.bench.workloads import w1
-from hush.config import parse
-from hush.data import from_arrays
-from hush.engines import simulator
-from hush.engines.cluster.ray_workers import library
 from hush.engines.row_stores import FiledRows
 from hush.engines.server_rng import server_rng
-from hush.engines.setup import prepare
 from hush.recipes import RECIPES
 from hush.recipes.context import RoundView
 from hush.recipes.held_rows import HeldRows
 from hush.recipes.limits import InfluenceLimits
 from hush.recipes.round import Invitation, aggregate
 from hush.seeds import rng
-from hush.types import HeldVector, HushError, Layout, Task, Update
+from hush.types import HeldVector, Layout, Task, Update
 
-_TURNS, _ROUNDS = 3, 2
-_SAMPLES, _TEST = 400, 0.05
+_W1 = Simulated(clients=20, samples=1200, rounds=5)
+_STRONG = Simulated(clients=16, samples=600, rounds=3, engine="ray")
+_TINY = Simulated(clients=64, samples=20, rounds=4, engine="ray", model="logreg")
+_MANY = 2048  # tiny clients, for what each of them costs the driver
 _SIZES = (500, 1000, 2000)
 _PARAMETERS = 1_000_000
-_FLOWER_CLIENTS, _FLOWER_SAMPLES = 200, 128
+_OTHERS = Simulated(clients=200, samples=128, rounds=3, engine="ray")
 _SERVER_RECIPES = ("robust-hdp", "hush", "pfa", "rc-dpfl")
+_NODES, _CORES = 1000, 16
 
 
 def measure() -> Findings:
-    """Measure what `HUSH_BENCH_RAY` names (overhead, server, flower, scaling), or all of it."""
+    """Measure what `HUSH_BENCH_RAY` names (overhead, server, others, scaling), or all of it."""
     parts: Mapping[str, Callable[[], Findings]] = {
-        "overhead": overhead, "server": server_growth, "flower": over_flower, "scaling": scaling,
+        "overhead": overhead, "server": server_growth, "others": over_others, "scaling": scaling,
     }  # fmt: skip
     chosen = os.environ.get("HUSH_BENCH_RAY", ",".join(parts)).split(",")
     found = Findings()
@@ -59,80 +58,112 @@ def measure() -> Findings:
 
 def overhead() -> Findings:
     """Compare rounds like W1 on two workers with the same rounds in one process of two threads."""
-    seconds: dict[str, list[float]] = {"process": [], "ray": []}
-    with _Started(2):
-        for _ in range(_TURNS):
-            for engine in seconds:
-                seconds[engine] += _round_seconds(20, _SAMPLES, engine, workers=2)
-    process, ray = (statistics.median(times) for times in seconds.values())
+    with StartedRay(2):
+        took = alternated({"process": _W1, "ray": replace(_W1, engine="ray")})
+    process, ray = took["process"], took["ray"]
+    ratio = statistics.median(b.seconds / a.seconds for a, b in zip(process, ray, strict=True))
     note = (
-        f"20 clients x {_SAMPLES:,} samples of W1, {_TURNS} turns of {_ROUNDS - 1} rounds each: median {process:.1f} s "
-        f"in one process of two threads, {ray:.1f} s on two workers of one thread each, evaluation included."
+        f"{_W1.clients} clients x {_W1.samples:,} samples of W1, {len(ray)} rounds each in turn: median "
+        f"{_median(process):.1f} s in one process of two threads, {_median(ray):.1f} s on two workers of one thread "
+        f"each, evaluation included; the ratio is the median of those of neighbouring rounds. {_load()}"
     )
-    figures = {"ray.w1.over_process": ray / process, "ray.w1.process_seconds": process, "ray.w1.seconds": ray}
-    return Findings(figures, {"ray.w1.over_process": note})
+    return Findings(
+        {
+            "ray.w1.over_process": ratio,
+            "ray.w1.busy_over_process": _median_busy(ray) / _median_busy(process),
+            "ray.w1.process_seconds": _median(process),
+            "ray.w1.seconds": _median(ray),
+        },
+        {
+            "ray.w1.over_process": note,
+            "ray.w1.busy_over_process": "Processor time of the driver, the workers and Ray's own processes over that "
+            f"of the one process: {_median_busy(ray):.1f} s and {_median_busy(process):.1f} s a round.",
+        },
+    )
 
 
 def scaling() -> Findings:
-    """Measure rounds on one and two workers, of as many clients (strong) and of as many each (weak), and what calls
-    and sums of updates cost.
+    """Measure rounds on one and two workers, of as many clients (strong) and of as many each (weak); fit the model of
+    `cluster_model` to some of the runs, check it against the others, and ask it for a thousand nodes.
     """
-    strong: dict[int, list[float]] = {1: [], 2: []}
-    weak: list[float] = []
-    calls: dict[int, list[float]] = {64: [], 1: []}
-    for _ in range(_TURNS):
-        for workers in strong:
-            with _Started(workers):
-                strong[workers] += _round_seconds(16, 600, "ray", workers=workers)
-        with _Started(2):
-            weak += _round_seconds(32, 600, "ray", workers=2)
-            for blocks in calls:
-                calls[blocks] += _round_seconds(64, 20, "ray", workers=2, block=64 // blocks, model="logreg")
-    one, two, more = statistics.median(strong[1]), statistics.median(strong[2]), statistics.median(weak)
-    many, few = statistics.median(calls[64]), statistics.median(calls[1])
-    return Findings(
-        {
-            "ray.strong.one_over_two_workers": one / two,
-            "ray.weak.one_over_two_workers": one / more,
-            "ray.block_milliseconds": 1e3 * max(0.0, many - few) / 63,
-            "ray.tiny_round_seconds": few,
-            "ray.one_worker_seconds": one,
-            "ray.two_workers_seconds": two,
-            "ray.two_workers_twice_seconds": more,
-        },
-        {
-            "ray.strong.one_over_two_workers": "16 clients x 600 samples of W1 on one worker over the same on two; "
-            f"medians {one:.2f} s and {two:.2f} s.",
-            "ray.weak.one_over_two_workers": f"16 clients on one worker over 32 on two; {one:.2f} s and {more:.2f} s.",
-            "ray.block_milliseconds": "64 clients of a logistic regression in 64 blocks less the same in one, a block.",
-        },
+    with StartedRay(10):  # a place for every worker, though only those of one run compute at a time
+        took = alternated(
+            {
+                "one": replace(_STRONG, workers=1),
+                "two": replace(_STRONG, workers=2),
+                "twice": replace(_STRONG, workers=2, clients=2 * _STRONG.clients),
+                "blocks": replace(_TINY, workers=2, block=1),
+                "block": replace(_TINY, workers=2, block=_TINY.clients),
+                "many": replace(_TINY, workers=2, clients=_MANY),
+            }
+        )
+    one, two, twice = (_median(took[name]) for name in ("one", "two", "twice"))
+    busy = {name: _median_busy(rounds) for name, rounds in took.items()}
+    own = {name: statistics.median(each.own for each in rounds) for name, rounds in took.items()}
+    costs = cluster_model.fitted(
+        one=(_STRONG.clients, one),
+        one_block=own["block"],
+        blocks=(_TINY.clients, own["blocks"]),
+        many=(_MANY, own["many"]),
     )
-
-
-def over_flower() -> Findings:
-    """Compare rounds of 200 clients with Flower's simulation of Opacus clients, whose backend is Ray as well."""
-    work = w1(_FLOWER_CLIENTS, _FLOWER_SAMPLES)
-    ours: list[float] = []
-    with _Started(2):
-        ours += _round_seconds(_FLOWER_CLIENTS, _FLOWER_SAMPLES, "ray", workers=2)
-    found = flower.seconds(work)
-    if isinstance(found, str):
-        return Findings({}, {"ray.flower_opacus_over_ours": found})
-    with _Started(2):
-        ours += _round_seconds(_FLOWER_CLIENTS, _FLOWER_SAMPLES, "ray", workers=2)
-    mine, other = statistics.mean(ours), found[0]
-    rival = _installed("pfl")
-    note = (
-        f"{_FLOWER_CLIENTS} clients x {_FLOWER_SAMPLES} samples of W1: {other:.1f} s a round in Flower's simulation, "
-        f"{mine:.1f} s on two workers, the mean of rounds before and after it, evaluation included. "
-        f"pfl-research: {'installed, not measured' if rival else 'not installed, not measured'}."
-    )
-    figures = {
-        "ray.flower_opacus_over_ours": other / mine,
-        "ray.flower.seconds": other,
-        "ray.flower.ours_seconds": mine,
+    foretold = {
+        "two": costs.round_seconds(clients=_STRONG.clients, workers=2),
+        "twice": costs.round_seconds(clients=2 * _STRONG.clients, workers=2),
     }
-    return Findings(figures, {"ray.flower_opacus_over_ours": note})
+    figures = {
+        "ray.strong.one_over_two_workers": one / two,
+        "ray.strong.busy_two_over_one_worker": busy["two"] / busy["one"],
+        "ray.weak.one_over_two_workers": one / twice,
+        "ray.weak.busy_twice_over_two_ones": busy["twice"] / (2 * busy["one"]),
+        "ray.one_worker_seconds": one,
+        "ray.two_workers_seconds": two,
+        "ray.two_workers_twice_seconds": twice,
+        **{f"ray.model.{name}": value for name, value in costs.figures().items()},
+        "ray.model.strong_over_measured": foretold["two"] / two,
+        "ray.model.weak_over_measured": foretold["twice"] / twice,
+    }
+    for clients in (10_000, 100_000, 1_000_000):
+        seconds = costs.round_seconds(clients=clients, workers=_NODES * _CORES)
+        figures[f"ray.model.thousand_nodes.{clients}_clients.seconds"] = seconds
+        alone = costs.round_seconds(clients=clients, workers=_CORES)
+        figures[f"ray.model.thousand_nodes.{clients}_clients.over_one_node"] = alone / seconds
+    notes = {
+        "ray.strong.one_over_two_workers": f"{_STRONG.clients} clients x {_STRONG.samples} samples of W1 on one worker "
+        f"over the same on two: medians {one:.2f} s and {two:.2f} s. {_load()}",
+        "ray.weak.one_over_two_workers": f"{_STRONG.clients} clients on one worker over {2 * _STRONG.clients} on two: "
+        f"{one:.2f} s and {twice:.2f} s.",
+        "ray.model.strong_over_measured": "The model is fitted to the runs on one worker and to tiny rounds alone.",
+    }
+    return Findings(figures, notes)
+
+
+def over_others() -> Findings:
+    """Compare rounds of 200 clients with other simulators of Opacus clients: Flower's, with a backend on Ray, and
+    pfl-research, where they are installed.
+    """
+    work = w1(_OTHERS.clients, _OTHERS.samples)
+    ours = _ours()
+    found = Findings()
+    for name, rival, tell in (("flower", "Flower's simulation", flower), ("pfl", "pfl-research", pfl_research)):
+        key = f"ray.{name}_opacus_over_ours"
+        took = tell.seconds(work)
+        if isinstance(took, str):
+            found |= Findings({}, {key: took})
+            continue
+        before, ours = ours, _ours()
+        mine = statistics.mean(each.seconds for each in (*before, *ours))
+        note = (
+            f"{_OTHERS.clients} clients x {_OTHERS.samples} samples of W1: {took[0]:.1f} s a round in {rival}, "
+            f"{mine:.1f} s on two workers, the mean of rounds before and after it, evaluation included. {_load()}"
+        )
+        figures = {key: took[0] / mine, f"ray.{name}.seconds": took[0], f"ray.{name}.ours_seconds": mine}
+        found |= Findings(figures, {key: note})
+    return found
+
+
+def _ours() -> list[Spent]:
+    with StartedRay(2):
+        return alternated({"ours": _OTHERS})["ours"]
 
 
 def server_growth() -> Findings:
@@ -151,7 +182,7 @@ def server_growth() -> Findings:
             figures[key] = high / low
             exponent = math.log(high / low) / math.log(_SIZES[-1] / _SIZES[0])
             words = ", ".join(f"{seconds:.1f} s for {n:,}" for n, seconds in taken.items())
-            notes[key] = f"{words} clients of {_PARAMETERS:,} parameters: time grows as n^{exponent:.2f}."
+            notes[key] = f"{words} clients of {_PARAMETERS:,} parameters: time grows as n^{exponent:.2f}. {_load()}"
     return Findings(figures, notes)
 
 
@@ -218,56 +249,13 @@ def _updates(clients: int) -> Any:
         yield torch.stack([signals[c % 2] + each for c, each in zip(rows, noise, strict=True)])
 
 
-def _round_seconds(
-    clients: int, samples: int, engine: str, workers: int, block: int | None = None, model: str = "cnn"
-) -> list[float]:
-    """Return the duration of each round but the first of a simulation of W1's clients."""
-    generator = rng(0, "bench", "ray")
-    total = clients * math.ceil(samples / (1 - _TEST))
-    data = from_arrays(
-        generator.standard_normal((total, 1, 28, 28), dtype=np.float32), generator.integers(0, 10, total), classes=10
-    )
-    settings: dict[str, Any] = {"name": engine, "workers": workers}
-    config: dict[str, Any] = {
-        "rounds": _ROUNDS,
-        "data": {"clients": clients, "partition": "iid", "test_fraction": _TEST},
-        "model": {"name": model},
-        "privacy": {"budgets": 2.0, "delta": 1e-4, "clip": 3.0},
-        "local": {"batch_size": [16, 32, 64, 128] if samples >= 128 else 16, "lr": 0.01},
-        "recipe": {"name": "dp-fedavg"},
-        "engine": settings if block is None else {**settings, "block": block},
-    }
-    ended: list[float] = []
-    before = torch.get_num_threads()
-    torch.set_num_threads(workers)
-    try:
-        simulator.run(prepare(_parsed(config), dataset=data), callbacks=[lambda _: ended.append(time.perf_counter())])
-    finally:
-        torch.set_num_threads(before)
-    return [b - a for a, b in pairwise(ended)]
+def _median(rounds: Sequence[Spent]) -> float:
+    return statistics.median(each.seconds for each in rounds)
 
 
-def _parsed(config: Mapping[str, Any]) -> Any:
-    return parse(dict(config))
+def _median_busy(rounds: Sequence[Spent]) -> float:
+    return statistics.median(each.busy for each in rounds)
 
 
-class _Started:
-    """Ray with so many CPUs, for as long as the context."""
-
-    def __init__(self, cpus: int) -> None:
-        self._ray, self._cpus = library(), cpus
-
-    def __enter__(self) -> None:
-        if self._ray.is_initialized():
-            raise HushError("--suite ray: Ray is connected already; accepted: a process without it")
-        self._ray.init(
-            address="local", num_cpus=self._cpus, include_dashboard=False, logging_level="ERROR", log_to_driver=False,
-            object_store_memory=1 << 30,
-        )  # fmt: skip
-
-    def __exit__(self, *error: object) -> None:
-        self._ray.shutdown()
-
-
-def _installed(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
+def _load() -> str:
+    return f"Load average {os.getloadavg()[0]:.1f}."

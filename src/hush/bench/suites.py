@@ -15,6 +15,7 @@ SUITES: Mapping[str, str] = {
     "server": "hush.bench.server",
     "plan": "hush.bench.plan",
     "scale": "hush.bench.scale",
+    "memory": "hush.bench.memory",
     "federation": "hush.bench.federation",
     "isolation": "hush.bench.isolation",
     "ray": "hush.bench.ray",

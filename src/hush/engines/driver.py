@@ -32,7 +32,7 @@ from hush.trained_model import contents
 from hush.training import input_mean
 from hush.types import STOPPED, RoundRecord, RunResult, Task
 
-_AT_ONCE = 4096  # rows that are evaluated at a time
+AT_ONCE = 4096  # rows that are evaluated at a time
 ACCURACY = "accuracy"
 
 
@@ -56,6 +56,8 @@ class CompletedRun:
 
 
 Rounds = Generator[list[Task], Answers, CompletedRun]
+Evaluation = tuple[tuple[float, ...], float]  # the primary score of each client, and the mean loss
+Evaluator = Callable[[Model, Tensor, Sequence[int], Tensor, Tensor, Sequence[range]], Evaluation]
 
 
 class Host(Protocol):
@@ -217,7 +219,7 @@ def evaluate(
     loss = 0.0
     for number, vector in enumerate(vectors.to(x.device)):
         mine = (torch.tensor(placed)[owner] == number).nonzero().flatten()
-        for part in mine.split(_AT_ONCE):
+        for part in mine.split(AT_ONCE):
             chosen = rows[part].to(x.device)
             outputs, truth = model.logits(vector, x[chosen]), y[chosen]
             loss += objective.loss(outputs.double(), truth, reduction="sum").item()
@@ -234,6 +236,6 @@ def measure(
     outputs = []
     for home, own in zip(placed, test, strict=True):
         vector = vectors[home].to(x.device)
-        outputs += [model.logits(vector, part).cpu() for part in x[own.start : own.stop].split(_AT_ONCE)]
+        outputs += [model.logits(vector, part).cpu() for part in x[own.start : own.stop].split(AT_ONCE)]
     targets = torch.cat([y[own.start : own.stop].cpu() for own in test])
     return evaluate_metrics(model.objective, torch.cat(outputs), targets, [len(own) for own in test], names)

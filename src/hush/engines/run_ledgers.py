@@ -34,11 +34,16 @@ class RunLedgers:
         self.run = run
         self._durable = durable
 
-    def charge(self, client: int, number: int, costs: Sequence[Cost]) -> Receipt | Kept | None:
+    def charge(
+        self, client: int, number: int, costs: Sequence[Cost], order: Callable[[], bytes] | None = None
+    ) -> Receipt | Kept | None:
         """Return the receipt for a round, or what was sealed for it before; or raise `BudgetSpentError`.
 
         A charge of this round that a dead process left without sealed bytes is forfeited and made again. None: the
         round was answered, and its bytes are no longer stored. It is not charged, and nothing may be released for it.
+
+        With an `order`, the answer follows from it alone and may be computed more than once: if ledgers persist, the
+        order is sealed with the charge, in place of the answer.
         """
         if not self._durable:
             return self.ledgers[client].reserve(costs, self.run, number)
@@ -47,7 +52,8 @@ class RunLedgers:
         attempt = ledger.next_attempt(self.run, number)
         # A file may identify its client by name; the run identifies it by number.
         if attempt:
-            return replace(ledger.reserve(costs, self.run, number, attempt), client=client)
+            sealed = None if order is None else order()
+            return replace(ledger.reserve(costs, self.run, number, attempt, sealed), client=client)
         kept = ledger.sealed(self.run, number)
         return None if kept is None else (replace(kept[0], client=client), kept[1])
 

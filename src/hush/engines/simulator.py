@@ -6,7 +6,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +21,7 @@ from torch import Tensor
 from hush.callbacks import Callbacks, RunStart, objects, round_functions
 from hush.engines import client_round
 from hush.engines.client_round import Client, Work
-from hush.engines.driver import CompletedRun, Rounds, drive, evaluate, measure, released, run_rounds
+from hush.engines.driver import CompletedRun, Evaluator, Rounds, drive, evaluate, measure, released, run_rounds
 from hush.engines.enrolment import approve_training, enrolled
 from hush.engines.fingerprint import Hashes, identity
 from hush.engines.results import manifest
@@ -51,6 +51,7 @@ _SEEDED_LEDGERS = (
 _CLIENTS = 2048  # whose jobs are in memory at a time
 _NUMBERS = {"cpu": 1 << 24, "cuda": 1 << 28}  # of the parameters that train at a time
 Arrays = dict[object, tuple[Tensor, Tensor]]
+Order = Callable[[Task], bytes]
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class Simulator:
         self._round = -1
         self.x = self.y = torch.empty(0)
         self.idle = 0.0
+        self.evaluator: Evaluator = evaluate
 
     @property
     def ledgers(self) -> Sequence[Spending]:
@@ -134,15 +136,20 @@ class Simulator:
         ]
         return works, declined
 
-    def charge(self, tasks: Sequence[Task]) -> tuple[list[Charged], list[Answer]]:
-        """Charge each client, and return the tasks of those that can afford it and the answers of the others."""
+    def charge(self, tasks: Sequence[Task], order: Order | None = None) -> tuple[list[Charged], list[Answer]]:
+        """Charge each client, and return the tasks of those that can afford it and the answers of the others.
+
+        Where a task's answer follows from its `order`, a round that a dead process had charged is computed again under
+        the same receipt, if the order is the one that was sealed then.
+        """
         accepted: list[Charged] = []
         declined: list[Answer] = []
         schedules, stage_of_round = self.federation.schedules, self.federation.terms.stage_table.of
         for task in tasks:
             stage = schedules[task.client].stages[stage_of_round[task.round]]
             try:
-                charged = self._ledgers.charge(task.client, task.round, stage.round_costs)
+                sealing = None if order is None else partial(order, task)
+                charged = self._ledgers.charge(task.client, task.round, stage.round_costs, sealing)
             except BudgetSpentError as error:
                 declined.append(Decline(task.client, task.round, f"{BUDGET_SPENT}: {error}", final=True))
                 continue
@@ -152,6 +159,10 @@ class Simulator:
                 )
             elif isinstance(charged, Receipt):
                 accepted.append(Charged(task, charged, stage))
+            elif order is not None and charged[1] == order(task):
+                accepted.append(Charged(task, charged[0], stage))
+            elif order is not None:
+                declined.append(Decline(task.client, task.round, "already charged for a task with other models"))
             else:
                 declined.append(_unpacked(task, *charged))
         return accepted, declined
@@ -177,6 +188,11 @@ class Simulator:
             self._ledgers.seal(update.client, update.receipt, partial(_packed, update))
             self._ledgers.sent(update.client, update.round)
         return list(updates)
+
+    def sent(self, updates: Sequence[Update]) -> None:
+        """Record that updates whose orders were sealed with their charges are computed."""
+        for update in updates:
+            self._ledgers.sent(update.client, update.round)
 
     def _client(self, client: int, number: int) -> Client:
         federation = self.federation
@@ -230,7 +246,7 @@ class Simulator:
     def evaluate(self, models: Tensor, placed: Sequence[int], round_number: int) -> tuple[tuple[float, ...], float]:
         """Return the primary score of each client on its own test rows, and the mean loss over all of them."""
         self._hold(round_number)
-        return evaluate(self.federation.model, models, placed, self.x, self.y, self._test)
+        return self.evaluator(self.federation.model, models, placed, self.x, self.y, self._test)
 
     def measure(self, models: Tensor, placed: Sequence[int], round_number: int) -> dict[str, Any]:
         """Return all metrics, of each client on its own test rows."""
@@ -364,6 +380,7 @@ def _on_ray(simulator: Simulator, rounds: Rounds) -> CompletedRun:
     from hush.engines.cluster.rounds import rounds_on_ray
 
     with rounds_on_ray(simulator) as cluster:
+        simulator.evaluator = cluster.evaluate
         return run_rounds(rounds, cluster.answer)
 
 

@@ -157,11 +157,11 @@ class HeldRows(Rows):
 
     def _by_block(self, places: Tensor) -> list[tuple[Tensor, int]]:
         """Return which rows each block has, and the number of its first row in the store."""
-        found, first = [], 0
-        for count in self.store.counts:
-            found.append((places[(self.chosen >= first) & (self.chosen < first + count)], first))
-            first += count
-        return found
+        counts = torch.tensor(list(self.store.counts))
+        ends = counts.cumsum(0)
+        of = torch.bucketize(self.chosen, ends, right=True)
+        parts = places[of.argsort(stable=True)].split(torch.bincount(of, minlength=len(counts)).tolist())
+        return list(zip(parts, (ends - counts).tolist(), strict=True))
 
     def _spread(self, weights: Tensor) -> list[Tensor]:
         """Return weights of these rows as weights of all rows of each block."""

@@ -20,8 +20,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor
 
 from hush.server.loop import ServerState
@@ -30,6 +31,10 @@ from hush.types import Guarantee, HushError, RoundRecord, RunResult
 MANIFEST, ROUNDS, RESULT, MODEL, REPORT, COSTS = (
     "manifest.json", "rounds.jsonl", "result.json", "model.safetensors", "report.html", "privacy.json",
 )  # fmt: skip
+_TYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -37,6 +42,27 @@ def write_atomically(path: Path, content: bytes) -> None:
     beside = path.with_name(path.name + ".part")
     with beside.open("wb") as file:
         file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def write_tensors_atomically(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """The same for tensors, as safetensors: one after the other from where they are in memory, without a copy."""
+    header, content, end = dict[str, Any](), list[Tensor](), 0
+    for name in sorted(tensors, key=lambda each: (-tensors[each].element_size(), each)):
+        flat = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        place = [end, end + len(flat)]
+        header[name] = {"dtype": _TYPES[tensors[name].dtype], "shape": list(tensors[name].shape), "data_offsets": place}
+        content.append(flat)
+        end += len(flat)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    beside = path.with_name(path.name + ".part")
+    with beside.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for flat in content:
+            file.write(flat.numpy().data)
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
@@ -116,7 +142,7 @@ class RunDir:
                 file.write(json.dumps(plain(record), allow_nan=False).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
-            write_atomically(self._checkpoint(state.round), save(_tensors(state)))
+            write_tensors_atomically(self._checkpoint(state.round), _tensors(state))
         except OSError as error:
             raise HushError(f"{self.path}: round {state.round} cannot be saved: {error.strerror or error}") from None
         for old in self.path.glob("checkpoint-*.safetensors"):

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import hush
-from hush.engines.cluster import rounds
+from hush.engines.cluster import ray_workers, rounds
 from hush.engines.driver import CompletedRun
+from hush.privacy.ledger.ledger import inspect
 from hush.recipes import RECIPES
 
 BASE: dict[str, Any] = {
@@ -23,9 +27,11 @@ BASE: dict[str, Any] = {
 }
 
 
-def trained(recipe: str, model: Any = None, settings: Any = (), **engine: Any) -> CompletedRun:
+def trained(recipe: str, model: Any = None, settings: Any = (), data: Any = None, **engine: Any) -> CompletedRun:
     number = 6 if "warm" in recipe else 3
     config = {**BASE, "rounds": number, "recipe": {"name": recipe}, "engine": engine}
+    if data is not None:
+        config |= {"data": data, "privacy": {"budgets": 2.0, "delta": 1e-4}}
     simulation = hush.Simulation(model=model, config=config, settings=settings)
     simulation.fit(progress=False)
     assert simulation._last is not None
@@ -95,8 +101,10 @@ def test_a_module_of_ones_own_and_updates_that_are_projected(ray: Any, monkeypat
 @pytest.mark.soak
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
 def test_every_recipe_equals_one_process(ray: Any, recipe: str) -> None:
-    same(trained(recipe), trained(recipe, name="ray", workers=2))
-    assert torch.equal(trained(recipe, block=3).models, trained(recipe, name="ray", block=3).models)
+    # A client is a block by itself here: the same bits in the same blocks, and seven digits in one block.
+    spread = trained(recipe, name="ray", workers=2)
+    same(trained(recipe), spread)
+    assert torch.equal(trained(recipe, block=1).models, spread.models)
 
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -109,11 +117,99 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
 def test_what_cannot_be_drawn_again_is_refused(tmp_path: Any) -> None:
     pytest.importorskip("ray")
     config = {**BASE, "rounds": 1, "engine": {"name": "ray"}}
-    with pytest.raises(hush.HushError, match="secure noise"):
+    with pytest.raises(hush.HushError, match="with secure noise: "):
         hush.simulate({**config, "privacy": {**BASE["privacy"], "noise": "secure"}})
-    with pytest.raises(hush.HushError, match="ledger files"):
+    # Noise that is left open is secure where ledgers persist.
+    with pytest.raises(
+        hush.HushError, match=r"with ledger files, and so with secure noise: .*privacy.noise = \"seeded"
+    ):
         hush.simulate(config, ledgers=tmp_path / "ledgers", out=tmp_path / "run")
     assert not list(tmp_path.iterdir())
+
+
+def charges(ledgers: Path) -> dict[str, list[tuple[str, int, int]]]:
+    """The entries of each ledger file that are about a round: what happened, in which round and attempt."""
+    return {
+        path.name: [(row.kind, row.round, row.attempt) for row in inspect(path)[0] if row.round]
+        for path in sorted(ledgers.glob("*.ledger"))
+    }
+
+
+@pytest.mark.slow
+def test_a_driver_that_died_in_a_round_resumes_under_the_same_charges(ray: Any, tmp_path: Path) -> None:
+    config = {
+        **BASE, "rounds": 3, "recipe": {"name": "robust-hdp"}, "privacy": {**BASE["privacy"], "noise": "seeded"},
+        "engine": {"name": "ray", "workers": 2, "block": 2},
+    }  # fmt: skip
+    whole = hush.simulate(config, out=tmp_path / "whole", ledgers=tmp_path / "ledgers-whole")
+    answered = rounds.RayRounds.answer
+    died: list[int] = []
+
+    def dying(self: rounds.RayRounds, tasks: Any) -> Any:
+        answers = answered(self, tasks)
+        if tasks[0].round == 2 and not died:
+            died.append(2)
+            raise KeyboardInterrupt  # after the charges of the round, and before it is saved
+        return answers
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounds.RayRounds, "answer", dying)
+        with pytest.raises(KeyboardInterrupt):
+            hush.simulate(config, out=tmp_path / "cut", ledgers=tmp_path / "ledgers-cut")
+    (before,) = {sum(kind == "RESERVED" for kind, _, _ in rows) for rows in charges(tmp_path / "ledgers-cut").values()}
+    assert before == 2
+    resumed = hush.simulate(config, out=tmp_path / "cut", ledgers=tmp_path / "ledgers-cut", resume=True)
+    assert charges(tmp_path / "ledgers-cut") == charges(tmp_path / "ledgers-whole")
+    assert {attempt for rows in charges(tmp_path / "ledgers-cut").values() for _, _, attempt in rows} == {1}
+    assert resumed.guarantees == whole.guarantees
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.slow
+def test_a_straggler_gets_fewer_clients_and_costs_are_measured(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[list[float], dict[int, int]]] = []
+    method = rounds.RayRows._train
+
+    def watched(self: rounds.RayRows, blocks: Any) -> None:
+        stopped = 0
+        if len(made) == 1:
+            # The last worker stands still for the whole second round but its end.
+            actor = list(self._pool.workers.values())[-1]
+            stopped = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
+            os.kill(stopped, signal.SIGSTOP)
+            threading.Timer(1.5, os.kill, (stopped, signal.SIGCONT)).start()
+        method(self, blocks)
+        made.append((list(self._expected), dict(self._place)))
+
+    monkeypatch.setattr(rounds.RayRows, "_train", watched)
+    spread = trained("dp-fedavg", data={"name": "digits", "clients": 12}, name="ray", workers=2, block=1)
+    same(trained("dp-fedavg", data={"name": "digits", "clients": 12}), spread)
+    (works, _), (measured, place), _ = made
+    assert len(set(works)) == 1 and len(set(measured)) == 12, "steps at first, and then what was measured"
+    shares = sorted(list(place.values()).count(worker) for worker in set(place.values()))
+    assert shares[0] <= 2 and sum(shares) == 12  # what it had been given when it stopped
+
+
+@pytest.mark.slow
+def test_workers_evaluate_where_test_rows_are_many(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "AT_ONCE", 100)  # rows: several shares
+    asked: list[int] = []
+    method = ray_workers.WorkerPool.anywhere
+
+    def counted(self: Any, name: str, arguments: Any) -> Any:
+        asked.append(len(arguments))
+        if len(asked) == 1:
+            actor = next(iter(self.workers.values()))
+            os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+        return method(self, name, arguments)
+
+    monkeypatch.setattr(ray_workers.WorkerPool, "anywhere", counted)
+    one, other = trained("pfa"), trained("pfa", name="ray", workers=2)
+    assert len(asked) == 3 and min(asked) > 1
+    for ours, theirs in zip(one.records, other.records, strict=True):
+        assert theirs.accuracy_per_client == ours.accuracy_per_client
+        assert theirs.loss == pytest.approx(ours.loss, rel=1e-6)
 
 
 def test_an_address_where_nothing_listens_is_named_at_once(tmp_path: Any) -> None:

@@ -51,6 +51,35 @@ def test_rounds_are_charged_until_the_budget_is_spent(ledger: Ledger) -> None:
     assert ledger.rounds == 5
 
 
+def test_a_charge_that_seals_what_it_pays_for_is_never_forfeited(tmp_path: Path) -> None:
+    points: list[str] = []
+
+    def dying(point: str) -> None:
+        points.append(point)
+        if point == "reserve " + ("inserted" if len(points) == 1 else "committed"):
+            raise KeyboardInterrupt
+
+    Ledger.create(tmp_path / "l", 3, POLICY).close()
+    for _ in range(2):
+        # First before the commit, and nothing is charged; then after it, and both entries are there.
+        with Ledger.open(tmp_path / "l", failpoint=dying) as opened, pytest.raises(KeyboardInterrupt):
+            opened.reserve(SMALL, "spring", 1, sealed=b"order")
+    with Ledger.open(tmp_path / "l") as again:
+        assert again.rounds == 1 and again.next_attempt("spring", 1) == 0
+        again.forfeit_unsealed("spring", 1)
+        kept = again.sealed("spring", 1)
+        assert kept is not None and kept[1] == b"order"
+        again.sent(kept[0])
+        assert again.rounds == 1
+        with pytest.raises(HushError, match="computed"):
+            again.seal(again.reserve(SMALL, "spring", 2, sealed=b"order"), b"another")
+    plain = Ledger.open(tmp_path / "l")
+    plain.reserve(SMALL, "spring", 3)
+    plain.close()
+    with Ledger.open(tmp_path / "l") as again:
+        assert again.next_attempt("spring", 3) == 2, "a charge without a seal is forfeited"
+
+
 def test_spent_is_what_the_accountant_says_of_all_costs(ledger: Ledger) -> None:
     ledger.reserve([plan(5).cost()], "", 1)
     ledger.reserve([plan(5).cost(), Cost(what="cluster choice", kind="gaussian", noise=20.0, steps=1)], "", 2)

@@ -8,6 +8,7 @@ install.
 from __future__ import annotations
 
 import importlib
+import itertools
 import logging
 import os
 import socket
@@ -173,6 +174,22 @@ class WorkerPool:
                 raise error.cause from None
             raise
 
+    def anywhere(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Return what workers answer to a call with each of the arguments, whichever worker it is that answers."""
+        answers: dict[int, Any] = {}
+        while left := [number for number in range(len(arguments)) if number not in answers]:
+            if not self.workers:
+                self.refresh()
+            turns = itertools.cycle(list(self.workers))
+            asked = [(number, next(turns)) for number in left]
+            refs = [getattr(self.workers[worker], method).remote(*arguments[number]) for number, worker in asked]
+            for (number, worker), ref in zip(asked, refs, strict=True):
+                try:
+                    answers[number] = self.get(ref)
+                except self.lost:
+                    self.drop(worker)
+        return [answers[number] for number in range(len(arguments))]
+
     def _start_missing(self) -> None:
         wanted = self._wanted() - len(self.workers) - len(self._starting)
         options = {"num_cpus": 1, "num_gpus": 1 if self._on_gpu else 0, "max_restarts": 0, "max_concurrency": 1}
@@ -194,7 +211,7 @@ class WorkerPool:
         if not refs:
             return
         self.ray.wait(refs, num_returns=min(number, len(refs)), timeout=seconds)
-        ready, _ = self.ray.wait(refs, num_returns=len(refs), timeout=0.0)
+        ready = set(self.ray.wait(refs, num_returns=len(refs), timeout=0.0)[0])
         for each, (actor, ref) in list(self._starting.items()):
             if ref in ready:
                 del self._starting[each]

@@ -2,24 +2,30 @@
 
 Which clients form a block depends on the config alone, never on the workers, so that the results are the same bits on
 any number of them, and after any of them was lost: its blocks are computed again with the same draws. The ledgers are
-this side of the workers, and are charged once for a round, whatever happens to those who compute it.
+this side of the workers, and are charged once for a round, whatever happens to those who compute it. What an update
+will be follows from the task and the seed, its order: a ledger file is charged and seals the order in one transaction,
+so that a driver that takes the place of a dead one has the same updates computed under the same receipts.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hush.config import Config
+from hush.config import Config, config_hash
 from hush.engines.cluster.ray_workers import WorkerPool, connected, library
-from hush.engines.cluster.worker import BlockReport, ClientOrder, Setup, TensorTable, read_only
+from hush.engines.cluster.worker import BlockReport, ClientOrder, Setup, TensorTable, read_only, tensor_digest
+from hush.engines.driver import AT_ONCE, Evaluation, evaluate
 from hush.engines.simulator import Charged, Simulator, clients_at_once
+from hush.models import Model
 from hush.recipes.context import Columns
 from hush.recipes.held_rows import HeldRows
 from hush.server.loop import Answers, HeldAnswers
@@ -27,7 +33,7 @@ from hush.types import HushError, Layout, Task, Update
 
 _BLOCKS, _LARGEST = 64, 64  # blocks of a round at least, and clients of a block at most, unless the config gives it
 _AHEAD = 2  # blocks that a worker has been given at a time, so that it never waits for the next
-_TRIES = 50  # lost workers in one round
+_TRIES = 50  # lost workers in one round, or as many as there are
 _FAN_IN = 8  # sums that one worker, or the driver, adds up
 
 
@@ -45,11 +51,12 @@ def block_size(simulator: Simulator) -> int:
 def on_ray(config: Config, ledgers: Path | None) -> Iterator[None]:
     """Connect to Ray for the time of a run, before anything is written or charged, or say why that is impossible."""
     library()
-    if config.privacy.noise != "seeded" or ledgers is not None:
-        found = "ledger files" if ledgers is not None else "secure noise"
+    if config.privacy.noise != "seeded":
+        found = "secure noise" if ledgers is None else "ledger files, and so with secure noise"
         raise HushError(
             f'engine.name: "ray" with {found}: what is lost with a worker is computed again with the same draws, '
-            'which only seeded noise has; accepted: engine.name = "process", or seeded noise without ledger files',
+            'which only seeded noise has; accepted: engine.name = "process", or privacy.noise = "seeded" for '
+            "experiments, in which nothing is private",
             "engine.name",
         )
     with connected(config.engine):
@@ -83,13 +90,15 @@ class RayRounds:
     def __init__(self, simulator: Simulator, pool: WorkerPool) -> None:
         self._simulator, self._pool = simulator, pool
         self._phase: object = None
+        self._held: Tensor | None = None
         self._seconds: dict[int, float] = {}
 
     def answer(self, tasks: Sequence[Task]) -> Answers:
         """Charge and train the clients of a round. The updates stay with the workers until the next round begins."""
         simulator, federation = self._simulator, self._simulator.federation
-        size = block_size(simulator)
-        asked = [simulator.charge(tasks[first : first + size]) for first in range(0, len(tasks), size)]
+        size, table = block_size(simulator), TensorTable()
+        order = partial(_sealed_order, federation.config, table)
+        asked = [simulator.charge(tasks[first : first + size], order) for first in range(0, len(tasks), size)]
         # Blocks are those of the tasks, so that a client that declines does not change who trains with whom.
         blocks, declined = (
             [block for block, _ in asked if block],
@@ -100,8 +109,7 @@ class RayRounds:
         phase, (x, y) = simulator.arrays(tasks[0].round)
         if phase != self._phase:
             self._pool.hold(x.numpy(), y.numpy())
-            self._phase = phase
-        table = TensorTable()
+            self._phase, self._held = phase, x
         orders = [[self._order(one, table) for one in block] for block in blocks]
         store = RayRows(self._pool, orders, table, federation.model.layout.size, self._expected(blocks))
         for block, report in zip(blocks, store.reports, strict=True):
@@ -120,7 +128,22 @@ class RayRounds:
             for block, report in zip(blocks, store.reports, strict=True)
             for one, facts, side in zip(block, report.facts, report.side, strict=True)
         ]
+        simulator.sent(updates)
         return HeldAnswers([*declined, *updates], HeldRows.of(store))
+
+    def evaluate(
+        self, model: Model, models: Tensor, placed: Sequence[int], x: Tensor, y: Tensor, test: Sequence[range]
+    ) -> Evaluation:
+        """Return what `driver.evaluate` does. Workers evaluate, where the test rows are many and they hold them."""
+        shares = _shares(test)
+        if len(shares) < 2 or x is not self._held:
+            return evaluate(model, models, placed, x, y, test)
+        sent = self._pool.ray.put(models.numpy())
+        asked = [(sent, [placed[client] for client in share], [test[client] for client in share]) for share in shares]
+        answers = self._pool.anywhere("evaluate", asked)
+        rows = [sum(len(test[client]) for client in share) for share in shares]
+        loss = sum(count * loss for count, (_, loss) in zip(rows, answers, strict=True)) / sum(rows)
+        return tuple(score for scores, _ in answers for score in scores), loss
 
     def _order(self, one: Charged, table: TensorTable) -> ClientOrder:
         task, extras = one.task, one.task.extras
@@ -147,6 +170,33 @@ class RayRounds:
         if any(seconds is None for block in known for seconds in block):
             return [float(work) for work in works]
         return [sum(seconds for seconds in block if seconds is not None) for block in known]
+
+
+def _shares(test: Sequence[range]) -> list[range]:
+    """Return consecutive clients that together have so many test rows as are evaluated at a time."""
+    shares: list[range] = []
+    first = rows = 0
+    for client, own in enumerate(test):
+        rows += len(own)
+        if rows >= AT_ONCE or client == len(test) - 1:
+            shares.append(range(first, client + 1))
+            first, rows = client + 1, 0
+    return shares
+
+
+def _sealed_order(config: Config, table: TensorTable, task: Task) -> bytes:
+    """Return what determines an update: the config with its seed, the round, and digests of what the task carries."""
+    extras = task.extras
+    parts = {
+        "config": config_hash(config),
+        "round": task.round,
+        "models": table.digest(task.models),
+        "clip": extras.clip,
+        "input_mean": None if extras.input_mean is None else table.digest(extras.input_mean),
+        "drift": None if extras.drift is None else tensor_digest(extras.drift),
+        "slots": {name: table.digest(tensor) for name, tensor in extras.slots.items()},
+    }
+    return b"order " + json.dumps(parts, sort_keys=True).encode()
 
 
 class RayRows:
@@ -274,39 +324,51 @@ class RayRows:
         waiting = sorted(blocks, key=lambda number: (-self._expected[number], number))[::-1]
         self._pool.refresh()
         running: dict[Any, tuple[int, int]] = {}
-        load: dict[int, int] = {}
+        load = dict.fromkeys(self._pool.workers, 0)
+        free = list(load)
         while waiting or running:
-            if not self._pool.workers:
-                self._pool.refresh()
-            for worker in sorted(self._pool.workers, key=lambda each: load.get(each, 0)):
-                while waiting and load.get(worker, 0) < _AHEAD and self._is_turn(worker, load):
-                    number = waiting.pop()
-                    actor = self._pool.workers[worker]
-                    ref = actor.train.remote(number, self._orders[number], self._table)
-                    running[ref] = (worker, number)
-                    load[worker] = load.get(worker, 0) + 1
-            (done, *_), _ = self._pool.ray.wait(list(running), num_returns=1)
-            worker, number = running.pop(done)
-            load[worker] -= 1
-            try:
-                self._reports[number] = self._pool.get(done)
-                self._place[number] = worker
-            except self._pool.lost:
-                waiting.append(number)
-                self._lose(worker)
+            # Every worker gets a first block before any gets a second one.
+            for depth in range(_AHEAD):
+                for worker in free:
+                    if waiting and load.get(worker) == depth:
+                        number = waiting.pop()
+                        ref = self._pool.workers[worker].train.remote(number, self._orders[number], self._table)
+                        running[ref] = (worker, number)
+                        load[worker] += 1
+            finished = self._finished(list(running))
+            before, free = self._losses, []
+            for ref in finished:
+                worker, number = running.pop(ref)
+                try:
+                    self._reports[number] = self._pool.get(ref)
+                    self._place[number] = worker
+                except self._pool.lost:
+                    waiting.append(number)
+                    self._lose(worker)
+                if worker in self._pool.workers:
+                    load[worker] -= 1
+                    free.append(worker)
+            if self._losses > before:
+                # Others may have taken the place of those that were lost.
+                if not self._pool.workers:
+                    self._pool.refresh()
+                load = {worker: load.get(worker, 0) for worker in self._pool.workers}
+                free = list(load)
 
-    def _is_turn(self, worker: int, load: Mapping[int, int]) -> bool:
-        """Return whether no other worker has fewer blocks to do."""
-        return load.get(worker, 0) <= min(load.get(each, 0) for each in self._pool.workers)
+    def _finished(self, running: list[Any]) -> list[Any]:
+        """Wait for a block, and return all that are finished by then: a call for each would take time of the driver."""
+        self._pool.ray.wait(running, num_returns=1)
+        ready: list[Any] = self._pool.ray.wait(running, num_returns=len(running), timeout=0.0)[0]
+        return ready
 
     def _lose(self, worker: int) -> None:
         if worker not in self._pool.workers:
             return
         self._losses += 1
-        if self._losses > _TRIES:
+        if self._losses > max(_TRIES, len(self._pool.workers)):
             raise HushError(
-                f"engine.name: {_TRIES} workers were lost in one round; accepted: a cluster with enough memory for its "
-                "workers (smaller engine.block, or fewer engine.workers)",
+                f"engine.name: {self._losses} workers were lost in one round; accepted: a cluster with enough memory "
+                "for its workers (smaller engine.block, or fewer engine.workers)",
                 "engine.name",
             )
         self._pool.drop(worker)

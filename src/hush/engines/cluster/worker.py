@@ -6,6 +6,7 @@ lost, or that goes on unnoticed beside its successor, does no harm. Clients come
 
 from __future__ import annotations
 
+import hashlib
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from torch import Tensor
 from hush.config import Config
 from hush.engines import client_round
 from hush.engines.client_round import Client
+from hush.engines.driver import Evaluation, evaluate
 from hush.engines.row_stores import decoded, held
 from hush.models import Model
 from hush.privacy.persons import Persons
@@ -162,6 +164,10 @@ class Worker:
         found: np.ndarray = self._blocks[number].numpy()
         return found
 
+    def evaluate(self, models: np.ndarray, placed: Sequence[int], test: Sequence[range]) -> Evaluation:
+        """Return the primary scores of some clients on their test rows, and the mean loss over these rows."""
+        return evaluate(self._setup.model, read_only(models), placed, self._x, self._y, test)
+
     def forget(self) -> None:
         """Drop all updates."""
         self._blocks.clear()
@@ -220,6 +226,7 @@ class TensorTable:
     def __init__(self) -> None:
         self.tensors: list[np.ndarray] = []
         self._numbers: dict[Any, int] = {}
+        self._digests: dict[int, str] = {}
         self._kept: list[Tensor] = []  # so that no other tensor takes the place of one that is known
 
     def number(self, tensor: Tensor) -> int:
@@ -230,6 +237,21 @@ class TensorTable:
             self.tensors.append(tensor.contiguous().numpy())
             self._kept.append(tensor)
         return self._numbers[key]
+
+    def digest(self, tensor: Tensor) -> str:
+        """Return the SHA-256 of a tensor of the table, which is computed once."""
+        number = self.number(tensor)
+        if number not in self._digests:
+            self._digests[number] = tensor_digest(tensor)
+        return self._digests[number]
+
+
+def tensor_digest(tensor: Tensor) -> str:
+    """Return the SHA-256 of a tensor, with its type and shape."""
+    array = tensor.contiguous().numpy()
+    found = hashlib.sha256(f"{array.dtype} {array.shape} ".encode())
+    found.update(array.reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
 
 
 def _device(name: str) -> torch.device:

@@ -213,8 +213,14 @@ class Ledger(Account):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def reserve(self, costs: Sequence[Cost], run: str, round_number: int, attempt: int = 1) -> Receipt:
-        """Charge everything that one round releases, or raise `BudgetSpentError`."""
+    def reserve(
+        self, costs: Sequence[Cost], run: str, round_number: int, attempt: int = 1, sealed: bytes | None = None
+    ) -> Receipt:
+        """Charge everything that one round releases, or raise `BudgetSpentError`.
+
+        What the round releases may be settled beforehand: bytes given as `sealed` are sealed in the same transaction,
+        so that no process can die between the charge and the seal.
+        """
         if not costs:
             raise HushError(f"{self._where}: nothing to reserve; accepted: at least one cost")
         with self._writing("reserve"):
@@ -227,6 +233,9 @@ class Ledger(Account):
             if conversion is not None:
                 self._append(book.PLANNED, run, detail=book.planned_text(costs, conversion))
             row = self._append(RESERVED, run, round_number, attempt, book.costs_text(tuple(costs)))
+            if sealed is not None:
+                self._follow(self._book.charges[row.seq], READY, hashlib.sha256(sealed).hexdigest())
+                payloads.store(self._db, self._file, row.seq, sealed)
         return self._receipt(self._book.charges[row.seq])
 
     def approve(self, costs: Iterable[Cost], run: str = "") -> None:
