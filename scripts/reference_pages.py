@@ -36,7 +36,7 @@ config keys and terms. Colours are left out where `NO_COLOR` is set or output is
 | exit status | meaning |
 |---|---|
 | 0 | success |
-| 1 | `hush federation check`: this member would refuse the run; any command: its output was cut off |
+| 1 | `hush federation check`: a member would refuse the run; `hush ledger check`: a figure differs; output cut off |
 | 2 | a mistake in what was given, or nothing could be trained: one line on standard error says which |
 | 130 | stopped by Ctrl-C or on request (a live page, a `stop` file): resume with `--resume` |
 """

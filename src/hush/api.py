@@ -121,6 +121,8 @@ def sweep(
     config: ConfigLike,
     grid: Mapping[str, Sequence[Any]] | Sequence[str],
     *,
+    within_budget: bool = False,
+    ledgers: str | Path | None = None,
     seeds: int = 1,
     overrides: Sequence[str] = (),
     out: str | Path | None = None,
@@ -136,6 +138,9 @@ def sweep(
     Args:
         config: As for `simulate`.
         grid: Entries such as `local.lr=0.01,0.02`; several make a product. Or a mapping from keys to lists of values.
+        within_budget: Whether all combinations together, and noised evaluations that choose among them, keep each
+            client's budget.
+        ledgers: A directory of ledger files to charge, with `within_budget`.
         seeds: How many, counted up from the config's.
         overrides: As for `simulate`.
         out: The directory for all of it.
@@ -147,10 +152,15 @@ def sweep(
         progress: Called with variant, seed and record after every round.
 
     Returns:
-        As `compare`, with a variant such as "local.lr=0.01" in place of a recipe.
+        As `compare`, with a variant such as "local.lr=0.01" in place of a recipe; with `within_budget`, the choice and
+        its price under "tuning".
     """
     given, told = _simulation(config, overrides, data, dataset, model), False if progress is None else progress
-    return dict(given.sweep(grid, seeds=seeds, out=out, resume=resume, progress=told, command=command).facts)
+    found = given.sweep(
+        grid, within_budget=within_budget, ledgers=ledgers, seeds=seeds, out=out, resume=resume, progress=told,
+        command=command,
+    )  # fmt: skip
+    return dict(found.facts)
 
 
 def plan(

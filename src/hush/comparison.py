@@ -53,6 +53,19 @@ def compared(
     root = Path(out) if out is not None else None
     numbers = [config.seed + i for i in range(seeds)]
     runs = executed(variants, numbers, root, resume, federation_of, command, progress, callbacks)
+    return summarised(config, variants, runs, root, command, axes)
+
+
+def summarised(
+    config: Config,
+    variants: Mapping[str, Config],
+    runs: Mapping[str, Sequence[RunResult]],
+    root: Path | None,
+    command: str,
+    axes: Axes | None = None,
+) -> dict[str, Any]:
+    """Return the summary of all variants' runs, over the same seeds, and write it with its pages to `root`."""
+    numbers = [result.seed for result in next(iter(runs.values()))]
     first = next(result for results in runs.values() for result in results)
     summary: dict[str, Any] = {
         "command": command,

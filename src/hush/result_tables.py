@@ -158,6 +158,61 @@ def comparison_table(
     )
 
 
+def tuning_table(summary: Mapping[str, Any], keys: Sequence[str], values: Mapping[str, Sequence[Any]]) -> Table:
+    """Return one row per candidate of a sweep within the budgets, best first by the noised scores that chose."""
+    found, primary = summary["tuning"], metric_named(summary["primary"])
+    rows = [
+        (
+            *values[each["name"]],
+            each["noised_score"],
+            each["score"],
+            max(each["epsilon"]),
+            each["name"] == found["chosen"],
+        )
+        for each in found["candidates"]
+    ]
+    at = len(keys)
+    ranked = tuple(sorted(rows, key=lambda row: (not row[-1], -(row[at] or 0.0))))
+    return Table(
+        title=f"Chosen within the budgets: {found['chosen']}",
+        columns=(*keys, f"noised_{primary.name}", primary.name, "epsilon_alone", "chosen"),
+        rows=ranked,
+        notes=(*tuning_words(found), *_notes(tuple(_gaps(summary)), ())),
+        facts=summary,
+    )
+
+
+def tuning_words(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the price of tuning within the budgets, in sentences."""
+    ratio, error = statistics.fmean(found["noise_ratio"]), found["score_error"]
+    spent = max(s / b for s, b in zip(found["epsilons"], found["budgets"], strict=True))
+    told = (
+        "The noise hides the scores: the choice is arbitrary."
+        if error is None
+        else f"The choice is by noised scores, whose noise has a standard deviation of {error:.2g}; scores without "
+        "noise are a simulation's, and decide nothing."
+    )
+    chosen = next(each for each in found["candidates"] if each["name"] == found["chosen"])
+    price = (
+        ()
+        if found["whole_score"] is None
+        else (
+            f"Price of tuning: {chosen['score']:.4g} in place of {found['whole_score']:.4g} with the whole budget, had "
+            "these settings been known beforehand.",
+        )
+    )
+    return (
+        told,
+        f"All {len(found['candidates'])} candidates and the evaluation spend at most {100 * spent:.1f} % of any "
+        f"budget; the noise of training is {ratio:.3g} times that of one run with the whole budget.",
+        *price,
+    )
+
+
+def _gaps(summary: Mapping[str, Any]) -> list[str]:
+    return list(dict.fromkeys(text for entry in summary["recipes"].values() for text in entry["not_covered"]))
+
+
 def audit_table(found: Mapping[str, Any]) -> Table:
     """Return one row per audited release; the title compares the lower bound with the claim."""
     verdict = (

@@ -36,11 +36,19 @@ from hush.models.validation import seeded
 from hush.progress import NoBar, RunProgress, progress_bar, round_words, task_progress
 from hush.recipes import Recipe, as_table
 from hush.report.toml import inline, toml
-from hush.result_tables import attack_table, audit_table, comparison_table, measure_table, preview_table
+from hush.result_tables import (
+    attack_table,
+    audit_table,
+    comparison_table,
+    measure_table,
+    preview_table,
+    tuning_table,
+)
 from hush.server.participation import trained
 from hush.server.run_directory import write_atomically
 from hush.table import Table
 from hush.tracking import Tracking, tracking_of
+from hush.tuning import tuned
 from hush.types import HushError, NothingTrainedError, RoundRecord, RunResult, unknown
 from hush.user_code import user_code
 
@@ -370,6 +378,8 @@ class Simulation:
         self,
         grid: Mapping[str, Sequence[Any]] | Sequence[str],
         *,
+        within_budget: bool = False,
+        ledgers: str | Path | None = None,
         seeds: int = 1,
         out: str | Path | None = None,
         resume: bool = False,
@@ -382,6 +392,9 @@ class Simulation:
         Args:
             grid: The values to try, by keyword argument ("lr", "recipe") or dotted key ("local.lr"); or strings such as
                 "local.lr=0.01,0.02".
+            within_budget: Whether all combinations together, and noised evaluations that choose among them, keep each
+                client's budget. By default each combination has the whole budget: a comparison for experiments.
+            ledgers: As for `fit`; with `within_budget`.
             seeds: As for `compare`.
             out: As for `compare`.
             resume: As for `compare`.
@@ -390,14 +403,23 @@ class Simulation:
             command: As for `compare`.
 
         Returns:
-            A row for each combination, best first.
+            A row for each combination, best first; with `within_budget` by noised scores, and `facts["tuning"]` has the
+            choice and its price.
         """
         axes = _axes(grid) if isinstance(grid, Mapping) else comparison.axes_of(grid)
         keys = [str(key) for key in (grid if isinstance(grid, Mapping) else axes)]
         with self._citing():
             variants = comparison.by_axes(self.config, axes, "grid:" if isinstance(grid, Mapping) else "--grid")
-        summary = self._side_by_side(variants, seeds, out, resume, progress, track, command, axes)
         labels = dict(zip(variants, comparison.combinations(axes), strict=True))
+        if within_budget:
+            for name, given in (("seeds", seeds != 1), ("resume", resume), ("track", track is not None)):
+                if given:
+                    raise HushError(f"{name}: not available with within_budget; leave it out")
+            summary = self._tuned(variants, out, ledgers, progress, command, axes)
+            return tuning_table(summary, keys, labels)
+        if ledgers is not None:
+            raise HushError("ledgers: every combination of a sweep has the whole budget; accepted: with within_budget")
+        summary = self._side_by_side(variants, seeds, out, resume, progress, track, command, axes)
         return comparison_table(summary, keys, labels)
 
     def audit(
@@ -488,19 +510,7 @@ class Simulation:
         told = progress if callable(progress) else None
         show = progress if progress is None or isinstance(progress, bool) else False
         total = seeds * sum(variant.rounds for variant in variants.values())
-        loaded: dict[str, ClientData] = {}
-        isolated: dict[object, Model] = {}
-
-        def federation_of(config: Config) -> Federation:
-            rows, module = self._inputs(config, loaded)
-            if module is None:
-                return prepare(config, root=self._data_dir, dataset=rows)
-            shape, which = rows.dataset.x.shape[1:], None if self._factory is None else config.seed
-            key = (which, shape, rows.dataset.classes, config.objective.task, config.engine.device)
-            federation = prepare(config, root=self._data_dir, dataset=rows, module=isolated.get(key, module))
-            isolated[key] = federation.model
-            return federation
-
+        federation_of = self._preparation()
         tracking = tracking_of(track)
         with self._citing(), tracking, interruptible(path) as over, progress_bar(total, show) as bar:
 
@@ -522,6 +532,52 @@ class Simulation:
             return comparison.compared(
                 self.config, variants, seeds, path, resume, federation_of, command, advance, axes, callbacks
             )
+
+    def _tuned(
+        self, variants: Mapping[str, Config], out: str | Path | None, ledgers: str | Path | None,
+        progress: bool | comparison.Progress | None, command: str, axes: comparison.Axes,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Tune within the budgets, and return the summary of a sweep with the choice in it."""
+        path = _directory(out, False)
+        told = progress if callable(progress) else None
+        show = progress if progress is None or isinstance(progress, bool) else False
+        total = sum(variant.rounds for variant in variants.values())
+        with self._citing(), progress_bar(total, show) as bar:
+
+            def callbacks(name: str, seed: int) -> list[RoundFunction]:
+                def advance(record: RoundRecord) -> None:
+                    bar.show(name, record)
+                    bar.advance(None, round_words(record, name))
+                    if told is not None:
+                        told(name, seed, record)
+
+                return [advance]
+
+            found = tuned(
+                variants, self._preparation(), out=path, command=command, callbacks=callbacks,
+                ledgers=None if ledgers is None else path_argument("ledgers", ledgers),
+            )  # fmt: skip
+        runs = {name: [run.result] for name, run in found.runs.items()}
+        self._last = found.runs[found.chosen]
+        summary = comparison.summarised(self.config, variants, runs, path, command, axes)
+        return {**summary, "tuning": found.facts()}
+
+    def _preparation(self) -> comparison.Prepare:
+        """Return a function that prepares configs, which share data and isolated modules where they can."""
+        loaded: dict[str, ClientData] = {}
+        isolated: dict[object, Model] = {}
+
+        def federation_of(config: Config) -> Federation:
+            rows, module = self._inputs(config, loaded)
+            if module is None:
+                return prepare(config, root=self._data_dir, dataset=rows)
+            shape, which = rows.dataset.x.shape[1:], None if self._factory is None else config.seed
+            key = (which, shape, rows.dataset.classes, config.objective.task, config.engine.device)
+            federation = prepare(config, root=self._data_dir, dataset=rows, module=isolated.get(key, module))
+            isolated[key] = federation.model
+            return federation
+
+        return federation_of
 
     def _prepare(self, *, lasting: bool = False) -> Federation:
         """Return the federation of the given data and model; what is read from files is read once."""

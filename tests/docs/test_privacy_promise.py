@@ -14,6 +14,7 @@ OUTSIDE_RECIPES = {
     ("the noise itself", "noise = seeded", "no", ""),
     ("privacy plan", "local.lr = auto", "no", ""),
     ("evaluation on held-out rows", "evaluation.share above 0", "yes", "gaussian"),
+    ("evaluation of candidates", "sweep within the budget", "yes", "gaussian"),
 }
 
 

@@ -38,7 +38,8 @@ _LONGEST = 4000
 typer.core.HAS_RICH = False
 _INTERRUPTED = 130
 EXIT_CODES = (
-    "Exit status: 0 success; 1 a federation check that would be refused, or output that was cut off; "
+    "Exit status: 0 success; 1 a federation check that would be refused, a ledger check in which a figure differs, or "
+    "output that was cut off; "
     "2 a mistake in what was given, or nothing could be trained, said in one line; "
     "130 stopped by Ctrl-C or on request, to be resumed with --resume. "
     "Environment: HUSH_DATA dataset files; NO_COLOR=1 no colours."
@@ -181,6 +182,16 @@ def compare(
 def sweep(
     file: File,
     grid: Annotated[list[str], typer.Option(metavar="KEY=V1,V2", help="Values to try; can be repeated.")],
+    within_budget: Annotated[
+        bool,
+        typer.Option(
+            "--within-budget",
+            help="Keep each client's budget over all combinations and the noised evaluations that choose among them.",
+        ),
+    ] = False,
+    ledgers: Annotated[
+        Path | None, typer.Option(help="Directory of persistent ledger files, with --within-budget.")
+    ] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds to average over, starting from the config's seed.")] = 1,
     out: Out = None,
     sets: Sets = None,
@@ -200,7 +211,8 @@ def sweep(
     path = out or (_latest(label) if resume else _fresh(label))
     simulation = Simulation.from_toml(file, settings=sets or (), data_dir=data, **engine_arguments(engine, address))
     with live_page(path, live, port, several=True):
-        _side_by_side(partial(simulation.sweep, grid, track=track), seeds, path, resume, as_json)
+        work = partial(simulation.sweep, grid, track=track, within_budget=within_budget, ledgers=ledgers)
+        _side_by_side(work, seeds, path, resume, as_json)
 
 
 @app.command()
@@ -365,7 +377,13 @@ def _side_by_side(work: Callable[..., Table], seeds: int, out: Path, resume: boo
 
     with _interruptible():
         found = work(seeds=seeds, out=out, resume=resume, progress=False if as_json else None, command=_command())
-    sys.stdout.write(to_json(found.facts).decode()) if as_json else show_comparison(found.facts, out)
+    if as_json:
+        sys.stdout.write(to_json(found.facts).decode())
+    elif "tuning" in found.facts:
+        print(found)
+        print(f"Report: {printable(out / 'report.html', _LONGEST)}")
+    else:
+        show_comparison(found.facts, out)
 
 
 class _StoppedError(click.ClickException):

@@ -47,6 +47,30 @@ def export(file: LedgerFile) -> None:
 
 
 @ledger_app.command()
+def check(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A ledger, or the directory of a finished run.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Recompute every figure of a ledger, or of the cards of a run, with dp-accounting alone; status 1 if one differs.
+
+    An auditor can do the same without Hush: src/hush/privacy/ledger_check.py is one file that needs dp-accounting only.
+    """
+    from dataclasses import asdict
+
+    from hush.privacy.ledger.statement import check
+    from hush.privacy.ledger_check import report
+    from hush.server.run_directory import to_json
+
+    found = check(path)
+    if as_json:
+        sys.stdout.write(to_json([{**asdict(each), "agrees": each.agrees} for each in found]).decode())
+    else:
+        print("\n".join(printable(line, _LONGEST) for line in report(found)))
+    if not all(each.agrees for each in found):
+        raise typer.Exit(1)
+
+
+@ledger_app.command()
 def adopt(file: LedgerFile) -> None:
     """Accept a ledger that was moved to this machine as the latest copy. The adoption is recorded in the ledger."""
     from hush.privacy.ledger.statement import adopt

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from hush.engines.setup import Federation
 from hush.privacy.ledger import Spending
+from hush.privacy.plan import UPDATE
 from hush.privacy.round_costs import ClientCosts, RoundCosts, earlier_costs
 from hush.types import RoundRecord
 
@@ -26,11 +27,16 @@ def round_costs_of(federation: Federation, ledgers: Sequence[Spending], records:
             for cost in costs
             if done[client, stage]
         ]
+        charged = sum(client in record.charged for record in records)
+        updates = sum(steps for (what, _), steps in ledger.released().items() if what == UPDATE)
         one = ClientCosts(
             policy=replace(terms.policy, epsilon=federation.budget(client, ledger)),
             accountant=terms.accountant,
             earlier=earlier_costs(ledger.totals(), own),
             stages=stages,
+            charges=ledger.rounds - charged,
+            updates=updates - sum(cost.steps for cost in own if cost.what == UPDATE),
+            admitted=ledger.admitted(),
         )
         made.append(shared.setdefault(one, one))
     return RoundCosts(tuple(made), tuple(member.name or str(member.client) for member in federation.members))

@@ -27,12 +27,17 @@ Warn: TypeAlias = Callable[[str], None]
 
 
 class RunLedgers:
-    """The ledgers of all clients, in order of client number, for one run."""
+    """The ledgers of all clients, in order of client number, for one run.
 
-    def __init__(self, ledgers: Sequence[Spending], run: str = "", *, durable: bool = False) -> None:
+    Where a run consists of several trainings (`hush.tuning`), the rounds of each are charged as rounds `first`,
+    `first` + 1, ... of the run.
+    """
+
+    def __init__(self, ledgers: Sequence[Spending], run: str = "", *, durable: bool = False, first: int = 0) -> None:
         self.ledgers = ledgers
         self.run = run
         self._durable = durable
+        self._first = first
 
     def charge(
         self, client: int, number: int, costs: Sequence[Cost], order: Callable[[], bytes] | None = None
@@ -45,17 +50,20 @@ class RunLedgers:
         With an `order`, the answer follows from it alone and may be computed more than once: if ledgers persist, the
         order is sealed with the charge, in place of the answer.
         """
+        counted = self._first + number
         if not self._durable:
-            return self.ledgers[client].reserve(costs, self.run, number)
+            receipt = self.ledgers[client].reserve(costs, self.run, counted)
+            return replace(receipt, round=number) if self._first else receipt
         ledger = self._file(client)
-        ledger.forfeit_unsealed(self.run, number)
-        attempt = ledger.next_attempt(self.run, number)
+        ledger.forfeit_unsealed(self.run, counted)
+        attempt = ledger.next_attempt(self.run, counted)
         # A file may identify its client by name; the run identifies it by number.
         if attempt:
             sealed = None if order is None else order()
-            return replace(ledger.reserve(costs, self.run, number, attempt, sealed), client=client)
-        kept = ledger.sealed(self.run, number)
-        return None if kept is None else (replace(kept[0], client=client), kept[1])
+            reserved = ledger.reserve(costs, self.run, counted, attempt, sealed)
+            return replace(reserved, client=client, round=number)
+        kept = ledger.sealed(self.run, counted)
+        return None if kept is None else (replace(kept[0], client=client, round=number), kept[1])
 
     def seal(self, client: int, receipt: Receipt, payload: Callable[[], bytes]) -> None:
         """Store the bytes of an answer before it is sent, if ledgers persist."""
@@ -65,14 +73,14 @@ class RunLedgers:
 
     def sent(self, client: int, number: int) -> None:
         """Record that the server has saved a round's answer. Bytes not recorded as sent are never deleted."""
-        if self._durable and (kept := self._file(client).sealed(self.run, number)) is not None:
+        if self._durable and (kept := self._file(client).sealed(self.run, self._first + number)) is not None:
             self._file(client).sent(kept[0])
 
     def recharge(self, client: int, costs: Sequence[Cost], number: int) -> None:
         """Charge a round that a resumed run has already released; a file without it is a `HushError`."""
         if not self._durable:
-            self.ledgers[client].reserve(costs, self.run, number)
-        elif number != ENROLMENT and self._file(client).next_attempt(self.run, number) == 1:
+            self.ledgers[client].reserve(costs, self.run, self._first + number)
+        elif number != ENROLMENT and self._file(client).next_attempt(self.run, self._first + number) == 1:
             raise HushError(
                 f"{self._file(client).where}: has no charge for round {number} of the run to resume; accepted: the "
                 "ledgers that it was started with, or none if it was started without"

@@ -50,6 +50,7 @@ from hush.training import input_mean
 from hush.types import Guarantee, HushError, Member, Policy, Unit
 
 _log = logging.getLogger("hush")
+Schedules = Sequence[tuple[Cost, ...]]
 # What a client's plan and its ledger in memory take, measured; and a row of made data, while it is made.
 _LEDGER_BYTES, _SETUP, _ROW_BYTES = 1 << 14, 3e-4, 640
 _MANY = 10_000
@@ -181,15 +182,24 @@ class Federation:
         )
 
     @overload
-    def ledgers(self, directory: None = None, warn: run_ledgers.Warn = ..., run: str = ...) -> list[MemoryLedger]: ...
-    @overload
-    def ledgers(self, directory: Path, warn: run_ledgers.Warn = ..., run: str = ...) -> list[Ledger]: ...
     def ledgers(
-        self, directory: Path | None = None, warn: run_ledgers.Warn = run_ledgers.ignore, run: str = ""
+        self, directory: None = None, warn: run_ledgers.Warn = ..., run: str = ..., whole: Schedules | None = ...
+    ) -> list[MemoryLedger]: ...
+    @overload
+    def ledgers(
+        self, directory: Path, warn: run_ledgers.Warn = ..., run: str = ..., whole: Schedules | None = ...
+    ) -> list[Ledger]: ...
+    def ledgers(
+        self,
+        directory: Path | None = None,
+        warn: run_ledgers.Warn = run_ledgers.ignore,
+        run: str = "",
+        whole: Schedules | None = None,
     ) -> list[MemoryLedger] | list[Ledger]:
         """A ledger for each client, its schedule approved: fresh ones in memory, or the files of a directory.
 
-        `warn` is told where a file is stricter or less strict than the config. `run` is the name of the run.
+        `warn` is told where a file is stricter or less strict than the config. `run` is the name of the run. `whole` is
+        what each client releases in all of it, where that is more than this training.
         """
         accountant = self.schedules[0].plan.accountant
         made: list[MemoryLedger] | list[Ledger]
@@ -198,14 +208,19 @@ class Federation:
             lifetimes = _lifetimes(self.config, names)
             x = data.x if data.given is None else data.given
             keys = data.person if self.config.privacy.unit == "person" else None
-            rows = [Rows(x[train], data.y[train], None if keys is None else keys[train]) for train in self.data.train]
+            # What is released of held-out rows is charged to the same ledger, which therefore covers them as well.
+            evaluated = self.recipe.evaluation is not None or whole is not None
+            pairs = zip(self.data.train, self.data.test, strict=True)
+            covered = [np.concatenate([train, test]) if evaluated else train for train, test in pairs]
+            rows = [Rows(x[own], data.y[own], None if keys is None else keys[own]) for own in covered]
             try:
                 made = run_ledgers.opened(directory, self.policies, lifetimes, accountant, rows, warn, names)
             except OSError as error:
                 raise HushError(f"{directory}: cannot hold ledgers: {error.strerror or error}") from None
         else:
             made = [MemoryLedger(c, policy, accountant) for c, policy in enumerate(self.policies)]
-        run_ledgers.approve(made, [self._fixed(member.client) for member in self.members], run)
+        fixed = [self._fixed(member.client) if whole is None else (whole[member.client],) for member in self.members]
+        run_ledgers.approve(made, fixed, run)
         return made
 
     def _fixed(self, client: int) -> tuple[tuple[Cost, ...], ...]:

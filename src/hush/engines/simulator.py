@@ -308,13 +308,17 @@ def execution(
     ledgers: Path | None = None,
     arrays: Arrays | None = None,
     hashes: Hashes | None = None,
+    held: RunLedgers | None = None,
 ) -> Execution:
-    """Run a federation as a generator that yields the work to train, receives the updates and returns the outcome."""
+    """Run a federation as a generator that yields the work to train, receives the updates and returns the outcome.
+
+    `held` are ledgers that the caller has opened, approved the run with, and closes.
+    """
     with _connected(federation, ledgers):
         return (
             yield from _execution(
                 federation, out, resume=resume, command=command, callbacks=callbacks, ledgers=ledgers, arrays=arrays,
-                hashes=hashes,
+                hashes=hashes, given=held,
             )
         )  # fmt: skip
 
@@ -330,7 +334,7 @@ def _connected(federation: Federation, ledgers: Path | None) -> AbstractContextM
 
 def _execution(
     federation: Federation, out: Path | None, *, resume: bool, command: str, callbacks: Callbacks,
-    ledgers: Path | None, arrays: Arrays | None, hashes: Hashes | None,
+    ledgers: Path | None, arrays: Arrays | None, hashes: Hashes | None, given: RunLedgers | None,
 ) -> Execution:  # fmt: skip
     began = time.perf_counter()
     new = out is not None and not (out / MANIFEST).exists()
@@ -347,13 +351,12 @@ def _execution(
         _check_ledgers(directory.path, ledgers)
     try:
         run = _run_name(directory)
-        opened = federation.ledgers(ledgers, warned.append, run)
+        held = given or RunLedgers(federation.ledgers(ledgers, warned.append, run), run, durable=ledgers is not None)
     except BaseException:
         # Nothing was charged: the directory can be used for another attempt.
         if directory is not None and new:
             directory.discard()
         raise
-    held = RunLedgers(opened, run, durable=ledgers is not None)
     try:
         simulator = Simulator(federation, held, arrays, warnings=warned, callbacks=callbacks)
         rounds = drive(simulator, directory, resume=resume, began=began)
@@ -372,7 +375,8 @@ def _execution(
         except StopIteration as end:
             return _notify_end(end.value, callbacks)
     finally:
-        held.close()
+        if given is None:
+            held.close()
 
 
 def _on_ray(simulator: Simulator, rounds: Rounds) -> CompletedRun:

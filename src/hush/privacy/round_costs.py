@@ -28,12 +28,18 @@ class ClientCosts:
         accountant: Computes epsilon.
         earlier: What was charged before the first round: at enrolment, by earlier runs, and for forfeited rounds.
         stages: The costs of one round of each stage.
+        charges: How many charges `earlier` adds up.
+        updates: How many steps of training are in `earlier`.
+        admitted: The schedules that the privacy filter admitted, where a run without ledger files has several.
     """
 
     policy: Policy
     accountant: Accountant
     earlier: tuple[Cost, ...]
     stages: tuple[tuple[Cost, ...], ...]
+    charges: int = 0
+    updates: int = 0
+    admitted: tuple[tuple[Cost, ...], ...] = ()
 
     def epsilon(self, rounds: Mapping[int, int]) -> float:
         """Return what is spent after so many charged rounds of each stage."""
@@ -116,6 +122,9 @@ def _plain(client: ClientCosts) -> dict[str, Any]:
         "accountant": client.accountant,
         "earlier": json.loads(to_json(client.earlier)),
         "stages": [json.loads(to_json(stage)) for stage in client.stages],
+        "charges": client.charges,
+        "updates": client.updates,
+        "admitted": [json.loads(to_json(costs)) for costs in client.admitted],
     }
 
 
@@ -126,4 +135,7 @@ def _read(raw: Mapping[str, Any]) -> ClientCosts:
         accountant=raw["accountant"],
         earlier=from_json(json.dumps(raw["earlier"])),
         stages=tuple(from_json(json.dumps(stage)) for stage in raw["stages"]),
+        charges=int(raw.get("charges", 0)),
+        updates=int(raw.get("updates", 0)),
+        admitted=tuple(from_json(json.dumps(costs)) for costs in raw.get("admitted", ())),
     )

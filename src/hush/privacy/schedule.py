@@ -215,7 +215,7 @@ def _with_parts(unit: PrivacySchedule, policy: Policy) -> PrivacySchedule:
         own = own or tuple(c for stage in unit.stages for c in stage.round_costs if c.what == what)[:1]
         fixed[what] = api.noise_scale(own, part * policy.epsilon, policy.delta, policy.relation, accountant)
     held = tuple(replace(cost, noise=fixed[cost.what]) for cost in costs if cost.what in parts)
-    noise = _least_noise(scaled, held, policy, accountant)
+    noise = least_noise(scaled, held, policy, accountant)
     return PrivacySchedule(
         tuple(
             replace(
@@ -232,8 +232,8 @@ def _with_parts(unit: PrivacySchedule, policy: Policy) -> PrivacySchedule:
 
 
 @lru_cache(maxsize=1024)
-def _least_noise(scaled: tuple[Cost, ...], held: tuple[Cost, ...], policy: Policy, accountant: Accountant) -> float:
-    """Return the least factor on the noise of some costs with which all of them satisfy the policy."""
+def least_noise(scaled: tuple[Cost, ...], held: tuple[Cost, ...], policy: Policy, accountant: Accountant) -> float:
+    """Return the least factor on the noise of some costs with which these and the others satisfy the policy."""
 
     def fits(scale: float) -> bool:
         costs = (*(replace(cost, noise=scale * cost.noise) for cost in scaled), *held)

@@ -50,6 +50,10 @@ class Spending(Protocol):
         """The number of steps of each kind in all charges."""
         ...
 
+    def admitted(self) -> tuple[tuple[Cost, ...], ...]:
+        """The schedules that the privacy filter counts, where no file records them and there are several."""
+        ...
+
     def spent(self) -> float:
         """The epsilon of all charges."""
         ...
@@ -99,6 +103,10 @@ class Account:
     def totals(self) -> Totals:
         """The number of steps of each kind in all charges."""
         return dict(self._fresh().totals)
+
+    def admitted(self) -> tuple[tuple[Cost, ...], ...]:
+        """None: the rows record the schedules."""
+        return ()
 
     @property
     def head(self) -> str:

@@ -68,6 +68,10 @@ class MemoryLedger:
         """The number of steps of each kind in all charges."""
         return dict(self._sums.totals)
 
+    def admitted(self) -> tuple[tuple[Cost, ...], ...]:
+        """The schedules that were approved, where there are several."""
+        return self._schedules if len(self._schedules) > 1 else ()
+
     def spent(self) -> float:
         """The epsilon of all charges."""
         return epsilon(self._sums.totals, self._policy, self.accountant)

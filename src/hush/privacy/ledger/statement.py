@@ -11,6 +11,7 @@ Edge cases:
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -18,9 +19,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hush.privacy import ledger_check
 from hush.privacy.accounting.cost import of_group
 from hush.privacy.ledger import account, book, ledger, totals, witness
 from hush.privacy.ledger.errors import BrokenLedgerError
+from hush.privacy.ledger_check import Figure
 from hush.types import HushError
 
 
@@ -102,6 +105,39 @@ def export(path: str | Path) -> Iterator[dict[str, Any]]:
     """Return every row, oldest first, after the whole ledger has been checked."""
     rows, _ = ledger.inspect(path)
     return (row._asdict() for row in rows)
+
+
+def check(path: str | Path) -> list[Figure]:
+    """Return every figure of a ledger file, or of the cards of a run, as stated and as recomputed by `ledger_check`."""
+    path = Path(path)
+    if not path.is_dir():
+        found = describe(path)
+        if not found["chain_ok"]:
+            raise HushError(str(found["fault"]))
+        return ledger_check.compared_rows([row._asdict() for row in ledger.inspect(path)[0]], found)
+    facts, result = (_json(path / name) for name in ("manifest.json", "result.json"))
+    discrete = int(facts["parameters"]) if facts["config"]["privacy"].get("discrete") else 0
+    if facts.get("ledgers") is None:
+        return ledger_check.compared_run(path, discrete)
+    figures: list[Figure] = []
+    for file in sorted(Path(facts["ledgers"]).glob("*.ledger")):
+        rows, held = ledger.inspect(file)
+        if any(held.terms.client in (card["name"], card["client"]) for card in result["guarantees"]):
+            figures += ledger_check.compared_rows([row._asdict() for row in rows], result, discrete)
+    clients = {figure.client for figure in figures}
+    missing = [c["name"] or c["client"] for c in result["guarantees"] if not clients & {c["name"], c["client"]}]
+    if missing:
+        raise HushError(f"{facts['ledgers']}: no ledger of client {missing[0]}; accepted: the ledgers of the run")
+    return figures
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        raise HushError(f"{path}: no such file; accepted: a ledger file, or the directory of a finished run") from None
+    except (OSError, ValueError) as error:
+        raise HushError(f"{path}: cannot be read: {error}") from None
 
 
 def _finite(value: float) -> float | None:
