@@ -170,6 +170,7 @@ class PrivacyConfig(_Strict):
     """`[privacy]`: the privacy requirements of the clients."""
 
     budgets: Budgets = 1.0
+    declared: Budgets | None = None
     lifetime: Budgets | None = None
     delta: Delta = 1e-4
     clip: Bound = 1.0

@@ -55,6 +55,7 @@ MEANINGS = {
     "objective.metrics": "Metrics in addition to those of the task.",
     "objective.target_bounds": "Public bounds of the targets of a regression, to which they are clipped.",
     "privacy.budgets": "Epsilon of each client for this run.",
+    "privacy.declared": "Epsilon that each client declares to the server, if not the one it keeps; in simulations.",
     "privacy.lifetime": "Epsilon of each client for all runs on the same data, kept in its ledger.",
     "privacy.delta": "Delta of each client.",
     "privacy.clip": "Clipping norm: the largest norm of one row's gradient in a step.",

@@ -14,8 +14,8 @@ from hush.recipes import RECIPES, Recipe
 from hush.recipes.presets import FAITHFUL
 from hush.recipes.slots.local import ControlVariates
 from hush.recipes.slots.project import DelayedPublicSubspace, PublicSubspace, RandomSubspace
-from hush.recipes.slots.protect import DpSgd
-from hush.recipes.slots.step import Recent
+from hush.recipes.slots.protect import DpSgd, OutputPerturbation
+from hush.recipes.slots.step import Recent, TwoSided
 from hush.recipes.slots.weight import EstimatedNoise, Impact
 from hush.server.loop import bytes_of_update
 from tests.conformance.references import dp_scaffold, padpfl, pfa, robust_hdp
@@ -239,25 +239,27 @@ def test_proximal(name: str, recipe: Recipe, noise: bool) -> None:
         )  # fmt: skip
         np.testing.assert_allclose(played.models(), models, rtol=0, atol=TIGHT)
         return
-    recipe = replace(recipe, protect=type(recipe.protect)(bound=1.2))  # type: ignore[call-arg]
-    draws = rng(41).normal(size=(5, 3, P)) * noise
+    draws, extra = rng(41).normal(size=(5, 3, P)) * noise, rng(42).normal(size=(5, P))
     everything = [[[range(c.size)] * 2 for c in CLIENTS]] * 5
-    played = play(recipe, toy, THETA, lambda t, i: Script(everything[t - 1][i], [draws[t - 1][i]]))
     # With R = T the server adds nothing: sqrt(sum p^2) is at least max p.
-    models = padpfl.run_faithful(
-        THETA,
-        CLIENTS,
-        factors,
-        schedule,
-        everything,
-        draws,  # type: ignore[arg-type]
-        np.ones((5, P)),  # type: ignore[arg-type]
-        toy.lr,
-        mu,
-        1.2,
-        5,
-        5,
-        2.0,
-        1e-3,
-    )
-    np.testing.assert_allclose(played.models(), models, rtol=0, atol=TIGHT)
+    for revelations, added in ((1, True), (2, True), (5, False)):
+        assert recipe.step == TwoSided()
+        recipe = replace(
+            recipe,
+            protect=OutputPerturbation(bound=1.2, revelations=revelations),
+            step=replace(recipe.step, revelations=revelations),
+        )
+        played = play(
+            recipe, toy, THETA, lambda t, i: Script(everything[t - 1][i], [draws[t - 1][i]]),
+            {"server noise": lambda number: extra[number - 1]},
+        )  # fmt: skip
+        models = padpfl.run_faithful(
+            THETA, CLIENTS, factors, schedule, everything,
+            draws,  # type: ignore[arg-type]
+            extra,  # type: ignore[arg-type]
+            toy.lr, mu, 1.2, revelations, 5, 2.0, 1e-3,
+        )  # fmt: skip
+        np.testing.assert_allclose(played.models(), models, rtol=0, atol=TIGHT)
+        p = factors[0]
+        assert (padpfl.server_deviation(p, 1.2, revelations, 5, 4, 2.0, 1e-3) > 0) == added
+        recipe = replace(recipe, step=TwoSided())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -44,7 +44,7 @@ from hush.recipes.check import check
 from hush.recipes.evaluation import EVALUATION
 from hush.recipes.interfaces import ModelFacts
 from hush.recipes.limits import fixed
-from hush.server.loop import RunTerms
+from hush.server.loop import RunTerms, enrolled
 from hush.server.participation import Participants
 from hush.training import input_mean
 from hush.types import Guarantee, HushError, Member, Policy, Unit
@@ -114,7 +114,7 @@ class Federation:
 
     def counted(self, counts: Sequence[int]) -> Federation:
         """The federation after enrolment: all training is planned from the numbers of rows that were told."""
-        told = noisy_counts.counted(self.members, counts)
+        told = noisy_counts.counted(self.terms.members, counts)
         if not self.offers:
             return replace(self, terms=replace(self.terms, members=told))
         rounds = timetable(self.config, self.recipe, len(told))
@@ -273,7 +273,11 @@ class Federation:
     def third_party(self) -> str:
         """What can be said toward someone who sees only the models."""
         config = self.config
-        return third_party_view(self.recipe, self.schedules, config.participation, config.rounds)
+        free = self.terms.bounds is None and self.terms.ceiling(len(self.members)) >= 1
+        return third_party_view(
+            self.recipe, self.schedules, self.policies, enrolled(self.terms) if free else None, config.participation,
+            config.rounds,
+        )  # fmt: skip
 
     def guarantees(self, ledgers: Sequence[Spending]) -> tuple[Guarantee, ...]:
         """The guarantee card of each client."""
@@ -385,6 +389,7 @@ def prepare(
         own_module=module is not None,
         uncovered=(_simulated(model.objective),),
         left_out=left_out,
+        declared=_declared(config, recipe, members),
     )
     _check_grids([schedule.plan for schedule in federation.schedules], model.layout.size)
     return federation
@@ -404,14 +409,16 @@ def build(
     own_module: bool = False,
     uncovered: tuple[str, ...] = (),
     left_out: tuple[str, ...] = (),
+    declared: tuple[Member, ...] | None = None,
 ) -> Federation:
     """Plan a run from public facts: who takes part when, each client's privacy schedule, and the server's terms.
 
+    `declared` are the members as they declare themselves to the server, where that differs from what they do.
     `disclosed` is what each member was charged at enrolment; None while enrolment is still to come, as in a simulation.
     A learning rate that the config leaves open is chosen here. Raises a `HushError` where the recipe does not fit the
     members, or a policy cannot be kept.
     """
-    check(recipe, members, config.rounds)
+    check(recipe, declared or members, config.rounds)
     _check_evaluation(recipe, config, model.objective)
     rounds = timetable(config, recipe, len(members))
     table, participants = rounds.stage_table, rounds.participants
@@ -429,9 +436,14 @@ def build(
     else:
         charged = [()] * len(members) if disclosed is None else disclosed
         schedules = privacy_schedules(config, recipe, members, table, rounds.orders, charged)
+    # What the server knows of each client, and the noise that it expects from it.
+    public, expected = members, tuple(schedules)
+    if declared is not None:
+        nothing = [()] * len(members)
+        public, expected = declared, privacy_schedules(config, recipe, declared, table, rounds.orders, nothing)
     if config.local.lr == "auto":
         auto_rate, config = recipe.protect.private, with_rate(config, 1.0)
-        known = (noisy_counts.supposed(members), offers) if offers else (members, schedules)
+        known = (noisy_counts.supposed(members), offers) if offers else (public, expected)
         drawn = terms_of(config, recipe, known[0], table, known[1], model, participants, shape)
         inputs = math.prod(data.dataset.x.shape[1:])
         chosen = auto_lr.rate(drawn, config.participation, model.objective, inputs)
@@ -448,7 +460,7 @@ def build(
         policies=tuple(recipe.protect.policies(members)),
         schedules=schedules,
         outputs=tuple(recipe.protect.output(members, config.rounds)),
-        terms=terms_of(config, recipe, members, table, schedules, model, participants, shape),
+        terms=terms_of(config, recipe, public, table, expected, model, participants, shape),
         device=device,
         auto_rate=auto_rate,
         offers=offers,
@@ -478,11 +490,18 @@ def terms_of(
     """What the server knows, all of it public."""
     by_stage = [[schedule.stages[number].plan for schedule in schedules] for number in range(len(stage_table.specs))]
     lr, size = config.local.lr, model.layout.size
+    noised = recipe.protect.output(members, config.rounds)
+    outputs = [0.0 if output is None else output.deviation**2 for output in noised]
     return RunTerms(
         recipe=recipe,
         members=members,
         stage_table=stage_table,
-        planned_noise=_by_stage_and_client([[plan.update_noise(lr, size) for plan in plans] for plans in by_stage]),
+        planned_noise=_by_stage_and_client(
+            [
+                [plan.update_noise(lr, size) + size * added for plan, added in zip(plans, outputs, strict=True)]
+                for plans in by_stage
+            ]
+        ),
         reach=_by_stage_and_client([[plan.reach(lr) for plan in plans] for plans in by_stage]),
         batch=_by_stage_and_client([[plan.batch for plan in plans] for plans in by_stage]),
         shape=shape,
@@ -507,6 +526,31 @@ def _evaluation_noise(recipe: Recipe, schedules: Sequence[PrivacySchedule], shap
 
 def _by_stage_and_client(rows: Sequence[Sequence[float]]) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
+
+
+def _declared(config: Config, recipe: Recipe, members: tuple[Member, ...]) -> tuple[Member, ...] | None:
+    """Return the members with the budgets that they declare; None where they declare their own.
+
+    A table may name some clients only: the others declare what they keep.
+    """
+    wanted = config.privacy.declared
+    if wanted is None:
+        return None
+    if not recipe.protect.own_budgets:
+        text = "under this recipe all clients train at a budget that follows from what they declare"
+        raise HushError(f'privacy.declared: {text}; accepted: recipe.protect.budget = "own"', "privacy.declared")
+    if noisy_counts.asked(recipe.stage_table(config.rounds)):
+        text = 'cannot be combined with noisy counts; accepted: recipe.weight.counts = "public"'
+        raise HushError(f"privacy.declared: {text}", "privacy.declared")
+    names = [member.name for member in members]
+    if isinstance(wanted, Mapping):
+        own = {member.name or str(member.client): member.policy.epsilon for member in members}
+        wanted = {**own, **{str(name): epsilon for name, epsilon in wanted.items()}}
+    epsilons = budgets.budgets(wanted, len(members), config.seed, names, "privacy.declared")
+    return tuple(
+        replace(member, policy=replace(member.policy, epsilon=epsilon))
+        for member, epsilon in zip(members, epsilons, strict=True)
+    )
 
 
 def _lifetimes(config: Config, names: Sequence[str]) -> tuple[float, ...] | None:

@@ -8,7 +8,8 @@ from hush.recipes.recipe import Recipe
 from hush.recipes.slots.clusters import ByLoss, GmmThenLoss, Oracle
 from hush.recipes.slots.local import ControlVariates
 from hush.recipes.slots.project import DelayedPublicSubspace, PublicSubspace, RandomSubspace, threshold
-from hush.recipes.slots.protect import DpSgd, InputMean
+from hush.recipes.slots.protect import DpSgd, InputMean, OutputPerturbation
+from hush.recipes.slots.step import TwoSided
 from hush.recipes.slots.weight import Epsilon, EstimatedNoise, Impact, SampleCount, Samples
 from hush.types import HushError, Member
 
@@ -72,20 +73,22 @@ def _side_releases(recipe: Recipe, rounds: int) -> Iterator[tuple[str, str]]:
 
 def _numbers(recipe: Recipe, members: Sequence[Member], rounds: int) -> Iterator[tuple[str, str]]:
     clients, groups = len(members), max(member.group for member in members) + 1
+    yield from _revelations(recipe, rounds)
     models = recipe.assign.models
     if recipe.assign.number_given and models > clients:
         yield "assign.clusters", f"{models} is more than the {clients} clients; accepted: 1 to {clients}"
     if isinstance(recipe.assign, Oracle) and models < groups:
         yield "assign.clusters", f"{models} models for {groups} true clusters; accepted: {groups} or more"
-    if isinstance(recipe.assign, GmmThenLoss) and recipe.assign.switch >= rounds > 1:
+    if isinstance(recipe.assign, GmmThenLoss) and recipe.assign.switch > 0 and recipe.assign.switch + 1 >= rounds > 1:
+        accepted = f"2 to {rounds - 2}, or 0" if rounds > 3 else "0"
         yield (
             "assign.switch",
-            f"{recipe.assign.switch} leaves no round in which clients choose; accepted: 2 to {rounds - 1}, or 0",
+            f"{recipe.assign.switch} leaves no round in which clients choose; accepted: {accepted}",
         )
-    if isinstance(recipe.local, ControlVariates) and recipe.local.warm >= rounds:
+    if isinstance(recipe.local, ControlVariates) and recipe.local.warm_rounds >= rounds:
         yield (
             "local.warm",
-            f"{recipe.local.warm} of {rounds} rounds leave none for training; accepted: 0 to {rounds - 1}",
+            f"{recipe.local.warm_rounds} of {rounds} rounds leave none for training; accepted: 0 to {rounds - 1}",
         )
     if isinstance(recipe.project, PublicSubspace) and not isinstance(recipe.project, RandomSubspace):
         least = threshold(tuple(member.policy.epsilon for member in members), recipe.project.public)
@@ -100,6 +103,18 @@ def _numbers(recipe: Recipe, members: Sequence[Member], rounds: int) -> Iterator
         yield (
             "weight",
             f"weights by declared budget have no effect if all clients use the {recipe.protect.budget} budget",
+        )
+
+
+def _revelations(recipe: Recipe, rounds: int) -> Iterator[tuple[str, str]]:
+    clients = recipe.protect.revelations if isinstance(recipe.protect, OutputPerturbation) else None
+    if clients is not None and clients > rounds:
+        yield "protect.revelations", f"{clients} of {rounds} rounds; accepted: 1 to {rounds}"
+    if clients is not None and isinstance(recipe.step, TwoSided) and recipe.step.revelations != clients:
+        yield (
+            "step.revelations",
+            f"{recipe.step.revelations}, and the clients' noise is for {clients}; accepted: the number of "
+            "recipe.protect.revelations",
         )
 
 

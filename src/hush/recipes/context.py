@@ -30,10 +30,14 @@ _RUN = 64  # neighbouring columns in a sample
 
 @dataclass(frozen=True)
 class Spaced:
-    """Evenly spaced runs of columns, about `most` in total, or all columns if there are no more."""
+    """Evenly spaced runs of columns, about `most` in total, or all columns if there are no more.
+
+    The first run has the number `first`.
+    """
 
     most: int
     run: int = _RUN
+    first: int = 0
 
     def of(self, block: Tensor) -> Tensor:
         """Return these columns of some rows."""
@@ -43,9 +47,17 @@ class Spaced:
         whole = p // self.run
         if whole < 2:
             return block[:, : self.most]
-        step = -(-whole * self.run // self.most)
         runs: Tensor = block[:, : whole * self.run].unflatten(1, (whole, self.run))
-        return runs[:, ::step].flatten(1)
+        return runs[:, self.first :: self._step(p)].flatten(1)
+
+    def parts(self, columns: int, number: int) -> list[Spaced]:
+        """Return so many disjoint choices of this kind among all columns, or as many as there are."""
+        most = self._step(columns) if columns > self.most and columns >= 2 * self.run else 1
+        return [replace(self, first=first) for first in range(min(number, most))]
+
+    def _step(self, columns: int) -> int:
+        """One run in so many is chosen."""
+        return -(-(columns // self.run) * self.run // self.most)
 
 
 @dataclass(frozen=True)

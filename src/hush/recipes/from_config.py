@@ -39,7 +39,7 @@ SLOTS: Mapping[str, Mapping[str, Any]] = {
     "weight": _by_rule(
         weight.Samples, weight.Uniform, weight.Epsilon, weight.EstimatedNoise, weight.Balanced, weight.Impact
     ),
-    "step": _by_rule(step.Add, step.Momentum, step.Adam, step.Noisy, step.Ema, step.Recent, step.Tail),
+    "step": _by_rule(step.Add, step.Momentum, step.Adam, step.Noisy, step.TwoSided, step.Ema, step.Recent, step.Tail),
 }
 
 BASES: Mapping[str, type[Option]] = {
@@ -96,7 +96,7 @@ def parse(table: Mapping[str, Any], mode: Literal["sound", "faithful"] = "sound"
 def configured(config: Config) -> tuple[str, Recipe]:
     """The recipe of a config with the evaluation that it asks for, and the name to show for it."""
     name, recipe = parse(config.recipe, config.mode)
-    return name, _with_evaluation(recipe, config)
+    return name, _with_evaluation(recipe.participating(config.participation), config)
 
 
 def _with_evaluation(recipe: Recipe, config: Config) -> Recipe:

@@ -85,6 +85,10 @@ class Option:
         """What `fitted` leaves out, in words."""
         return ()
 
+    def participating(self, share: float) -> Self:
+        """The option as it is used where this share of the clients takes part in each round."""
+        return self
+
     def releases(self) -> tuple[Release, ...]:
         """What this option releases or uses beyond the privatised update."""
         return ()
@@ -316,6 +320,10 @@ class ServerStep(Option):
     def start(self, models: Tensor) -> State:
         """Return the state before the first round."""
         return {}
+
+    def observe(self, view: RoundView, weights: Tensor, state: State) -> State:
+        """Return the state before `step`, given the clients of the round and the weight of each."""
+        return state
 
     def step(self, models: Tensor, move: Tensor, state: State, rng: ServerRng) -> tuple[Tensor, State]:
         """Return the next models, given the weighted mean of the updates for each, and the next state."""

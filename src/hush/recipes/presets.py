@@ -10,7 +10,7 @@ from hush.recipes.slots.clusters import ByLoss, GmmThenLoss, KMeansEachRound, Or
 from hush.recipes.slots.local import ControlVariates, Proximal
 from hush.recipes.slots.project import DelayedPublicSubspace, PublicSubspace
 from hush.recipes.slots.protect import DpSgd, NoPrivacy, OutputPerturbation
-from hush.recipes.slots.step import Recent
+from hush.recipes.slots.step import Recent, TwoSided
 from hush.recipes.slots.weight import Balanced, Epsilon, EstimatedNoise, Impact, Samples, Uniform
 
 RECIPES: Mapping[str, Recipe] = {
@@ -31,9 +31,9 @@ RECIPES: Mapping[str, Recipe] = {
     "robust-hdp": Recipe(weight=EstimatedNoise(estimator="rpca")),
     # Noble, Bellet and Dieuleveut 2022 (DP-SCAFFOLD), https://arxiv.org/abs/2111.09278
     "scaffold": Recipe(protect=NoPrivacy(), local=ControlVariates(), weight=Uniform()),
-    "scaffold-warm": Recipe(protect=NoPrivacy(), local=ControlVariates(warm=4), weight=Uniform()),
+    "scaffold-warm": Recipe(protect=NoPrivacy(), local=ControlVariates(visits=4), weight=Uniform()),
     "dp-scaffold": Recipe(local=ControlVariates(), weight=Uniform()),
-    "dp-scaffold-warm": Recipe(local=ControlVariates(warm=4), weight=Uniform()),
+    "dp-scaffold-warm": Recipe(local=ControlVariates(visits=4), weight=Uniform()),
     # Malekmohammadi et al. 2024 (RC-DPFL), https://arxiv.org/abs/2405.19272
     "rc-dpfl": Recipe(assign=GmmThenLoss()),
     "km-cdpfl": Recipe(assign=KMeansEachRound()),
@@ -59,14 +59,14 @@ FAITHFUL: Mapping[str, Recipe] = {
     "robust-hdp": Recipe(protect=_DATED, weight=EstimatedNoise(estimator="rpca")),
     "dp-fedsgd": Recipe(protect=_FIXED, weight=Uniform()),
     "dp-scaffold": Recipe(protect=_FIXED, local=ControlVariates(), weight=Uniform()),
-    "dp-scaffold-warm": Recipe(protect=_FIXED, local=ControlVariates(warm=4), weight=Uniform()),
+    "dp-scaffold-warm": Recipe(protect=_FIXED, local=ControlVariates(visits=4), weight=Uniform()),
     "rc-dpfl": Recipe(
         protect=_DATED, assign=GmmThenLoss(share=0.0, every=1, features="standardised"), weight=Samples()
     ),
     "f-cdpfl": Recipe(protect=_DATED, assign=ByLoss(share=0.0, every=1)),
     "km-cdpfl": Recipe(protect=_DATED, assign=KMeansEachRound()),
     "o-cdpfl": Recipe(protect=_DATED, assign=Oracle()),
-    "padpfl": Recipe(protect=OutputPerturbation(), local=Proximal(), weight=Impact()),
+    "padpfl": Recipe(protect=OutputPerturbation(), local=Proximal(), weight=Impact(), step=TwoSided()),
 }
 
 SUMMARIES: Mapping[str, str] = {

@@ -63,6 +63,11 @@ class Recipe:
         changed: dict[str, Any] = {slot: option.fitted(model) for slot, option in self.options.items()}
         return replace(self, **changed)
 
+    def participating(self, share: float) -> Recipe:
+        """The recipe as it is used where this share of the clients takes part in each round."""
+        changed: dict[str, Any] = {slot: option.participating(share) for slot, option in self.options.items()}
+        return replace(self, **changed)
+
     def left_out(self, model: ModelFacts) -> tuple[str, ...]:
         """What of the recipe does not apply to this model, in words."""
         return tuple(text for option in self.options.values() for text in option.left_out(model))

@@ -154,8 +154,10 @@ def aggregate(
         homes = recipe.assign.homes(range(len(facts.budgets)), slots["assign"])
         new["protect"] = recipe.protect.absorb(view, slots["protect"])
         new["local"] = recipe.local.absorb(view, worked, homes, slots["local"])
+        counted = torch.tensor([weights.get(client, 0.0) for client in view.clients], dtype=torch.float64)
+        new["step"] = recipe.step.observe(view, counted, slots["step"])
     if step:
-        models, new["step"] = recipe.step.step(models, move, slots["step"], rng)
+        models, new["step"] = recipe.step.step(models, move, new["step"], rng)
     return Aggregate(
         models=models,
         released=recipe.step.released(models, new["step"]),

@@ -111,7 +111,6 @@ def run(
     noises: Noises,
     lr: float,
     choose: Choose = lowest_loss,
-    printed: bool = False,
     losses: Losses = toy.losses,
     gradients: Gradients = toy.gradients,
 ) -> Trace:
@@ -121,13 +120,13 @@ def run(
         theta: The common start.
         clients: All clients; all take part in every round.
         responsibilities: pi, clients x clusters.
-        uniforms: `uniforms[e - 1][i]` places client i in round e, for e = 2..E_c.
-        E_c: Last round with sampled clusters; later ones go by loss at the models as they stand.
+        uniforms: `uniforms[e - 1][i]` places client i in round e, for e = 2..E_c + 1.
+        E_c: Last round at whose end clusters are sampled (lines 9 and 18); those of round E_c + 2 and later go by loss
+            at the models as they stand (line 22).
         batches: By round, client and step; those of round 1 are not used.
         noises: Likewise.
         lr: Step size.
         choose: How a client picks a cluster from losses.
-        printed: The pseudo-code's own indices, which sample one round more, E_c + 1, before the losses take over.
         losses: Per-example losses.
         gradients: Per-example gradients.
     """
@@ -135,7 +134,7 @@ def run(
     models = np.array([theta] * M)
     trace = Trace([models], [[]])
     for e in range(2, len(batches) + 1):
-        if e <= E_c + (1 if printed else 0):
+        if e <= E_c + 1:
             clusters = [draw(responsibilities[i], uniforms[e - 1][i]) for i in range(len(clients))]
         else:
             clusters = by_loss(e, models, clients, choose, losses)

@@ -71,18 +71,15 @@ def test_clusters_are_found_from_updates_and_kept_by_losses() -> None:
     np.testing.assert_allclose(first[0], -toy.mean_gradient(np.zeros(P), clients[0]), atol=1e-14)
     pi = rc_mixture.gmm(rc_mixture.features(first), 2).responsibilities
     u = rng(17).random((rounds, 5))
-    trace = rc_dpfl.run(np.zeros(P), clients, pi, u, 3, batches, noises, 1.0)  # type: ignore[arg-type]
+    trace = rc_dpfl.run(np.zeros(P), clients, pi, u, 2, batches, noises, 1.0)  # type: ignore[arg-type]
     right = [[t ^ flip for t in truth] for flip in (0, 1)]
     assert trace.clusters[1] in right
     assert trace.clusters[1:] == [trace.clusters[1]] * 5
-    # The pseudo-code's own indices sample one round more.
+    # Clusters that are sampled at the end of round E_c are those of round E_c + 1.
     mixed = [0, 0, 1, 1, 1]
-    kinds = [
-        rc_dpfl.run(np.zeros(P), clients, np.eye(2)[mixed], u, 2, batches, noises, 1.0, printed=p)  # type: ignore[arg-type]
-        for p in (False, True)
-    ]
-    assert kinds[0].clusters[1] == kinds[1].clusters[1] == kinds[1].clusters[2] == mixed
-    assert kinds[0].clusters[2] == kinds[1].clusters[3] == truth
+    kept = rc_dpfl.run(np.zeros(P), clients, np.eye(2)[mixed], u, 2, batches, noises, 1.0)  # type: ignore[arg-type]
+    assert kept.clusters[1] == kept.clusters[2] == mixed
+    assert kept.clusters[3] == truth
     by_loss = rc_dpfl.f_cdpfl(trace.models[-1], clients, batches, noises, 1.0)
     assert by_loss.clusters == [trace.clusters[-1]] * rounds
     both = [rc_dpfl.km_cdpfl(np.zeros(P), clients, 2, batches, noises, 1.0, per_client=p) for p in (False, True)]

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from hush.recipes import RoundView
+from hush.recipes.context import Spaced
+from hush.recipes.estimators.noise_energy import rpca
 from hush.recipes.slots.weight import Epsilon, EstimatedNoise, Samples, Uniform
 
 
@@ -71,3 +73,22 @@ def test_noise_can_be_estimated_once() -> None:
 
 def _seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def test_sub_matrices_share_no_parameter_and_their_estimates_are_averaged() -> None:
+    columns = Spaced(640, 64)
+    parts = columns.parts(6400, 3)
+    numbers = torch.arange(6400)[None]
+    taken = [part.of(numbers)[0] for part in parts]
+    assert [len(part) for part in taken] == [640] * 3
+    assert len(torch.cat(taken).unique()) == 3 * 640
+    assert columns.parts(600, 3) == [columns]  # all of it is one matrix
+    assert len(columns.parts(1300, 9)) == 2
+    scale = torch.tensor([0.1, 1.0, 1.0, 3.0])
+    updates = 0.2 + scale[:, None] * torch.randn(4, 6400, generator=_seeded(3))
+    whole = EstimatedNoise(parts=3, columns=1280)
+    one = [rpca(part.of(updates), parameters=6400) for part in Spaced(1280, 64).parts(6400, 3)]
+    found = whole.weight(view(updates), {})[0].noise
+    assert found is not None
+    torch.testing.assert_close(found, torch.stack(one).mean(0))
+    assert not torch.equal(one[0], one[1])

@@ -127,6 +127,11 @@ def complete(config: Config, schema: Schema | None) -> Config:
 
     Persons are protected where the schema names their column, or the config asks for it: members can name it as well.
     """
+    if config.privacy.declared is not None:
+        raise HushError(
+            "privacy.declared: members declare their own budgets; accepted: simulations, or left out",
+            "privacy.declared",
+        )
     persons = config.privacy.unit == "person" or (schema is not None and schema.person is not None)
     return with_unit(with_noise(config, lasting=True), persons)
 

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 Scale = Literal["centred", "standardised"]
+Mixing = Literal["equal", "fitted"]
 
 _TRIES = 10
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """A fitted mixture with equal component weights.
+    """A fitted mixture.
 
     Attributes:
         soft: The probability of each cluster for each client, clients x clusters.
@@ -54,11 +55,14 @@ def plane(updates: Tensor, scale: Scale = "centred", dimensions: int = 2) -> Ten
     return stretched
 
 
-def fitted(points: Tensor, clusters: int, seed: int, most: int = 0) -> Mixture:
-    """Fit a mixture with `clusters` components; if 0, the number up to `most` with the best score is chosen."""
+def fitted(points: Tensor, clusters: int, seed: int, most: int = 0, mixing: Mixing = "equal") -> Mixture:
+    """Fit a mixture with `clusters` components; if 0, the number up to `most` with the best score is chosen.
+
+    `mixing`: with components of equal weight, or with their fitted weights.
+    """
     if clusters:
-        return _fit(points, min(clusters, len(points)), seed)[0]
-    tries = [_fit(points, number, seed) for number in range(1, min(most, len(points) - 1) + 1)]
+        return _fit(points, min(clusters, len(points)), seed, mixing)[0]
+    tries = [_fit(points, number, seed, mixing) for number in range(1, min(most, len(points) - 1) + 1)]
     return min(tries, key=lambda found: found[1])[0]
 
 
@@ -67,7 +71,7 @@ def sampled_rounds(overlap: float, rounds: int) -> int:
     return max(2, math.floor((1 - overlap) * rounds / 2))
 
 
-def _fit(points: Tensor, clusters: int, seed: int) -> tuple[Mixture, float]:
+def _fit(points: Tensor, clusters: int, seed: int, mixing: Mixing) -> tuple[Mixture, float]:
     """Fit one mixture and return it with its Bayesian information criterion (lower is better)."""
     from sklearn.mixture import GaussianMixture
 
@@ -83,7 +87,8 @@ def _fit(points: Tensor, clusters: int, seed: int) -> tuple[Mixture, float]:
     )  # fmt: skip
     model.fit(points.numpy())
     criterion = float(model.bic(points.numpy()))
-    model.weights_ = np.full(clusters, 1 / clusters)
+    if mixing == "equal":
+        model.weights_ = np.full(clusters, 1 / clusters)
     order = np.argsort(-np.bincount(model.predict(points.numpy()), minlength=clusters), kind="stable")
     soft = torch.from_numpy(model.predict_proba(points.numpy())[:, order])
     centres, radii = torch.from_numpy(model.means_), torch.from_numpy(model.covariances_).sqrt()

@@ -145,7 +145,7 @@ def estimated(rows: Rows, estimate: Callable[[Tensor, int], Tensor], columns: Sp
     (n, p), groups = rows.shape, -(-len(rows) // _TOGETHER)
     if groups == 1:
         return estimate(rows.columns(columns), p)
-    fewer = Spaced(min(columns.most, _GROUP_COLUMNS), _SHORT)
+    fewer = Spaced(min(columns.most, _GROUP_COLUMNS), _SHORT, columns.first)
     found = torch.zeros(n, dtype=torch.float64)
     for group in range(groups):
         own = torch.arange(group, n, groups)

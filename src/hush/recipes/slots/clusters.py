@@ -146,16 +146,19 @@ class ByLoss(_Choosing):
 class GmmThenLoss(_Choosing):
     """RC-DPFL: clusters from the updates of one full-batch round, drawn from for a while, then chosen by loss.
 
-    `switch` is E_c, the last round in which clusters are drawn; 0 takes it from the overlap of the clusters. What
-    clients are asked must be known before the run, so they are asked to choose from round 3 on; choices count after
-    E_c. `clusters` is given, or 0: then as many as suit the updates best, up to `most`. `features`: `centred`, or
-    `standardised` as the paper's code has it.
+    `switch` is E_c; 0 takes it from the overlap of the clusters. In rounds 1 to E_c clusters are drawn for the round
+    after (Algorithm 1), so that clients first train on the model that they chose in round E_c + 2. What clients are
+    asked must be known before the run, so they are asked to choose from round 4 on; choices count after E_c + 1.
+    `clusters` is given, or 0: then as many as suit the updates best, up to `most`. `features`: `centred`, or
+    `standardised` as the paper's code has it. `mixing`: the shares of the clusters in the mixture, `equal` as in the
+    code of the paper's successor, or `fitted`.
     """
 
     rule: ClassVar[str] = "gmm-then-loss"
     most: int = 6
     switch: int = 0
     features: mixture.Scale = "centred"
+    mixing: mixture.Mixing = "equal"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -178,7 +181,7 @@ class GmmThenLoss(_Choosing):
         """Return a full batch first; later a choice every so many rounds."""
         if number == 1:
             return RoundSpec(full_batch=True)
-        since = number - 1 - (self.switch or 2)
+        since = number - 2 - (self.switch or 2)
         return self.chooses() if since >= 0 and since % self.every == 0 else RoundSpec(train=number > 0)
 
     def start(self, clients: int) -> State:
@@ -191,11 +194,11 @@ class GmmThenLoss(_Choosing):
 
     def offers(self, number: int, state: State) -> bool:
         """Once the clusters are no longer drawn."""
-        return number > self._switch(state)
+        return number > self._last_drawn(state)
 
     def place(self, view: RoundView, state: State, rng: ServerRng) -> list[int]:
         """On the first model, then drawn, then where they chose to be."""
-        if view.round == 1 or view.round > self._switch(state):
+        if view.round == 1 or view.round > self._last_drawn(state):
             return self.homes(view.clients, state)
         uniforms = rng.uniform("cluster", len(state["soft"]))[list(view.clients)]
         return mixture.drawn(state["soft"][list(view.clients)], uniforms)
@@ -205,7 +208,8 @@ class GmmThenLoss(_Choosing):
         if view.round > 1:
             return super().absorb(view, placed, state, rng)
         seed = int(rng.uniform("mixture", 1) * 2**31)
-        found = mixture.fitted(mixture.plane(view.matrix.sample(), self.features), self.clusters, seed, self.most)
+        points = mixture.plane(view.matrix.sample(), self.features)
+        found = mixture.fitted(points, self.clusters, seed, self.most, self.mixing)
         number = found.soft.shape[1]
         # Who was not there may be of any of the clusters that were found.
         soft = torch.zeros_like(state["soft"])
@@ -216,10 +220,11 @@ class GmmThenLoss(_Choosing):
         rounds = torch.tensor([view.rounds], dtype=torch.float64)
         return [NOWHERE] * len(placed), {**_moved(learnt, view.clients, likely), "rounds": rounds}
 
-    def _switch(self, state: State) -> int:
+    def _last_drawn(self, state: State) -> int:
+        """The last round on a cluster that was drawn."""
         if self.switch or "rounds" not in state:
-            return self.switch or 2
-        return mixture.sampled_rounds(float(state["overlap"]), int(state["rounds"]))
+            return (self.switch or 2) + 1
+        return mixture.sampled_rounds(float(state["overlap"]), int(state["rounds"])) + 1
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ what it has already seen, and sends along. So a client keeps nothing from round 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -47,15 +48,30 @@ class ControlVariates(LocalRule):
 
     c_i follows from what client i has released, c_i+ = c_i - c - update_i / (K lr), so the server can keep it. c is the
     mean of the c_i of all clients of a model. In the first `warm` rounds no model moves and all gradients are taken at
-    the first one: they only fill the c_i. They cost budget like any other round.
+    the first one: they only fill the c_i. They cost budget like any other round. `visits` gives their number by
+    how often a client takes part in them on average, `visits` / l rounds where a share l of the clients takes part
+    in each: 4 in DP-SCAFFOLD's experiments.
     """
 
     rule: ClassVar[str] = "control-variates"
     warm: int = 0
+    visits: int = 0
 
     def __post_init__(self) -> None:
-        if self.warm < 0:
-            raise ValueError(f"warm: expected 0 or more rounds, found {self.warm}")
+        if self.warm < 0 or self.visits < 0:
+            at, found = ("warm", self.warm) if self.warm < 0 else ("visits", self.visits)
+            raise ValueError(f"{at}: expected 0 or more rounds, found {found}")
+        if self.warm and self.visits:
+            raise ValueError(f"warm: found {self.warm} beside visits = {self.visits}; accepted: one of them")
+
+    @property
+    def warm_rounds(self) -> int:
+        """How many rounds move no model, if all clients take part in each."""
+        return self.warm or self.visits
+
+    def participating(self, share: float) -> Self:
+        """Return it with the number of warm-up rounds at this participation."""
+        return replace(self, warm=math.ceil(self.visits / share - 1e-9), visits=0) if self.visits else self
 
     @property
     def remembers(self) -> bool:
@@ -64,7 +80,7 @@ class ControlVariates(LocalRule):
 
     def round_spec(self, number: int, rounds: int) -> RoundSpec:
         """Return a round in which models do not move, for warm-up rounds."""
-        return RoundSpec(train=number > 0, still=0 < number <= self.warm)
+        return RoundSpec(train=number > 0, still=0 < number <= self.warm_rounds)
 
     def extras(self, shape: TaskShape) -> Mapping[str, Extra]:
         """Return the correction on each model of a task."""

@@ -39,16 +39,20 @@ class PublicSubspace(Project):
 
     `centred`: directions and projection are about the mean of the public updates, as in the paper's code; else about
     zero, as in its Algorithm 3, where the directions are those of the budget-weighted mean (so there is only one).
-    `public`: the upper part of a mixture of two, fitted to the budgets, or the top tenth of them.
+    `public`: the upper part of a mixture of two, fitted to the budgets; the top tenth of them; or this many
+    clients with the largest budgets. `among`: the clients of the round, as in the paper, or all that are enrolled.
     In a round without a public client nothing is projected.
     """
 
     rule: ClassVar[str] = "public-subspace"
     k: int = 1
     centred: bool = True
-    public: Literal["mixture", "top-tenth"] = "mixture"
+    public: Literal["mixture", "top-tenth"] | int = "mixture"
+    among: Literal["round", "all"] = "round"
 
     def __post_init__(self) -> None:
+        if isinstance(self.public, int) and self.public < 1:
+            raise ValueError(f"public: expected 1 client or more, found {self.public}")
         if self.k < 1:
             raise ValueError(f"k: expected 1 or more, found {self.k}")
         if not self.centred and self.k > 1:
@@ -64,7 +68,8 @@ class PublicSubspace(Project):
 
     def trusted(self, view: RoundView) -> Tensor:
         """Return which clients of a view are public."""
-        return view.epsilon >= threshold(tuple(view.budgets.tolist()), self.public)
+        budgets = view.epsilon if self.among == "round" else view.budgets
+        return view.epsilon >= threshold(tuple(budgets.tolist()), self.public)
 
     def deciders(self, view: RoundView) -> Tensor | None:
         """Return the public ones."""
@@ -103,9 +108,14 @@ class PublicSubspace(Project):
 
 @dataclass(frozen=True)
 class DelayedPublicSubspace(PublicSubspace):
-    """PFA+: the same with the directions of the round before, so that private clients send `k` numbers a tensor."""
+    """PFA+: the same with the directions of the round before, so that private clients send `k` numbers a tensor.
+
+    Who is public is decided among all enrolled clients: among those of the round, a client that does not answer would
+    change of whom complete updates were asked.
+    """
 
     rule: ClassVar[str] = "delayed-public-subspace"
+    among: Literal["all"] = "all"
 
     def extras(self, shape: TaskShape) -> Mapping[str, Extra]:
         """Middle and directions, for private clients once there are any."""
@@ -192,9 +202,11 @@ def _projected(view: RoundView, trusted: Tensor, middle: Tensor, basis: Tensor) 
 
 
 @lru_cache(maxsize=256)
-def threshold(budgets: tuple[float, ...], rule: str) -> float:
-    """Return the budget from which on a client is public."""
+def threshold(budgets: tuple[float, ...], rule: str | int) -> float:
+    """Return the budget from which on a client is public; `rule` is as in `PublicSubspace.public`."""
     ordered = torch.tensor(sorted(budgets), dtype=torch.float64)
+    if isinstance(rule, int):
+        return float(ordered[-min(rule, len(ordered))])
     if rule == "top-tenth" or len(set(budgets)) < 2:
         return float(ordered[-max(1, len(ordered) // 10)])
     from sklearn.mixture import GaussianMixture

@@ -306,26 +306,30 @@ class DpSgd(Protect):
 
 @dataclass(frozen=True)
 class OutputPerturbation(NoPrivacy):
-    """PADPFL as printed: ordinary training, then weights cut to norm `bound` and noised once a round.
+    """PADPFL as printed: ordinary training, then weights cut to norm `bound` and noised once a round (equation 8).
 
-    The noise is 2 bound rounds c / (m eps), c = sqrt(2 ln(1.25 / delta)), m the fewest samples of any client. It is not
-    enough for the epsilon it names: a bounded output moves by 2 bound, not 2 bound / m, the formula needs eps below 1,
-    and delta is not composed. So nothing is promised, and the run says so.
+    The noise is 2 bound R c / (m eps), c = sqrt(2 ln(1.25 / delta)), m the fewest samples of any client, R the
+    `revelations` that the paper allows in the uplink. It is not enough for the epsilon it names: a bounded output moves
+    by 2 bound, not 2 bound / m, the formula needs eps below 1, and delta is not composed. So nothing is promised, and
+    the run says so. What the models lack of the noise of all rounds, the server adds: `step = "two-sided"`.
     """
 
     rule: ClassVar[str] = "output-perturbation"
     bound: float = 20.0
+    revelations: int = 1
 
     def __post_init__(self) -> None:
         if not self.bound > 0:
             raise ValueError(f"bound: expected a positive number, found {self.bound}")
+        if self.revelations < 1:
+            raise ValueError(f"revelations: expected 1 or more, found {self.revelations}")
 
     def output(self, members: Sequence[Member], rounds: int) -> list[Output | None]:
         """The bound and the paper's noise."""
         fewest = min(member.samples for member in members)
         constants = [math.sqrt(2 * math.log(1.25 / member.policy.delta)) for member in members]
         return [
-            Output(self.bound, 2 * self.bound * rounds * c / (fewest * member.policy.epsilon))
+            Output(self.bound, 2 * self.bound * self.revelations * c / (fewest * member.policy.epsilon))
             for member, c in zip(members, constants, strict=True)
         ]
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hush.recipes.context import ServerRng, State
+from hush.recipes.context import RoundView, ServerRng, State
 from hush.recipes.interfaces import ServerStep
 
 
@@ -67,8 +67,22 @@ class Adam(ServerStep):
         return models + self.lr * first / (second.sqrt() + self.tau), {**state, "first": first, "second": second}
 
 
+class _Around(ServerStep):
+    """A step that adds something to an inner one."""
+
+    inner: ServerStep
+
+    def start(self, models: Tensor) -> State:
+        """As the inner step."""
+        return self.inner.start(models)
+
+    def observe(self, view: RoundView, weights: Tensor, state: State) -> State:
+        """As the inner step."""
+        return self.inner.observe(view, weights, state)
+
+
 @dataclass(frozen=True)
-class Noisy(ServerStep):
+class Noisy(_Around):
     """Noise of the server's own on top of another step, against a third party that sees only the models (PADPFL).
 
     It changes nothing of what the server itself sees, so no epsilon printed here counts it.
@@ -82,10 +96,6 @@ class Noisy(ServerStep):
         if not self.deviation >= 0:
             raise ValueError(f"deviation: expected 0 or more, found {self.deviation}")
 
-    def start(self, models: Tensor) -> State:
-        """As the inner step."""
-        return self.inner.start(models)
-
     def step(self, models: Tensor, move: Tensor, state: State, rng: ServerRng) -> tuple[Tensor, State]:
         """Let the inner step move, and add noise."""
         models, state = self.inner.step(models, move, state, rng)
@@ -93,7 +103,45 @@ class Noisy(ServerStep):
 
 
 @dataclass(frozen=True)
-class Ema(ServerStep):
+class TwoSided(_Around):
+    """The server's part of two-sided noise (PADPFL, theorem 1): what the clients' noise lacks for T models.
+
+    A client's noise is for R `revelations` of its update, and the models are seen in all T rounds. With the standard
+    deviations sigma_i of the clients' noise and the weights p_i of the round, the server adds noise of the variance
+    (T / R)^2 max (p_i sigma_i)^2 - sum (p_i sigma_i)^2, if that is above zero: equation 13, where all sigma_i are
+    equal. It follows the weights of each round.
+
+    Like the clients' noise in this paper, it is no guarantee, and changes nothing of what the server sees. Where
+    clients train with DP-SGD, their noise is for all rounds: set R = T, and nothing is added.
+    """
+
+    rule: ClassVar[str] = "two-sided"
+    revelations: int = 1
+    inner: ServerStep = field(default_factory=Add)
+
+    def __post_init__(self) -> None:
+        if self.revelations < 1:
+            raise ValueError(f"revelations: expected 1 or more, found {self.revelations}")
+
+    def start(self, models: Tensor) -> State:
+        """No noise before the first updates."""
+        return {**self.inner.start(models), "deviation": torch.zeros(1, dtype=torch.float64)}
+
+    def observe(self, view: RoundView, weights: Tensor, state: State) -> State:
+        """Compute the deviation from the weights of the round."""
+        shares = weights * (view.planned_noise / view.matrix.shape[1]).sqrt()
+        missing = (view.rounds / self.revelations) ** 2 * shares.square().max() - shares.square().sum()
+        return {**self.inner.observe(view, weights, state), "deviation": missing.clamp_min(0.0).sqrt()[None]}
+
+    def step(self, models: Tensor, move: Tensor, state: State, rng: ServerRng) -> tuple[Tensor, State]:
+        """Let the inner step move, and add the noise once for these updates."""
+        models, state = self.inner.step(models, move, state, rng)
+        noise = state["deviation"] * rng.normal("server noise", *models.shape)
+        return models + noise.to(models.dtype), {**state, "deviation": torch.zeros_like(state["deviation"])}
+
+
+@dataclass(frozen=True)
+class Ema(_Around):
     """Release an exponential average of the models that another step trains: noise averages out, the signal stays."""
 
     rule: ClassVar[str] = "ema"
@@ -120,7 +168,7 @@ class Ema(ServerStep):
 
 
 @dataclass(frozen=True)
-class Recent(ServerStep):
+class Recent(_Around):
     """Release an average of the models of about the last `share` of the rounds so far.
 
     An exponential average whose horizon grows with the run, 1 / max(1, share t) of the newest model in round t
@@ -153,7 +201,7 @@ class Recent(ServerStep):
 
 
 @dataclass(frozen=True)
-class Tail(ServerStep):
+class Tail(_Around):
     """Release the mean of all models since round `start_round`."""
 
     rule: ClassVar[str] = "tail"

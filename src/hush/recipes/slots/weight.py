@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -162,7 +162,7 @@ class Epsilon(_Public):
 
 @dataclass(frozen=True)
 class EstimatedNoise(Weight):
-    """By the inverse of the noise energy in each update: the weights of least variance (Robust-HDP, equation 9).
+    """By the inverse of the noise energy in each update: the weights of least variance (Robust-HDP, equation 8).
 
     `rpca` is the paper's estimator, `pairwise` a cheaper and better one; both look at the updates alone, so that a
     client gains nothing by lying about its budget. `declared` takes the noise from the public plan.
@@ -172,12 +172,21 @@ class EstimatedNoise(Weight):
 
     `floor`: `plan` counts an update with far less noise than its client's plan must produce as having the plan's, so
     that nobody gains weight by leaving its noise out. Federations between machines always do so.
+
+    `parts` and `columns` are Q and p' of the paper's section 3.6: `rpca` looks at Q sub-matrices of p' parameters each,
+    and the estimates are averaged. A model of at most p' parameters is one matrix.
     """
 
     rule: ClassVar[str] = "estimated-noise"
     estimator: Literal["rpca", "pairwise", "declared"] = "rpca"
     when: Literal["each-round", "once"] = "each-round"
     floor: Literal["none", "plan"] = "none"
+    parts: int = 1
+    columns: int = noise_energy.FEW_COLUMNS.most
+
+    def __post_init__(self) -> None:
+        if self.parts < 1 or self.columns < 1:
+            raise ValueError(f"parts, columns: expected 1 or more, found {self.parts}, {self.columns}")
 
     def weight(self, view: RoundView, state: State) -> tuple[Weights, State]:
         """In proportion to 1 / sigma_i^2."""
@@ -196,9 +205,12 @@ class EstimatedNoise(Weight):
             return view.planned_noise
         if self.estimator == "pairwise":
             return _pairwise(view)
-        return noise_energy.estimated(
-            view.matrix, lambda sample, p: noise_energy.rpca(sample, parameters=p), noise_energy.FEW_COLUMNS
-        )
+        columns = replace(noise_energy.FEW_COLUMNS, most=self.columns)
+        found = [
+            noise_energy.estimated(view.matrix, lambda sample, p: noise_energy.rpca(sample, parameters=p), part)
+            for part in columns.parts(view.matrix.shape[1], self.parts)
+        ]
+        return found[0] if len(found) == 1 else torch.stack(found).mean(0)
 
     def foreseen(self, view: RoundView) -> Tensor:
         """As if the estimates were perfect."""
