@@ -15,7 +15,7 @@ from hush.recipes import parse as parsed_recipe
 from hush.reproduce import asked, entries, entry, html, markdown, reproduce
 from hush.reproduce.claims import checked, parsed
 from hush.reproduce.files import printed, read, with_keys
-from hush.reproduce.metrics import METRICS
+from hush.reproduce.metrics import METRICS, matched_share
 from hush.types import HushError
 from tests.support.paths import SHARED
 
@@ -24,6 +24,7 @@ WANTED = [
     *(f"dp-scaffold/{name}" for name in ("figure-1", "figure-2", "table-1", "table-4")),
     *(f"padpfl/scenario-{number}" for number in range(1, 5)),
     *(f"pfa/figure-{number}" for number in range(3, 8)),
+    *(f"rc-dpfl/figure-{number}" for number in (2, 4)),
     *(f"rc-dpfl/table-{number}" for number in range(3, 11)),
 ]
 
@@ -228,3 +229,11 @@ def test_measures_of_the_figures(
             # 40 of 50 clients send 650 numbers each in round 1; in round 2 all but five send two.
             assert 40 * 650 * 4 / 2**20 <= found["uplink MiB"] < 1.5 * 40 * 650 * 4 / 2**20
     assert kept is None or len(json.loads((tmp_path / kept).read_text(encoding="utf-8"))) == 1
+
+
+def test_the_success_of_clustering_does_not_depend_on_names() -> None:
+    truth = {0: 0, 1: 0, 2: 1, 3: 1, 4: 2}
+    assert matched_share({0: 2, 1: 2, 2: 0, 3: 0, 4: 1}, truth) == 1.0
+    assert matched_share({0: 2, 1: 0, 2: 0, 3: 0, 4: 1}, truth) == 0.8
+    assert matched_share({0: 0, 1: 0, 2: 0, 3: 0, 4: 0}, truth) == 0.4
+    assert matched_share({2: 5, 4: 5}, truth) == 0.5

@@ -80,6 +80,30 @@ def fairness(done: FinishedRun) -> Numbers:
     }
 
 
+def clustering(done: FinishedRun) -> Numbers:
+    """Return RC-DPFL's success rate of clustering in percent: of the last round, and its mean from round 2 on."""
+    from hush.engines.setup import prepare
+
+    truth = {member.client: member.group for member in prepare(done.config, root=done.data).members}
+    found = [100 * matched_share(record.placed, truth) for record in done.rounds[1:] if record.placed]
+    if not found:
+        raise HushError(
+            "metric: clustering needs a recipe with several models and two rounds; accepted: another metric"
+        )
+    return {"": found[-1], "mean over rounds": statistics.fmean(found)}
+
+
+def matched_share(placed: Mapping[int, int], truth: Mapping[int, int]) -> float:
+    """Return the largest share of clients that are in their true cluster under any naming of the models."""
+    import numpy as np
+    from scipy.optimize import linear_sum_assignment
+
+    common = np.zeros((max(placed.values()) + 1, max(truth.values()) + 1))
+    for client, model in placed.items():
+        common[model, truth[client]] += 1
+    return float(common[linear_sum_assignment(-common)].sum()) / len(placed)
+
+
 def loss(done: FinishedRun) -> Numbers:
     """Return the mean test loss after the last round, and after each tenth of the rounds."""
     return {"": done.result.loss, **{f"round {r.round}": r.loss for r in _tenths(done.rounds)}}
@@ -171,6 +195,7 @@ METRICS: Mapping[str, Callable[[FinishedRun], Numbers]] = {
     "client-spread": client_spread,
     "groups": groups,
     "fairness": fairness,
+    "clustering": clustering,
     "loss": loss,
     "clean-loss": clean_loss,
     "accuracy-curve": accuracies,
