@@ -18,6 +18,7 @@ import typer
 import typer.core
 from click.exceptions import NoArgsIsHelpError
 
+from hush.cli.certificate import certificate
 from hush.cli.data import data_app
 from hush.cli.engine import Address, Engine, engine_arguments
 from hush.cli.federation import local as run_locally
@@ -57,6 +58,7 @@ app.add_typer(member_app, name="federation")
 app.add_typer(data_app, name="data")
 app.command()(audit)
 app.command()(attack)
+app.command()(certificate)
 app.command()(reproduce)
 app.command()(predict)
 
