@@ -234,6 +234,7 @@ class Config(_Strict):
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
     quorum: Annotated[int, Field(ge=1)] = 1
     max_weight: Annotated[float, Field(gt=0, le=1)] | None = None
+    secure_aggregation: bool = False
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
@@ -320,12 +321,14 @@ def config_hash(config: Config) -> str:
     """Return the SHA-256 of the config in canonical JSON; noise that is left open counts as in a plain simulation.
 
     Which cluster computes, and on how many workers, changes nothing, so that a run can be resumed on another. A config
-    without evaluation has the hash that it had before there was any.
+    without evaluation or secure aggregation has the hash that it had before there was any.
     """
     content = with_noise(config, lasting=False).model_dump()
     content["engine"] = {key: value for key, value in content["engine"].items() if key not in _PLACES}
     if config.evaluation == EvaluationConfig():
         del content["evaluation"]
+    if not config.secure_aggregation:
+        del content["secure_aggregation"]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -32,6 +32,8 @@ MEANINGS = {
     "participation": "Fraction of the clients that take part in each round.",
     "quorum": "Least number of clients with budget left; with fewer, training ends.",
     "max_weight": "Upper limit on one client's share of a round. Not set: no limit in simulations, 2/n in federations.",
+    "secure_aggregation": "Whether the server sees sums of updates alone. It lowers no epsilon; weights must be "
+    "public, or noise estimated from sums over members of the same budget.",
     "data.name": "A built-in dataset (`hush list`), or `module:function` for one of your own.",
     "data.files": "Files of your own in place of a built-in dataset: one per client, or one with a client column.",
     "data.label": "The label column of these files.",

@@ -26,7 +26,7 @@ _CARD = (
     "noise_multiplier",
 )
 _CLIENTS = 8  # whose own metrics are shown
-_DETAILS = ("third_party", "stages", "protects", "row_groups")
+_DETAILS = ("third_party", "server_view", "stages", "protects", "row_groups")
 
 
 def history_table(records: Sequence[RoundRecord]) -> Table:
@@ -76,6 +76,7 @@ def guarantee_table(cards: Sequence[Guarantee], not_covered: Sequence[str], warn
         for card in cards
     )
     about = [f"Protects {text}" for text in dict.fromkeys(card.protects for card in cards) if text]
+    about += list(dict.fromkeys(card.server_view for card in cards if card.server_view))
     about += [f"Against a third party: {cards[0].third_party}"] if cards and cards[0].third_party else []
     return Table(
         title="Guarantees against the server, one per client",

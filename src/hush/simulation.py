@@ -69,6 +69,7 @@ KEYWORDS: Mapping[str, str] = {
     "participation": "participation",
     "quorum": "quorum",
     "max_weight": "max_weight",
+    "secure_aggregation": "secure_aggregation",
     "mode": "mode",
     "clients": "data.clients",
     "partition": "data.partition",
@@ -138,6 +139,7 @@ class Simulation:
         participation: The fraction of clients in a round.
         quorum: The fewest clients with budget left.
         max_weight: The largest share of one client in a round.
+        secure_aggregation: Whether the server sees sums of updates alone.
         mode: "sound" or "faithful".
         device: "cpu", "cuda" or "auto".
         engine: "process", or "ray" for the workers of a Ray cluster (docs/cluster.md).
@@ -188,6 +190,7 @@ class Simulation:
         participation: float | None = None,
         quorum: int | None = None,
         max_weight: float | None = None,
+        secure_aggregation: bool | None = None,
         mode: str | None = None,
         device: str | None = None,
         engine: str | None = None,
@@ -203,6 +206,7 @@ class Simulation:
             "epsilon": epsilon, "delta": delta, "lifetime": lifetime, "clip": clip, "noise": noise,
             "relation": relation, "accountant": accountant, "rounds": rounds, "seed": seed,
             "participation": participation, "quorum": quorum, "max_weight": max_weight, "mode": mode,
+            "secure_aggregation": secure_aggregation,
             "clients": clients if owners is None else None, "partition": partition, "label": label, "client": client,
             "unit": unit, "rows_per_person": rows_per_person,
             "person": person if isinstance(person, str) else None,

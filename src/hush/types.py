@@ -270,7 +270,8 @@ class Guarantee:
     `epsilon_left` hold against the server, which sees each of the client's updates;
     `epsilon_third_party` is claimed against someone who sees only the models, for the reasons in `third_party`.
     `stages` lists the costs of one round of each stage of the run. `warnings` reports weak parameters. `name` is the
-    client's name, empty if clients have numbers only. `unit` is the unit of privacy, of which there are `samples`, and
+    client's name, empty if clients have numbers only. `server_view` says what the server sees, and what that changes,
+    if it is less than each update. `unit` is the unit of privacy, of which there are `samples`, and
     `protects` says it in words. `row_groups` lists the groups of rows with budgets of their own: their budget, number,
     sampling rate, and epsilon over the whole run as planned.
     """
@@ -300,6 +301,7 @@ class Guarantee:
     name: str = ""
     unit: Unit = "row"
     protects: str = ""
+    server_view: str = ""
     row_groups: tuple[Mapping[str, float], ...] = ()
 
 

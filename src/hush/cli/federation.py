@@ -134,6 +134,16 @@ def code() -> None:
 
 
 @federation_app.command()
+def fingerprint(public_keys: Annotated[list[Path], typer.Argument(metavar="NAME.pub...")]) -> None:
+    """Print fingerprints of members' keys, for secure_aggregation.peers in a policy."""
+    from hush.deploy.admin import keys
+
+    for path in public_keys:
+        found = keys.fingerprint(keys.load_public(keys.read(path, "a public key"), path))
+        print(printable(f'{path.stem} = "{found}"', _LONGEST))
+
+
+@federation_app.command()
 def serve(
     directory: Folder,
     listen: Annotated[str | None, typer.Option(help="The address to listen on, such as 0.0.0.0.")] = None,

@@ -39,6 +39,7 @@ from hush.engines.setup import fitted
 from hush.privacy.ledger import Ledger, account, book, totals
 from hush.privacy.ledger.ledger import inspect
 from hush.recipes import configured
+from hush.recipes.secure_sums import check_recipe
 from hush.server.loop import serve, start
 from hush.types import HushError
 
@@ -97,8 +98,9 @@ def dry_run(kit: Kit, policy_path: Path, data: Path, config: Config, run_schema:
     made = replace(synthetic_rows(own, kept, schema.classes or 1), person=person)
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.in_memory(kit.member, life, accountant)
-        node = Node(kit.member, law.unattended(policy, always=True), made, ledger, Path(folder), keys.new_key())
         try:
+            alone, config = _alone(law.unattended(policy, always=True), config)
+            node = Node(kit.member, alone, made, ledger, Path(folder), keys.new_key())
             seconds = _first_round(node, complete(config, schema), schema)
         except HushError as error:
             return replace(found, refused=str(error))
@@ -117,6 +119,19 @@ def dry_run(kit: Kit, policy_path: Path, data: Path, config: Config, run_schema:
         left_after=totals.remaining(after, life), rounds=part.schedule.rounds, steps=part.schedule.plan.steps,
         noise=part.schedule.plan.noise_multiplier, seconds=seconds, warnings=warnings,
     )  # fmt: skip
+
+
+def _alone(policy: law.MemberPolicy, config: Config) -> tuple[law.MemberPolicy, Config]:
+    """Return policy and config without secure aggregation, for which one member is too few; its costs are the same."""
+    if not config.secure_aggregation:
+        return policy, config
+    law.check_imports(policy, config)
+    check_recipe(configured(config)[1])
+    lenient = policy.secure_aggregation.model_copy(update={"required": False})
+    return (
+        policy.model_copy(update={"secure_aggregation": lenient}),
+        config.model_copy(update={"secure_aggregation": False}),
+    )
 
 
 def _first_round(node: Node, config: Config, schema: Schema) -> float:

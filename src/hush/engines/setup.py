@@ -38,13 +38,15 @@ from hush.privacy.plan import UPDATE, PrivacyPlan
 from hush.privacy.schedule import ENROLMENT, Output, PrivacySchedule, Stage, StageTable
 from hush.privacy.side_release import ReleaseShape
 from hush.privacy.unit import protects
+from hush.privacy.update_bounds import largest_entry
 from hush.privacy.weak_guarantees import gathered, warnings_of
-from hush.recipes import Recipe
+from hush.recipes import Recipe, secure_sums
 from hush.recipes.check import check
 from hush.recipes.evaluation import EVALUATION
 from hush.recipes.interfaces import ModelFacts
 from hush.recipes.limits import fixed
-from hush.server.loop import RunTerms, enrolled
+from hush.recipes.secure_sums import SumTerms, majority, sum_groups
+from hush.server.loop import RunTerms, enrolled, plans_of_sums
 from hush.server.participation import Participants
 from hush.training import input_mean
 from hush.types import Guarantee, HushError, Member, Policy, Unit
@@ -279,6 +281,19 @@ class Federation:
             config.rounds,
         )  # fmt: skip
 
+    def server_view(self) -> str:
+        """What the server sees with secure aggregation, and what that changes; an empty text without it."""
+        sums = plans_of_sums(self.terms, 1)
+        if not sums:
+            return ""
+        least, most = min(plan.threshold for plan in sums), min(len(plan.clients) for plan in sums)
+        return (
+            f"secure aggregation: between machines the server sees sums over at least {least} of {most} clients in "
+            "place of their updates, as long as the clients' keys are their own and fewer than "
+            f"{2 * least - most} of them help it; this lowers no epsilon, and hides neither what is told at enrolment "
+            "nor noised counts; the server can then check the lengths of sums alone"
+        )
+
     def guarantees(self, ledgers: Sequence[Spending]) -> tuple[Guarantee, ...]:
         """The guarantee card of each client."""
         label = noise.SEEDED if self.config.privacy.noise == "seeded" else noise.SECURE
@@ -323,6 +338,7 @@ class Federation:
             name=member.name,
             unit=policy.unit,
             protects=protects(policy.unit),
+            server_view=self.server_view(),
             row_groups=row_groups(schedule, policy),
         )
 
@@ -419,6 +435,8 @@ def build(
     members, or a policy cannot be kept.
     """
     check(recipe, declared or members, config.rounds)
+    if config.secure_aggregation:
+        _check_sums(recipe, members, config)
     _check_evaluation(recipe, config, model.objective)
     rounds = timetable(config, recipe, len(members))
     table, participants = rounds.stage_table, rounds.participants
@@ -509,10 +527,32 @@ def terms_of(
         participants=rounds,
         evaluation_noise=_evaluation_noise(recipe, schedules, shape),
         rng=server_rng(config.seed, config.privacy.noise != "seeded"),
-        quorum=config.quorum,
+        quorum=max(config.quorum, _majority(config, recipe, rounds)),
         clip=config.privacy.clip,
         ceiling=fixed(config.max_weight),
+        sums=_sum_terms(config, recipe, members, by_stage, stage_table, size),
     )
+
+
+def _majority(config: Config, recipe: Recipe, rounds: Participants) -> int:
+    """The fewest clients with which a sum of all can be formed; 0 without one."""
+    summed = config.secure_aggregation and recipe.weight.public
+    return majority(len(rounds[0])) if summed else 0
+
+
+def _sum_terms(
+    config: Config, recipe: Recipe, members: tuple[Member, ...], by_stage: Sequence[Sequence[PrivacyPlan]],
+    stage_table: StageTable, size: int,
+) -> SumTerms | None:  # fmt: skip
+    """What secure sums depend on, if the config asks for them."""
+    if not config.secure_aggregation:
+        return None
+    lr = config.local.lr
+    ranges = [
+        [largest_entry(plan, lr, size) if spec.train else 0.0 for plan in plans]
+        for spec, plans in zip(stage_table.specs, by_stage, strict=True)
+    ]
+    return SumTerms(ranges=_by_stage_and_client(ranges), groups=sum_groups(recipe, members), quorum=config.quorum)
 
 
 def _evaluation_noise(recipe: Recipe, schedules: Sequence[PrivacySchedule], shape: ReleaseShape) -> Tensor | None:
@@ -646,6 +686,17 @@ def _check_evaluation(recipe: Recipe, config: Config, objective: Objective) -> N
     if config.privacy.unit == "person":
         text = "held-out rows are counted one by one, and the unit of privacy is a person"
         raise HushError(f"evaluation.share: {text}; accepted: 0", "evaluation.share")
+
+
+def _check_sums(recipe: Recipe, members: Sequence[Member], config: Config) -> None:
+    """Refuse what cannot be summed unseen: updates without a public range, or a recipe that needs more."""
+    secure_sums.check(recipe, members, config.participation)
+    if config.local.weight_decay and unit_of(config) != "client":
+        raise HushError(
+            f"{secure_sums.KEY}: local.weight_decay = {config.local.weight_decay:g} leaves updates without a bound, "
+            "from which their range follows; accepted with it: 0",
+            secure_sums.KEY,
+        )
 
 
 def _check_room(config: Config) -> None:

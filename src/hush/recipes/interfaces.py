@@ -299,6 +299,11 @@ class Project(Option):
 class Weight(Option, ABC):
     """How much each client's update counts in the aggregate."""
 
+    @property
+    def public(self) -> bool:
+        """Whether `weight` follows from public facts alone, with no state: updates can then be summed unseen."""
+        return False
+
     def start(self, clients: int) -> State:
         """Return the state before the first round."""
         return {}

@@ -198,6 +198,8 @@ def _card(view: RunView) -> str:
     third = "".join(
         f'<p class="soft">Against a third party, who sees only the models: {safe(each)}.</p>' for each in views
     )
+    seen = sorted({guarantee.server_view for guarantee in view.guarantees if guarantee.server_view})
+    third = "".join(f'<p class="soft">With {safe(each)}.</p>' for each in seen) + third
     shared = f"<p>The same for every client: {safe(common)}.</p>" if common else ""
     return f'{head}<p class="soft">{safe(words)}</p>{third}{shared}{made}'
 

@@ -15,6 +15,8 @@ from hush.recipes.context import RoundView, Rows, ServerRng, State
 from hush.recipes.limits import NONE, Ceiling, InfluenceLimits
 from hush.recipes.recipe import Recipe, SlotStates
 from hush.recipes.round import aggregate, invite
+from hush.recipes.rows import DenseRows
+from hush.recipes.secure_sums import Sum, SumPlan, SumTerms, aggregate_sums, excess, sum_plans, summed
 from hush.server import evaluation
 from hush.server.participation import Participants
 from hush.server.validation import validate
@@ -45,6 +47,7 @@ class RunTerms:
         evaluation_noise: The standard deviation of the noise in each entry of the clients' evaluations, by client; None
             if nothing is evaluated.
         ceiling: The largest share of a model's total pull that one client can have, by how many clients move it.
+        sums: With secure aggregation, what the sums of updates depend on; else None.
     """
 
     recipe: Recipe
@@ -64,6 +67,7 @@ class RunTerms:
     side_bounds: tuple[tuple[Mapping[str, float], ...], ...] = ()
     ceiling: Ceiling = NONE
     evaluation_noise: Tensor | None = None
+    sums: SumTerms | None = None
 
     def spec(self, number: int) -> RoundSpec:
         """Return what the round requests from its clients."""
@@ -91,7 +95,15 @@ class HeldAnswers:
     rows: Rows
 
 
-Answers = Sequence[Answer] | HeldAnswers
+@dataclass(frozen=True, eq=False)
+class SummedAnswers:
+    """Answers of which only sums of their vectors are known: secure aggregation between machines."""
+
+    answers: Sequence[Answer]
+    sums: Sequence[Sum]
+
+
+Answers = Sequence[Answer] | HeldAnswers | SummedAnswers
 Keep = Callable[[ServerState, RoundRecord], bool | None]
 
 
@@ -149,7 +161,7 @@ def serve(terms: RunTerms, state: ServerState, keep: Keep) -> Generator[list[Tas
 
         # 2. Wait for the answers.
         received = yield invitation.tasks
-        answers = received.answers if isinstance(received, HeldAnswers) else received
+        answers = received.answers if isinstance(received, HeldAnswers | SummedAnswers) else received
 
         # 3. Accept valid updates, and record clients that leave.
         updates = [answer for answer in answers if isinstance(answer, Update)]
@@ -167,12 +179,21 @@ def serve(terms: RunTerms, state: ServerState, keep: Keep) -> Generator[list[Tas
 
         # 4. Aggregate: assign, project, weight, step.
         used = accepted if len(accepted) >= terms.quorum else []
-        facts, limits = _facts(terms, number, [update.client for update in used]), _limits(terms, number, used)
-        held = _held(received, updates, used)
-        found = aggregate(
-            recipe, facts, invitation, used, state.models, slots, rng,
-            limits=limits, step=not spec.still, held=held,
-        )  # fmt: skip
+        if terms.sums is None:
+            facts, limits = _facts(terms, number, [update.client for update in used]), _limits(terms, number, used)
+            held = _held(received, updates, used)
+            found = aggregate(
+                recipe, facts, invitation, used, state.models, slots, rng,
+                limits=limits, step=not spec.still, held=held,
+            )  # fmt: skip
+        else:
+            sums, why = _sums(terms, invitation.tasks, received, updates, used)
+            refused = {**refused, **why}
+            facts = _facts(terms, number, sorted(client for each in sums for client in each.present))
+            found = aggregate_sums(
+                recipe, facts, sums, state.models, slots, rng,
+                groups=len(terms.sums.groups), ceiling=terms.ceiling, step=not spec.still,
+            )  # fmt: skip
 
         # 5. Record.
         state = ServerState(number, found.models, found.released, found.slots)
@@ -211,6 +232,33 @@ def _held(received: Answers, updates: Sequence[Update], used: Sequence[Update]) 
         return None
     places = {id(update): row for row, update in enumerate(updates)}
     return received.rows.take(torch.tensor([places[id(update)] for update in used]))
+
+
+def plans_of_sums(terms: RunTerms, number: int) -> list[SumPlan]:
+    """Return the sums of a round, with secure aggregation. They follow from public facts alone."""
+    if terms.sums is None:
+        return []
+    view, stage = _facts(terms, number, terms.participants[number - 1]), terms.stage_table.of[number]
+    return sum_plans(terms.recipe, view, terms.sums, terms.sums.ranges[stage], terms.ceiling)
+
+
+def _sums(
+    terms: RunTerms, tasks: Sequence[Task], received: Answers, updates: Sequence[Update], used: Sequence[Update]
+) -> tuple[Sequence[Sum], Mapping[int, str]]:
+    """Return the sums of a round, and why updates are in none of them."""
+    clients = [update.client for update in used]
+    if isinstance(received, SummedAnswers):
+        sums = [each for each in received.sums if set(each.present) <= set(clients)]
+    elif used:
+        rows = _held(received, updates, used) or DenseRows(torch.stack([update.vector for update in used]))
+        sums = summed(plans_of_sums(terms, tasks[0].round), clients, rows)
+    else:
+        sums = []
+    if sums and (fault := excess(sums, _bounds(terms, tasks[0].round, tasks))):
+        return [], dict.fromkeys(clients, fault)
+    inside = {client for each in sums for client in each.present}
+    words = "secure aggregation: too few of the members of its sum were present to the end"
+    return sums, {client: words for client in clients if client not in inside}
 
 
 def bytes_of_update(update: Update) -> int:

@@ -83,6 +83,12 @@ def load_public(content: bytes, where: object) -> ec.EllipticCurvePublicKey:
     return key
 
 
+def fingerprint(key: PublicKey) -> str:
+    """Return the SHA-256 of a public key in DER, which people can compare and policies list."""
+    der = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(der).hexdigest()
+
+
 def signed(key: PrivateKey, *pieces: Buffer) -> bytes:
     """Sign content, given in pieces: the length of the signature, the signature, then the content."""
     signature: bytes = key.sign(_digest(*pieces), ec.ECDSA(utils.Prehashed(hashes.SHA384())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
@@ -43,11 +44,21 @@ class SentTasks:
         for letter, names in self._groups.values():
             self.digests |= dict.fromkeys(names, messages.digest(letter))
 
-    def parcels(self, heads: Mapping[str, str]) -> dict[str, Parcel]:
-        """Return the messages by member, each with the latest head of its ledger."""
+    def parcels(
+        self, heads: Mapping[str, str], more: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> dict[str, Parcel]:
+        """Return the messages by member, each with the latest head of its ledger.
+
+        With `more` fields for some members, only these get one.
+        """
         made: dict[str, Parcel] = {}
         for letter, names in self._groups.values():
-            made |= messages.parcels(letter, {name: {"head": heads.get(name, "")} for name in names})
+            each = {
+                name: {"head": heads.get(name, ""), **({} if more is None else more[name])}
+                for name in names
+                if more is None or name in more
+            }
+            made |= messages.parcels(letter, each)
         return made
 
 
@@ -63,10 +74,10 @@ def _identity(value: Tensor) -> tuple[object, ...]:
     return (value.data_ptr(), value.stride()) if value.numel() > _SMALL else tuple(value.flatten().tolist())
 
 
-def expected(task: Task, spec: RoundSpec, shape: ReleaseShape) -> messages.Spec:
-    """The types and shapes of the tensors in an answer to a task."""
+def expected(task: Task, spec: RoundSpec, shape: ReleaseShape, *, masked: bool = False) -> messages.Spec:
+    """The types and shapes of the tensors in an answer to a task; `masked` numbers are integers."""
     side = {f"{RELEASES}{release.what}": ("F64", (release.width(shape),)) for release in spec.sent}
-    return {"vector": ("F32", (task.answer.size,)), **side}
+    return {"vector": ("I32" if masked else "F32", (task.answer.size,)), **side}
 
 
 def opened(
@@ -88,14 +99,17 @@ def opened(
     return letter
 
 
-def update_of(letter: Message, run: str, name: str, task: Task, digest: str) -> Update:
+def update_of(letter: Message, run: str, name: str, task: Task, digest: str, attempt: str | None = None) -> Update:
     """Return the update in an answer to a task, or raise a `HushError` if it answers another run, member or task.
 
-    `digest` is that of the task as it was sent.
+    `digest` is that of the task as it was sent, `attempt` the one of secure aggregation.
     """
-    told_run, number, client, serial, head, asked, choice = messages.want(
-        letter, "run", "round", "client", "serial", "head", "asked", "choice"
-    )
+    told_run, number, client, serial, head, asked, choice, *tried = messages.want(
+        letter, "run", "round", "client", "serial", "head", "asked", "choice",
+        *(() if attempt is None else ("attempt",)),
+    )  # fmt: skip
+    if attempt is not None and tried != [attempt]:
+        raise HushError("it is masked for another attempt")
     if type(number) is not int or type(serial) is not int or not isinstance(head, str):
         raise HushError("its fields do not have the requested types")
     if choice is not None and type(choice) is not int:

@@ -25,6 +25,7 @@ from hush.deploy.coordinator.deliveries import deliver
 from hush.deploy.coordinator.enrolment import check_asked, check_rows, facts_of, fitting
 from hush.deploy.coordinator.exchange import Exchange, Hub, Verdict
 from hush.deploy.coordinator.replies import SentTasks, expected, opened, update_of
+from hush.deploy.coordinator.secure_round import SecureRound, SumServices
 from hush.deploy.member.datasets import schema_of
 from hush.deploy.shared import input_means, protocol
 from hush.deploy.shared.refusal import FAULT, REFUSAL, RefusalCode, reason_of
@@ -49,7 +50,8 @@ from hush.privacy.ledger import BudgetSpentError
 from hush.privacy.round_costs import RoundCosts
 from hush.privacy.schedule import ENROLMENT
 from hush.recipes.context import State
-from hush.server.loop import Answer, ServerState, ended_early, gate
+from hush.recipes.secure_sums import check_recipe
+from hush.server.loop import Answer, Answers, ServerState, SummedAnswers, ended_early, gate, plans_of_sums
 from hush.server.run_directory import MANIFEST, ROUNDS, RunDir
 from hush.text import printable
 from hush.types import Decline, HushError, RoundRecord, RunResult, Task
@@ -78,7 +80,7 @@ class Coordinator:
         self._left_out: set[str] = set()
         self._spent: set[int] = set()
         self._again: Counter[str] = Counter()
-        self._purpose, self._dry = "", False
+        self._purpose, self._dry, self._out = "", False, place.runs
         self._say: Say = lambda words: None
 
     def run(
@@ -100,7 +102,7 @@ class Coordinator:
         if dry_run:
             # What members release then is in ledgers that are discarded.
             self._dry, self._heads = True, {}
-        self._purpose, self._say = purpose, say
+        self._purpose, self._say, self._out = purpose, say, out
         self.hub.open()
         status = "failed"
         try:
@@ -137,6 +139,8 @@ class Coordinator:
     def _enrolment(self, config: Config) -> Agreement:
         """Ask every member that is online in time whether it takes part, and for its declaration."""
         check_objective(config, self.test.classes)
+        if config.secure_aggregation:
+            check_recipe(recipes.configured(config)[1])
         run = f"{messages.DRY if self._dry else ''}{uuid.uuid4().hex}"
         numbers = {name: number for number, name in enumerate(self._public)}
         offer = agreed(
@@ -272,12 +276,16 @@ class Coordinator:
     def _begin(self, agreement: Agreement, names: Sequence[str], quorum: int) -> dict[int, str]:
         """Ask these members to agree to the whole run. Returns who did not, and why."""
         roster = [asdict(fact) for fact in agreement.facts]
+        peers = {}
+        if agreement.config.secure_aggregation:
+            # Members verify each other's keys of a round with these.
+            peers = {"peers": {name: self._keys[name].decode("ascii") for name in agreement.names}}
         letters = {}
         for name in names:
             client = agreement.names.index(name)
             says = {
                 "run": agreement.run, "config": as_offered(agreement.config), "code": str(protocol.own()),
-                "schema": self._schema(), "client": client, "roster": roster, "centre": agreement.centre_name,
+                "schema": self._schema(), "client": client, "roster": roster, "centre": agreement.centre_name, **peers,
             }  # fmt: skip
             letters[name] = self._words("begin", says, name)
         left = {}
@@ -305,7 +313,7 @@ class Coordinator:
 
     def exchange(
         self, federation: Federation, agreement: Agreement, tasks: Sequence[Task], left: dict[int, str]
-    ) -> list[Answer]:
+    ) -> Answers:
         """Send the tasks of a round, and return the replies that arrived before it ended."""
         # A member that was offline when the run began has not agreed to it, and would refuse every task.
         if late := {name for name in agreement.names if name not in self._begun and self._again[name] < _AGAIN}:
@@ -328,6 +336,8 @@ class Coordinator:
             for release in federation.terms.stage_table.at(task.round).sent
         )
         cap = messages.ROOM + int(1.1 * (4 * max((task.answer.size for task in tasks), default=0) + 8 * side))
+        if federation.terms.sums is not None:
+            return self._summed(federation, agreement, asked, sent, cap, answers)
         read: dict[str, Answer] = {}
 
         def judge(name: str, reply: Buffer | HushError) -> Verdict:
@@ -340,6 +350,33 @@ class Coordinator:
         replies = self._post.ask(letters, cap, federation.terms.quorum, judge=judge)
         silent = [Decline(asked[name].client, asked[name].round, why) for name, why in self._post.absent.items()]
         return [*answers, *(read[name] for name in replies), *silent]
+
+    def _summed(
+        self, federation: Federation, agreement: Agreement, asked: Mapping[str, Task], sent: SentTasks, cap: int,
+        answers: Sequence[Answer],
+    ) -> Answers:  # fmt: skip
+        """Form the sums of a round with secure aggregation."""
+        if not asked:
+            return list(answers)
+        terms, number = federation.terms, next(iter(asked.values())).round
+
+        def admitted(name: str, reply: Buffer | HushError, attempt: str) -> Answer:
+            return self._admitted(federation, agreement, name, asked[name], sent.digests[name], reply, attempt)
+
+        services = SumServices(
+            post=self._post,
+            words=self._words,
+            opened=lambda name, reply, kind: self._opened(name, reply, kind, {}),
+            tasks=lambda more: sent.parcels(self._heads, more),
+            admitted=admitted,
+            usable=lambda name, update: bool(gate(terms, [asked[name]], [update])[0]),
+            log=self.log,
+            out=self._out,
+        )
+        size = next(iter(asked.values())).answer.size
+        plans = plans_of_sums(terms, number)
+        done = SecureRound(services, agreement.run, number, plans, agreement.names, list(asked), size).collect(cap)
+        return SummedAnswers([*answers, *done.answers], done.sums)
 
     def _exclude_revoked(self, agreement: Agreement, left: dict[int, str]) -> None:
         """Stop sending tasks to members that are no longer listed with the key they enrolled with.
@@ -364,11 +401,14 @@ class Coordinator:
 
     def _admitted(
         self, federation: Federation, agreement: Agreement, name: str, task: Task, asked: str,
-        reply: Buffer | HushError,
+        reply: Buffer | HushError, attempt: str | None = None,
     ) -> Answer:  # fmt: skip
-        """Return a reply as an answer; an invalid one excludes its sender from the round."""
+        """Return a reply as an answer; an invalid one excludes its sender from the round.
+
+        With secure aggregation, its numbers are masked for an attempt.
+        """
         terms = federation.terms
-        wanted = expected(task, terms.stage_table.at(task.round), terms.shape)
+        wanted = expected(task, terms.stage_table.at(task.round), terms.shape, masked=attempt is not None)
         letter = self._opened(name, reply, "update", wanted)
         if letter.kind == REFUSAL:
             final = letter.says.get("final") is True
@@ -376,7 +416,7 @@ class Coordinator:
             self.log.note("refusal", run=agreement.run, round=task.round, member=name, reason=reason, final=final)
             return Decline(task.client, task.round, reason, final, fault=FAULT in letter.says)
         try:
-            update = update_of(letter, agreement.run, name, task, asked)
+            update = update_of(letter, agreement.run, name, task, asked, attempt)
         except Exception as error:  # any error in a reply excludes its sender from the round, and nobody else
             words = printable(error)
             self.log.note("refused", run=agreement.run, round=task.round, member=name, reason=words)
@@ -448,7 +488,7 @@ class _Members:
             self._left = self._coordinator.begin_all(self._agreement, resumed=True)
         return self._federation
 
-    def answer(self, tasks: list[Task]) -> list[Answer]:
+    def answer(self, tasks: list[Task]) -> Answers:
         """Send the tasks of a round, and return the replies that arrived before it ended."""
         return self._coordinator.exchange(self._federation, self._agreement, tasks, self._left)
 

@@ -16,7 +16,7 @@ from hush.deploy.member import opening
 from hush.deploy.shared.protocol import Version, code_hash, own, talks_to
 from hush.privacy import limits
 from hush.privacy.limits import Limits
-from hush.recipes import RECIPES, Recipe
+from hush.recipes import RECIPES, Recipe, secure_sums
 from hush.types import Accountant, HushError, Policy, Relation, Unit, unknown
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -137,6 +137,21 @@ class Enrol(_Strict):
     factor_row: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
+class SecureAggregation(_Strict):
+    """`[secure_aggregation]`: what the coordinator may see of updates.
+
+    Attributes:
+        required: Whether runs in which the coordinator sees this member's own updates are refused.
+        min_sum: The fewest members of a sum that the coordinator may see.
+        peers: The fingerprints of the other members' keys, by name. If any are given, runs with other members or keys
+            are refused, so that a coordinator cannot take their place.
+    """
+
+    required: bool = False
+    min_sum: Annotated[int, Field(ge=2)] = 2
+    peers: dict[str, str] = {}
+
+
 class Data(_Strict):
     """`[data]`: how the member's file is read.
 
@@ -164,6 +179,7 @@ class MemberPolicy(_Strict):
     consent: Consent = Consent()
     enrol: Enrol = Enrol()
     data: Data = Data()
+    secure_aggregation: SecureAggregation = SecureAggregation()
 
     @property
     def one_run(self) -> Policy:
@@ -262,6 +278,13 @@ def _check(policy: MemberPolicy) -> None:
     for name in policy.accept.recipes:
         if name.removesuffix(MODIFIED) not in (ANY, CUSTOM, *RECIPES):
             raise unknown("accept.recipes", "recipe", name, [ANY, CUSTOM, *RECIPES])
+    for name, key in policy.secure_aggregation.peers.items():
+        if not _HASH.fullmatch(key):
+            raise HushError(
+                f"secure_aggregation.peers: {name[:40]} has {key[:80]!r}; accepted: a fingerprint of 64 digits and "
+                "letters a to f (hush federation fingerprint)",
+                "secure_aggregation.peers",
+            )
     for name in policy.accept.code:
         if name != ANY and not _HASH.fullmatch(name):
             raise HushError(
@@ -362,6 +385,13 @@ def check_offer(policy: MemberPolicy, config: Config, name: str, recipe: Recipe)
     accept = policy.accept
     if ANY not in accept.recipes and name not in accept.recipes:
         raise HushError(f"recipe {name}: not accepted by this member; accepted: {', '.join(accept.recipes)}")
+    if config.secure_aggregation:
+        secure_sums.check_recipe(recipe)
+    elif policy.secure_aggregation.required:
+        raise HushError(
+            "the run lets the coordinator see each member's updates, and this member accepts secure aggregation alone "
+            "(secure_aggregation.required)"
+        )
     if config.privacy.noise == "seeded" and not accept.seeded:
         raise HushError("seeded noise provides no privacy: not accepted by this member (accept.seeded)")
     if config.evaluation.share > 0 and policy.data.held_out == 0:

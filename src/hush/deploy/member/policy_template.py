@@ -71,6 +71,12 @@ noise = 10.0                     # noise multiplier of noised declarations, rela
 # budget_row = {epsilon!r}       # change of the budget, and of the factor, caused by one row
 # factor_row = 1.0
 
+[secure_aggregation]             # what the coordinator sees of this member's updates
+required = false                 # true: refuse runs in which it sees more than sums over members
+min_sum = 2                      # fewest members of such a sum
+# The other members' keys (hush federation fingerprint), so that a coordinator cannot take their place:
+# peers = {{ berlin = "64 digits and letters a to f" }}
+
 [data]                           # how the file with the rows is read
 label = {quoted(label):<24} # label column of CSV and Parquet files
 # The column with the key of each row's person, such as "patient", for unit = "person". It is no feature and stays here.

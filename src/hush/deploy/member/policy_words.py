@@ -34,6 +34,7 @@ def explained(policy: MemberPolicy) -> list[str]:
         f"{policy.data.label!r}.",
         f"{policy.data.held_out:.0%} of the rows are held out of training, for evaluation with noise."
         if policy.data.held_out else "No rows are held out of training: runs that evaluate models here are refused.",
+        _sums(policy),
         f"Before training the others learn the number of rows ({_told(enrol.samples)}) and the budget "
         f"({_told(enrol.budget)}).",
     ]  # fmt: skip
@@ -57,6 +58,17 @@ def _consent(policy: MemberPolicy) -> str:
     bounds += [f"up to {rules.max_rounds} rounds"] if rules.max_rounds is not None else []
     inside = f" with {' and '.join(bounds)}" if bounds else ""
     return f"Runs within this policy{inside} start without a person; others wait for approval."
+
+
+def _sums(policy: MemberPolicy) -> str:
+    rules = policy.secure_aggregation
+    keys = f"; the keys of {len(rules.peers)} other members are known here" if rules.peers else ""
+    if not rules.required:
+        return (
+            "The coordinator sees this member's noised updates; with secure aggregation it sees sums of "
+            f"{rules.min_sum} members or more{keys}."
+        )
+    return f"The coordinator sees nothing of this member's updates but sums of {rules.min_sum} members or more{keys}."
 
 
 def _told(choice: str) -> str:

@@ -47,9 +47,10 @@ from hush.deploy.member.policy import (
     unattended,
 )
 from hush.deploy.member.preview import Preview, as_sent, check_words, preview
+from hush.deploy.member.secure_sums import SecureSums, checked_peers
 from hush.deploy.member.synthetic import synthetic_rows
 from hush.deploy.member.task_checks import check_header, checked
-from hush.deploy.shared import protocol, run_spec
+from hush.deploy.shared import protocol, run_spec, sum_messages
 from hush.deploy.shared.extras import RELEASES
 from hush.deploy.shared.refusal import RefusalCode, RefusalError, refusal, refusing
 from hush.deploy.shared.roster import BUDGET, IMPACT, RosterEntry
@@ -71,6 +72,7 @@ from hush.privacy.side_release import ReleaseShape
 from hush.recipes import Recipe
 from hush.recipes.slots.protect import CENTRE
 from hush.recipes.slots.weight import COUNT
+from hush.server.loop import plans_of_sums
 from hush.server.run_directory import write_atomically
 from hush.text import printable
 from hush.training import memory
@@ -140,6 +142,7 @@ class Node:
         self._fitting: set[str] = set()
         self._by_person: set[str] = set()
         self._held: tuple[object, Tensor, Tensor] | None = None
+        self._sums = SecureSums(self._runs)
         self._dry: tuple[str, Node] | None = None
         self._is_dry = False
         self.seconds = 0.0
@@ -234,7 +237,7 @@ class Node:
     def _answer(self, letter: Message) -> tuple[bytes, Receipt | None]:
         if letter.kind in ("propose", "enrol", "begin"):
             self._version(letter.says)
-        if letter.kind in ("propose", "enrol", "begin", "task"):
+        if letter.kind in ("propose", "enrol", "begin", "task", sum_messages.KEYS):
             self._check_open(letter)
         if letter.kind == "propose":
             return self._propose(letter), None
@@ -244,11 +247,14 @@ class Node:
             return self._begin(letter), None
         if letter.kind == "task":
             return self._task(letter)
+        if letter.kind in sum_messages.STEPS:
+            return self._sum(letter), None
         if letter.kind == "evicted":
             return self._evicted(letter), None
         if letter.kind == "ended":
             return self._ended(letter), None
-        text = f"message: unknown kind {letter.kind[:40]!r}; accepted: propose, enrol, begin, task, evicted, ended"
+        text = f"message: unknown kind {letter.kind[:40]!r}; accepted: propose, enrol, begin, task, evicted, ended, "
+        text += ", ".join(sum_messages.STEPS)
         raise RefusalError(RefusalCode.MESSAGE, text)
 
     def _check_open(self, letter: Message) -> None:
@@ -503,8 +509,9 @@ class Node:
     def _begin(self, letter: Message) -> bytes:
         """Agree to a run as a whole. Its config is fixed from now on."""
         with refusing(RefusalCode.MESSAGE):
+            more = [name for name in ("peers",) if name in letter.says]
             run, client, roster, *_ = want(
-                letter, "run", "client", "roster", "config", "code", "schema", "centre", "head"
+                letter, "run", "client", "roster", "config", "code", "schema", "centre", "head", *more
             )
             path = self._state(run)
         own = self._computed(letter.says)
@@ -563,7 +570,34 @@ class Node:
         self._check_spending(approved, own, [fact.name for fact in facts])
         if approved is not None:
             self._by_person.add(says["run"])
+        if config.secure_aggregation:
+            own = self._with_sums(own, facts, says.get("peers"))
         return replace(own, centre=str(says["centre"]))
+
+    def _with_sums(self, own: MemberSpec, facts: Sequence[RosterEntry], peers: Any) -> MemberSpec:
+        """Return a run with the sums that it forms, by the plans of all members, and with the others' keys."""
+        policy = self.policy.secure_aggregation
+        with refusing(RefusalCode.CONFIG):
+            terms = run_spec.sum_terms(own.config, facts, own.model, own.recipe, own.schema)
+        with refusing(RefusalCode.SUM):
+            names = [fact.name for fact in facts]
+            keys_of_all = checked_peers(peers, names, own.client, self._key.public_key(), policy.peers)
+        with refusing(RefusalCode.LIMITS):
+            least = min(plan.threshold for plan in plans_of_sums(terms, 1))
+            if least < policy.min_sum:
+                raise HushError(
+                    f"secure aggregation: sums of {least} members would do; accepted: {policy.min_sum} or more "
+                    "(secure_aggregation.min_sum)"
+                )
+        return replace(own, sums=terms, peers=keys_of_all)
+
+    def _sum(self, letter: Message) -> bytes:
+        """Answer a step of secure aggregation. Nothing in it depends on rows, and nothing is charged."""
+        own, _ = self._invited(letter.says.get("run"), letter.says.get("round"))
+        if letter.says["run"] in self._by_person:
+            self._check_standing(letter.says["run"])
+        with refusing(RefusalCode.SUM):
+            return self._signed(self._sums.answer(letter, own))
 
     def agreed(self, run: str) -> MemberSpec:
         """Return the agreed run, from memory or from the file that survives this process."""
@@ -580,7 +614,9 @@ class Node:
     def _task(self, letter: Message) -> tuple[bytes, Receipt | None]:
         """Charge, train and seal; or return the same bytes for a repeated task."""
         with refusing(RefusalCode.MESSAGE):
-            run, number, head = want(letter, "run", "round", "head")
+            run, number, head, *sums = want(
+                letter, "run", "round", "head", *(each for each in ("attempt", "shares") if each in letter.says)
+            )
         own, number = self._invited(run, number)
         with refusing(RefusalCode.LEDGER):
             self.ledger.check_head(head)
@@ -589,13 +625,17 @@ class Node:
             asked = messages.digest(Message("task", {"run": run, "round": number}, letter.tensors))
         if run in self._by_person:
             self._check_standing(run)
+        with refusing(RefusalCode.SUM):
+            if (own.sums is not None) != (len(sums) == 2):
+                raise HushError("task: with shares although the run has no secure sums, or without although it has")
+            masked = self._sums.masking(run, number, *sums) if sums else None
         stage = own.schedule.stages[own.stage_table.of[number]]
         # A coordinator saves a round before it asks for the next one: it will not ask for earlier answers again.
         self.ledger.acknowledge(run, number)
         attempt = self._attempt(run, number)
         if attempt == 0:
             with refusing(RefusalCode.TASK):
-                return self._again(run, number, asked)
+                return self._on_its_way(*self._again(run, number, asked), masked)
         self._affordable(run, stage.round_costs, own)
 
         def make(receipt: Receipt) -> bytes:
@@ -604,7 +644,15 @@ class Node:
             self.seconds = time.perf_counter() - began
             return payload
 
-        return self._released(run, number, stage.round_costs, attempt, make)
+        return self._on_its_way(*self._released(run, number, stage.round_costs, attempt, make), masked)
+
+    def _on_its_way(
+        self, payload: bytes, receipt: Receipt | None, masked: Callable[[Message], Message] | None
+    ) -> tuple[bytes, Receipt | None]:
+        """Return what is sent of a sealed answer: the same bytes, or with secure aggregation a masked copy."""
+        if masked is None:
+            return payload, receipt
+        return self._signed(masked(messages.decode(keys.opened(self.public, payload), len(payload)))), receipt
 
     def _attempt(self, run: str, number: int) -> int:
         """Return the attempt at a round that may be charged now, or 0 if an answer is sealed for it."""

@@ -34,6 +34,7 @@ class RefusalCode(StrEnum):
     ENROLMENT = "enrolment"
     AGREEMENT = "agreement"
     TASK = "task"
+    SUM = "sum"
     BUDGET = "budget"
     LEDGER = "ledger"
     FAILED = "failed"
@@ -54,6 +55,7 @@ MEANING: Mapping[RefusalCode, str] = {
     RefusalCode.ENROLMENT: "the run's data about this member differs from what it declared, or it has not enrolled",
     RefusalCode.AGREEMENT: "it has not agreed to this run, or has agreed to a different run with this name",
     RefusalCode.TASK: "the task does not belong to the agreed run, or its round was already answered",
+    RefusalCode.SUM: "the sum of this round is not the agreed one, or the member has lost its keys for it",
     RefusalCode.BUDGET: "its budget is exhausted",
     RefusalCode.LEDGER: "its ledger is an old copy or a different ledger",
     RefusalCode.FAILED: "the member failed; see its own log",

@@ -6,8 +6,8 @@ anything that is sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from hush.data import budgets
 from hush.data.client_rows import Clients
 from hush.data.datasets import Dataset
 from hush.data.schema import Schema
+from hush.deploy.admin.keys import PublicKey
 from hush.deploy.shared.roster import RosterEntry, roster, weighted
 from hush.deploy.shared.update_limits import side_limits, update_limits
 from hush.engines import setup as engine
@@ -25,13 +26,15 @@ from hush.engines.noisy_counts import SUPPOSED_BATCHES, with_rows
 from hush.engines.objective import task_of, with_objective
 from hush.engines.schedules import privacy_schedules, timetable, training
 from hush.engines.setup import Federation, with_rate
+from hush.engines.side_releases import release_shape
 from hush.models import Model
 from hush.privacy.accounting.cost import Cost
 from hush.privacy.schedule import ENROLMENT, Output, PrivacySchedule, Stage, StageTable
-from hush.recipes import Recipe
-from hush.recipes.limits import twice_even
+from hush.recipes import Recipe, secure_sums
+from hush.recipes.limits import Ceiling, fixed, twice_even
 from hush.recipes.slots.protect import CENTRE
 from hush.recipes.slots.weight import COUNT
+from hush.server.loop import RunTerms
 from hush.server.participation import Participants
 from hush.training import input_mean
 from hush.types import HushError, Member, Policy
@@ -57,6 +60,8 @@ class MemberSpec:
     disclosed: tuple[Cost, ...] = ()
     noised: bool = False
     centre: str = ""
+    sums: RunTerms | None = None
+    peers: Mapping[int, PublicKey] = field(default_factory=dict)
 
     def costs(self) -> tuple[Cost, ...]:
         """Everything that the run releases, including what was disclosed at enrolment."""
@@ -109,7 +114,7 @@ def assemble(config: Config, facts: Sequence[RosterEntry], test: Dataset, auto_r
             noise_bounds=limits.noise if config.max_weight != 1.0 else None,
             side_bounds=side_limits(federation.schedules, facts, rounds.stage_table, terms.shape),
             # Members declare their own facts here, so each member's share is limited.
-            ceiling=terms.ceiling if config.max_weight else twice_even,
+            ceiling=ceiling_of(config),
         ),
     )
 
@@ -120,6 +125,27 @@ def as_offered(config: Config) -> dict[str, Any]:
     So a version with a new key can offer a run that does not use it to members that do not know the key.
     """
     return config.model_dump(exclude_defaults=True)
+
+
+def ceiling_of(config: Config) -> Ceiling:
+    """The largest share of one member: members declare their own facts, so it is limited without being configured."""
+    return fixed(config.max_weight) if config.max_weight else twice_even
+
+
+def sum_terms(config: Config, facts: Sequence[RosterEntry], model: Model, recipe: Recipe, schema: Schema) -> RunTerms:
+    """Return the server's terms as a member computes them, to check what it is asked to add up (secure aggregation).
+
+    All members' plans are in them, by what they declared.
+    """
+    recipe, members = weighted(recipe, facts), roster(config, facts)
+    secure_sums.check(recipe, members, config.participation)
+    rounds = timetable(config, recipe, len(members))
+    planned = privacy_schedules(
+        config, recipe, members, rounds.stage_table, rounds.orders, [fact.costs() for fact in facts]
+    )
+    shape = release_shape(config, model, schema.input_shape, schema.classes or 0)
+    terms = engine.terms_of(config, recipe, members, rounds.stage_table, planned, model, rounds.participants, shape)
+    return replace(terms, ceiling=ceiling_of(config))
 
 
 def complete(config: Config, schema: Schema | None) -> Config:

@@ -15,6 +15,7 @@ from hush.engines.schedules import SUPPOSED_NOISE, privacy_schedules
 from hush.privacy.plan import PrivacyPlan
 from hush.privacy.schedule import Output, PrivacySchedule, Stage, StageTable
 from hush.privacy.side_release import ReleaseShape, SideRelease
+from hush.privacy.update_bounds import largest_batches, longest_signal
 from hush.recipes import Recipe
 from hush.recipes.slots.weight import COUNT
 from hush.types import Member, Policy
@@ -73,10 +74,9 @@ def update_limits(
 
 def _bound(schedule: PrivacySchedule, output: Output | None, stage: int, local: LocalConfig, size: int) -> float:
     """A norm that an honest update exceeds with probability at most 10^-13: clipped sums and a noise quantile."""
-    plan = schedule.stages[stage].plan
-    largest = 1.0 if plan.whole_update else _largest_batches(plan, plan.steps)
-    signal = plan.reach(float(local.lr)) * plan.clip * largest
-    return signal + _noise_bound(schedule, output, stage, local, size)
+    return longest_signal(schedule.stages[stage].plan, float(local.lr)) + _noise_bound(
+        schedule, output, stage, local, size
+    )
 
 
 def _noise_bound(schedule: PrivacySchedule, output: Output | None, stage: int, local: LocalConfig, size: int) -> float:
@@ -113,10 +113,4 @@ def _rows_in(release: SideRelease, plan: PrivacyPlan, rows: float) -> float:
     if release.held_out:
         # At most half of the rows are held out, by a hash of each.
         return rows + 8 * math.sqrt(rows) + 24
-    return plan.batch * _largest_batches(plan) if release.sampled else rows
-
-
-def _largest_batches(plan: PrivacyPlan, batches: int = 1) -> float:
-    """The most rows in this many batches, over the expected number; exceeded with probability at most 10^-13."""
-    expected = batches * plan.batch
-    return min(batches * plan.samples, expected + 8 * math.sqrt(expected) + 24) / expected
+    return plan.batch * largest_batches(plan) if release.sampled else rows

@@ -20,7 +20,10 @@ from torch import Tensor
 from hush.text import printable
 from hush.types import HushError
 
-_DTYPES = {"F16": (torch.float16, 2), "F32": (torch.float32, 4), "F64": (torch.float64, 8), "I64": (torch.int64, 8)}
+_DTYPES = {
+    "F16": (torch.float16, 2), "F32": (torch.float32, 4), "F64": (torch.float64, 8), "I32": (torch.int32, 4),
+    "I64": (torch.int64, 8),
+}  # fmt: skip
 _HEADER_CAP = 1 << 20
 _WORDS = "hush"
 DRY = "dry"  # how the names of dry runs begin; other runs have hexadecimal names

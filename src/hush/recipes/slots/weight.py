@@ -43,6 +43,11 @@ def _share(values: Tensor) -> Weights:
 class _Public(Weight):
     """Weights that need no update: what is foreseen is what is given."""
 
+    @property
+    def public(self) -> bool:
+        """They do."""
+        return True
+
     def weight(self, view: RoundView, state: State) -> tuple[Weights, State]:
         """In proportion to `facts`."""
         return _share(self.facts(view)), state
@@ -187,6 +192,11 @@ class EstimatedNoise(Weight):
     def __post_init__(self) -> None:
         if self.parts < 1 or self.columns < 1:
             raise ValueError(f"parts, columns: expected 1 or more, found {self.parts}, {self.columns}")
+
+    @property
+    def public(self) -> bool:
+        """If the noise is taken from the plan."""
+        return self.estimator == "declared" and self.when == "each-round"
 
     def weight(self, view: RoundView, state: State) -> tuple[Weights, State]:
         """In proportion to 1 / sigma_i^2."""
