@@ -13,7 +13,7 @@ from hush.config import parse
 from hush.engines import setup
 from hush.privacy.update_bounds import largest_entry
 from hush.recipes import RECIPES
-from hush.recipes.rows import DenseRows
+from hush.recipes.context import DenseRows
 from hush.recipes.secure_sums import SumPlan, check_recipe, excess, majority, summed
 from hush.seeds import rng
 from hush.server.loop import plans_of_sums

@@ -22,11 +22,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hush.recipes.context import RoundView, ServerRng, State
+from hush.recipes.context import RoundView, Rows, ServerRng, State
 from hush.recipes.limits import Ceiling, capped
 from hush.recipes.recipe import Recipe, SlotStates
 from hush.recipes.round import Aggregate
-from hush.recipes.rows import Rows
 from hush.recipes.slots.assign import SingleModel
 from hush.recipes.slots.project import Identity
 from hush.recipes.slots.protect import DpSgd

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from hush.privacy.schedule import RoundSpec, StageTable
 from hush.privacy.side_release import ReleaseShape
-from hush.recipes.context import RoundView, Rows, ServerRng, State
+from hush.recipes.context import DenseRows, RoundView, Rows, ServerRng, State
 from hush.recipes.limits import NONE, Ceiling, InfluenceLimits
 from hush.recipes.recipe import Recipe, SlotStates
 from hush.recipes.round import aggregate, invite
-from hush.recipes.rows import DenseRows
 from hush.recipes.secure_sums import Sum, SumPlan, SumTerms, aggregate_sums, excess, sum_plans, summed
 from hush.server import evaluation
 from hush.server.participation import Participants
