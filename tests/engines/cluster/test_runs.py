@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import hush
+from hush.engines.cluster import runs
 
 CONFIG: dict[str, Any] = {
     "seed": 2,
@@ -27,8 +28,16 @@ def numbers(value: Any) -> Any:
     return [numbers(each) for each in value] if isinstance(value, list | tuple) else value
 
 
+def test_groups_share_all_runs_evenly() -> None:
+    assert runs._groups([3, 4, 7, 9, 10], 2) == [[3, 7, 10], [4, 9]]
+    assert runs._groups([3, 4], 8) == [[3], [4]]
+    assert runs._groups([3, 4], 0) == [[3, 4]]
+
+
 @pytest.mark.slow
-def test_a_sweep_on_ray_is_that_of_one_machine_and_resumes(ray: Any, tmp_path: Path) -> None:
+def test_a_sweep_on_ray_is_that_of_one_machine_and_resumes(
+    ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grid = {"lr": [0.05, 0.5]}
     here = hush.Simulation(config=CONFIG).sweep(grid, progress=False)
     heard: list[tuple[str, int, int]] = []
@@ -36,7 +45,11 @@ def test_a_sweep_on_ray_is_that_of_one_machine_and_resumes(ray: Any, tmp_path: P
     def progress(name: str, seed: int, record: Any) -> None:
         heard.append((name, seed, record.round))
 
-    there = hush.Simulation(config=CONFIG, engine="ray").sweep(grid, out=tmp_path / "sweep", progress=progress)
+    grouped = runs._groups
+    with monkeypatch.context() as patch:
+        # As on one GPU: all runs in lockstep in one task.
+        patch.setattr(runs, "_groups", lambda waiting, _: grouped(waiting, 1))
+        there = hush.Simulation(config=CONFIG, engine="ray").sweep(grid, out=tmp_path / "sweep", progress=progress)
     assert numbers(json.loads(json.dumps(here.facts["recipes"]))) == numbers(
         json.loads(json.dumps(there.facts["recipes"]))
     )

@@ -1,5 +1,7 @@
 """Whole runs as tasks on Ray, for sweeps, comparisons and reproductions: each run on one worker, many at a time.
 
+On CPUs each run is a task. On GPUs a task is a group of runs that advance in lockstep, since one run fills no GPU.
+
 A finished run comes back with the files of its directory, which are written on this side: workers need no shared disk.
 A run whose worker is lost is run again from its first round, with the same draws; finished ones are never repeated.
 """
@@ -17,6 +19,7 @@ from hush.callbacks import Callback, RunStart
 from hush.config import Config, in_one_process
 from hush.engines import simulator
 from hush.engines.cluster.ray_workers import connected, tasks
+from hush.engines.fingerprint import Hashes
 from hush.engines.setup import Federation
 from hush.server.run_directory import RESULT, RunDir, write_atomically
 from hush.types import HushError, RoundRecord, RunResult
@@ -77,29 +80,56 @@ def run_all(
     with connected(engine) as ray:
         gpus = float(ray.cluster_resources().get("GPU", 0)) > 0
         shared = ray.put(federation_of)
-        asked = [(shared, in_one_process(configs[number]), command, paths[number] is not None) for number in waiting]
-        on_gpu = engine.device == "cuda" or (engine.device == "auto" and gpus)
-        for place, done in tasks(ray, _run, asked, on_gpu):
-            number = waiting[place]
-            path = paths[number]
-            if path is not None:
-                _write(path, done.files)
-            done.tell(callbacks(number), path)
-            yield number, done.result, done.records
+        on_gpu = engine.device == "cuda" or (engine.device == "auto" and gpus > 0)
+        groups = _groups(waiting, int(gpus) if on_gpu else len(waiting))
+        asked = [
+            (shared, [in_one_process(configs[n]) for n in group], command, [paths[n] is not None for n in group])
+            for group in groups
+        ]
+        for place, finished in tasks(ray, _run_group, asked, on_gpu):
+            for number, done in zip(groups[place], finished, strict=True):
+                path = paths[number]
+                if path is not None:
+                    _write(path, done.files)
+                done.tell(callbacks(number), path)
+                yield number, done.result, done.records
 
 
-def _run(federation_of: Prepare, config: Config, command: str, keep: bool) -> FinishedTask:
-    """Run one config in this process: the task of a worker."""
+def _groups(waiting: Sequence[int], most: int) -> list[list[int]]:
+    """Return runs in at most so many groups of equal size; neighbours, which cost about the same, in different ones.
+
+    Args:
+        waiting: The numbers of the runs.
+        most: How many groups can compute at a time.
+    """
+    number = max(1, min(most, len(waiting)))
+    return [list(waiting[first::number]) for first in range(number)]
+
+
+def _run_group(
+    federation_of: Prepare, configs: Sequence[Config], command: str, keep: Sequence[bool]
+) -> list[FinishedTask]:
+    """Run configs in lockstep in this process: the task of a worker."""
     torch.set_num_threads(1)
-    federation, started = federation_of(config), _Started()
-    if not keep:
-        done = simulator.run(federation, None, command=command, callbacks=[started])
-        return FinishedTask(started.start, done.result, done.records, {})
+    arrays: simulator.Arrays = {}
+    hashes: Hashes = {}
     with tempfile.TemporaryDirectory(prefix="hush-run-") as made:
-        path = Path(made) / "run"
-        done = simulator.run(federation, path, command=command, callbacks=[started])
-        files = {each.name: each.read_bytes() for each in path.iterdir()}
-        return FinishedTask(started.start, done.result, done.records, files)
+        paths = [Path(made) / str(number) if kept else None for number, kept in enumerate(keep)]
+        starts = [_Started() for _ in configs]
+        executions = [
+            simulator.execution(
+                federation_of(config), path, command=command, callbacks=[start], arrays=arrays, hashes=hashes
+            )
+            for config, path, start in zip(configs, paths, starts, strict=True)
+        ]
+        return [
+            FinishedTask(start.start, done.result, done.records, _files(path))
+            for start, done, path in zip(starts, simulator.lockstep(executions), paths, strict=True)
+        ]
+
+
+def _files(path: Path | None) -> Mapping[str, bytes]:
+    return {} if path is None else {each.name: each.read_bytes() for each in path.iterdir()}
 
 
 def _finished(path: Path | None, resume: bool) -> tuple[RunResult, tuple[RoundRecord, ...]] | None:
