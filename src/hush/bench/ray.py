@@ -33,7 +33,7 @@ from hush.recipes.round import Invitation, aggregate
 from hush.seeds import rng
 from hush.types import HeldVector, Layout, Task, Update
 
-_W1 = Simulated(clients=20, samples=1200, rounds=5)
+_W1 = Simulated(clients=20, samples=1200, rounds=4)
 _STRONG = Simulated(clients=16, samples=600, rounds=3, engine="ray")
 _TINY = Simulated(clients=64, samples=20, rounds=4, engine="ray", model="logreg")
 _MANY = 2048  # tiny clients, for what each of them costs the driver
@@ -41,7 +41,7 @@ _SIZES = (500, 1000, 2000)
 _PARAMETERS = 1_000_000
 _OTHERS = Simulated(clients=200, samples=128, rounds=3, engine="ray")
 _SERVER_RECIPES = ("robust-hdp", "hush", "pfa", "rc-dpfl")
-_NODES, _CORES = 1000, 16
+_NODES = 1000
 
 
 def measure() -> Findings:
@@ -105,6 +105,7 @@ def scaling() -> Findings:
         one_block=own["block"],
         blocks=(_TINY.clients, own["blocks"]),
         many=(_MANY, own["many"]),
+        addition=cluster_model.addition_seconds(),
     )
     foretold = {
         "two": costs.round_seconds(clients=_STRONG.clients, workers=2),
@@ -123,10 +124,17 @@ def scaling() -> Findings:
         "ray.model.weak_over_measured": foretold["twice"] / twice,
     }
     for clients in (10_000, 100_000, 1_000_000):
-        seconds = costs.round_seconds(clients=clients, workers=_NODES * _CORES)
-        figures[f"ray.model.thousand_nodes.{clients}_clients.seconds"] = seconds
-        alone = costs.round_seconds(clients=clients, workers=_CORES)
-        figures[f"ray.model.thousand_nodes.{clients}_clients.over_one_node"] = alone / seconds
+        size = {"clients": clients, "workers": _NODES * cluster_model.CORES}
+        key, block = f"ray.model.thousand_nodes.{clients}_clients", costs.best_block(**size)
+        seconds = costs.round_seconds(**size, block=block)
+        alone = costs.round_seconds(clients=clients, workers=cluster_model.CORES)
+        figures |= {
+            f"{key}.seconds": seconds,
+            f"{key}.block": float(block),
+            f"{key}.seconds_with_usual_block": costs.round_seconds(**size),
+            f"{key}.one_node_seconds": alone,
+            f"{key}.over_one_node": alone / seconds,
+        }
     notes = {
         "ray.strong.one_over_two_workers": f"{_STRONG.clients} clients x {_STRONG.samples} samples of W1 on one worker "
         f"over the same on two: medians {one:.2f} s and {two:.2f} s. {_load()}",

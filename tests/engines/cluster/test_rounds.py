@@ -107,6 +107,33 @@ def test_every_recipe_equals_one_process(ray: Any, recipe: str) -> None:
     assert torch.equal(trained(recipe, block=1).models, spread.models)
 
 
+@pytest.mark.slow
+def test_a_worker_that_is_lost_while_it_starts_is_replaced(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    method, killed = ray_workers.WorkerPool._start_missing, [0]
+
+    def killing(self: Any) -> None:
+        method(self)
+        if not killed[0]:
+            for actor, _ in self._starting.values():
+                ray.kill(actor)
+                killed[0] += 1
+
+    monkeypatch.setattr(ray_workers.WorkerPool, "_start_missing", killing)
+    same(trained("dp-fedavg"), trained("dp-fedavg", name="ray", workers=1))
+    assert killed == [1]
+
+
+@pytest.mark.slow
+def test_a_worker_that_cannot_start_says_why(ray: Any) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("has a GPU")
+    with pytest.raises(hush.HushError, match="cannot start: .*cuda is not available on a worker"):
+        with pytest.MonkeyPatch.context() as patch:
+            # As on a cluster whose nodes have GPUs that PyTorch cannot use there.
+            patch.setattr(ray_workers.WorkerPool, "_gpus", 0)
+            trained("dp-fedavg", name="ray", workers=1, device="cuda")
+
+
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(hush.HushError, match=r'pip install "hush\[cluster\]"'):

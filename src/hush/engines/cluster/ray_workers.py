@@ -12,7 +12,8 @@ import itertools
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -77,7 +78,11 @@ def _send_notices_to_log() -> None:
     """Keep Ray's notices off standard output, which may be read by a program; there is no setting for it."""
     inside = importlib.import_module("ray._private.worker")
     if hasattr(inside, "print_to_stdstream"):
-        inside.print_to_stdstream = lambda data, *_: _log.debug("ray: %s", data.get("lines"))  # type: ignore[attr-defined]
+        inside.print_to_stdstream = _log_notice  # type: ignore[attr-defined]
+
+
+def _log_notice(data: Mapping[str, Any], *_: Any, **__: Any) -> None:
+    _log.debug("ray: %s", data.get("lines"))
 
 
 def _check_reachable(address: str) -> None:
@@ -114,6 +119,8 @@ def lost_errors(ray: Any) -> tuple[type[Exception], ...]:
 class WorkerPool:
     """Warm workers, one for each CPU or GPU of the cluster, or as many as are asked for."""
 
+    _gpus = 1  # of each worker, where there are any
+
     def __init__(self, ray: Any, engine: EngineConfig, setup: Setup, most: int) -> None:
         self.ray, self.lost = ray, lost_errors(ray)
         self._engine, self._most = engine, most
@@ -138,9 +145,12 @@ class WorkerPool:
 
     def refresh(self) -> None:
         """Take in workers for nodes that have joined, and wait until there is one at least."""
+        ends = time.monotonic() + _START_SECONDS
         self._start_missing()
-        if not self.workers:
-            self._collect(1, _START_SECONDS)
+        while not self.workers and (left := ends - time.monotonic()) > 0:
+            self._collect(1, left)
+            # What was lost while it started is replaced as well.
+            self._start_missing()
         # The first time, the others are waited for a little as well, so that the work is shared from the beginning.
         self._collect(len(self._starting), 0.0 if self._begun else _LATER_SECONDS)
         self._begun = True
@@ -192,7 +202,12 @@ class WorkerPool:
 
     def _start_missing(self) -> None:
         wanted = self._wanted() - len(self.workers) - len(self._starting)
-        options = {"num_cpus": 1, "num_gpus": 1 if self._on_gpu else 0, "max_restarts": 0, "max_concurrency": 1}
+        options = {
+            "num_cpus": 1,
+            "num_gpus": self._gpus if self._on_gpu else 0,
+            "max_restarts": 0,
+            "max_concurrency": 1,
+        }
         made = self.ray.remote(**options)(Worker)
         for _ in range(wanted):
             actor = made.remote(self._setup)
@@ -217,7 +232,10 @@ class WorkerPool:
                 del self._starting[each]
                 try:
                     self.get(ref)
-                except self.lost:
+                except self.lost as error:
+                    if getattr(error, "actor_init_failed", False):
+                        why = str(error).strip().splitlines()[-1].removeprefix("hush.types.HushError: ")
+                        raise HushError(f"engine.name: a worker cannot start: {why}", "engine.name") from None
                     continue
                 self.workers[each] = actor
 
