@@ -64,6 +64,7 @@ docs: pages notebooks
 pages: .venv/dev
 	$(BIN)/python -m scripts.results
 	$(BIN)/python -m scripts.performance
+	$(BIN)/python -m scripts.scaling
 	$(BIN)/python -m scripts.recipe_pages
 	$(BIN)/python -m scripts.accuracy_by_budget
 	$(BIN)/python -m scripts.reference_pages

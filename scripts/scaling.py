@@ -48,33 +48,37 @@ def _read(name: str) -> Figures:
 def _head() -> str:
     return """# Scaling
 
-How simulations grow with workers and clients: what was measured on one machine, and a model of what more machines would do. This page is
-written by `python -m scripts.scaling` from `results/bench`; [performance](performance.md) has all figures with their notes. How to run on
-a cluster is said in [on a cluster](cluster.md).
+How simulations grow with workers and clients: what was measured on one machine, and a model of what more machines
+would do. This page is written by `python -m scripts.scaling` from `results/bench`; [performance](performance.md) has
+all figures with their notes. [On a cluster](cluster.md) says how to run there.
 """
 
 
 def _measured(ray: Figures) -> str:
     return f"""## Measured: one and two workers
-Clients with 600 MNIST-shaped samples and the CNN of 28,938 parameters; rounds of all runs take turns ({ray.where}).
+Clients with 600 MNIST-shaped samples and the CNN of 28,938 parameters; rounds of all runs take turns
+({ray.where}).
 
-| | seconds a round | one worker over this | processor time over one worker's |
-|---|---:|---:|---:|
-| 16 clients, 1 worker | {ray("ray.one_worker_seconds")} | 1 | 1 |
-| 16 clients, 2 workers (strong) | {ray("ray.two_workers_seconds")} | {ray("ray.strong.one_over_two_workers")} \
-| {ray("ray.strong.busy_two_over_one_worker")} |
-| 32 clients, 2 workers (weak) | {ray("ray.two_workers_twice_seconds")} | {ray("ray.weak.one_over_two_workers")} \
-| {ray("ray.weak.busy_twice_over_two_ones")} (of twice one worker's) |
+| | seconds by the clock | on free cores | one worker over this | processor time over one worker's |
+|---|---:|---:|---:|---:|
+| 16 clients, 1 worker | {ray("ray.one.seconds")} | {ray("ray.one.path_seconds")} | 1 | 1 |
+| 16 clients, 2 workers (strong) | {ray("ray.two.seconds")} | {ray("ray.two.path_seconds")} \
+| {ray("ray.strong.one_over_two_workers")} | {ray("ray.strong.busy_two_over_one_worker")} |
+| 32 clients, 2 workers (weak) | {ray("ray.twice.seconds")} | {ray("ray.twice.path_seconds")} \
+| {ray("ray.weak.one_over_two_workers")} | {ray("ray.weak.busy_twice_over_two_ones")} (of twice as much) |
 
-Two workers would ideally halve the first, take as long for the last, and use no more processor time. Where other processes share the
-cores, the clock says what two workers get of them; processor time is what the engine itself adds.
+Seconds on free cores are the processor time of the driver and of the busiest worker: how long the round takes where
+nothing else uses the cores. Two workers would ideally halve the first row, take as long for the last, and use no more
+processor time.
 
 Against one process of two threads, rounds on two workers take {ray("ray.w1.over_process")} of the time
-({ray("ray.w1.busy_over_process")} of the processor time): {ray("ray.w1.seconds", " s")} and {ray("ray.w1.process_seconds", " s")} for 20
-clients of 1,200 samples. Other simulators of 200 clients with the same Opacus loop take {ray("ray.flower_opacus_over_ours")} (Flower's
+({ray("ray.w1.busy_over_process")} of the processor time): {ray("ray.w1.seconds", " s")} and \
+{ray("ray.w1.process_seconds", " s")} for 20
+clients of 1,200 samples. Other simulators of 200 clients with an Opacus loop each take \
+{ray("ray.flower_opacus_over_ours")} (Flower's
 simulation, on Ray) and {ray("ray.pfl_opacus_over_ours")} times as long (pfl-research).
 
-Time of the server's part of a round, for updates of a million parameters that wait in files (processor time in seconds):
+Seconds of processor time of the server's part of a round, for updates of a million parameters that wait in files:
 
 | recipe | 500 clients | 1,000 | 2,000 | 2,000 over 500 |
 |---|---:|---:|---:|---:|
@@ -105,13 +109,15 @@ where sums of updates are added up in a tree of eight (`levels`), and nodes pass
 |---|---:|---|
 | `client` | {ray("ray.model.client_seconds", " s")} | training a client on one worker |
 | `driver` | {ray("ray.model.driver_milliseconds", " ms")} | a round, whatever its size |
-| `driver_client` | {ray("ray.model.driver_client_milliseconds", " ms")} | charging, inviting, checking, evaluating and recording a client |
+| `driver_client` | {ray("ray.model.driver_client_milliseconds", " ms")} | charging, inviting, checking and \
+recording a client |
 | `driver_block` | {ray("ray.model.driver_block_milliseconds", " ms")} | sending a block and hearing of it |
 | `addition` | {ray("ray.model.addition_nanoseconds", " ns")} | adding one number of a sum |
 | `transfer` | 6.4 ns | sending one number: **assumed**, 10 Gbit/s |
 
-`client` comes from the round on one worker, the others from rounds of 64 and 2,048 tiny clients and from adding vectors. The rounds on two
-workers were not used, and check the model: it says {ray("ray.model.strong_over_measured")} times what was measured for 16 clients and
+`client` comes from the round on one worker, the others from the driver's processor time in rounds of 64 and 2,048 tiny
+clients, and from adding vectors. The rounds on two workers were not used, and check the model: it says
+{ray("ray.model.strong_over_measured")} times what was measured for 16 clients and
 {ray("ray.model.weak_over_measured")} times for 32.
 """
 
@@ -131,15 +137,15 @@ def _thousand(ray: Figures) -> str:
 |---:|---:|---:|---:|---:|---:|
 {chr(10).join(rows)}
 
-- **Blocks are what is shared out.** By default there are 64 of them, or as many as have 64 clients: sizes that follow from the config alone
-  keep results the same bits on any cluster. A large cluster needs smaller ones: set `engine.block` to the clients divided by twice the
-  workers.
-- **The driver is what remains.** It charges and checks every client by itself. Once `clients x driver_client` is the largest part of a
-  round, more nodes do not help.
+- **Blocks are what is shared out.** By default there are 64 of them, or as many as have 64 clients: sizes that follow
+  from the config alone keep results the same bits on any cluster. A large cluster needs smaller ones: set
+  `engine.block` to the clients divided by the workers, or by twice as many.
+- **The driver is what remains.** It charges and checks every client by itself. Once `clients x driver_client` is the
+  largest part of a round, more nodes do not help.
 - **Rows are stored whole on every node.** The data of all clients must fit the object store of one node.
-- **Recipes that estimate noise or cluster clients** (robust-hdp, hush, pfa, rc-dpfl) also send samples of the columns to the driver, at most
-  2^26 numbers (0.2 s at 10 Gbit/s), and take the server's time in the table above, which grows with the number of clients.
-- A node that is lost costs the time of its blocks. What Ray itself takes to start 16,000 actors is not in the model.
+- **Recipes that estimate noise or cluster clients** (robust-hdp, hush, pfa, rc-dpfl) also send samples of the columns
+  to the driver, at most 2^26 numbers (0.2 s at 10 Gbit/s), and take the server's time in the table above.
+- A node that is lost costs the time of its blocks. What Ray takes to start 16,000 actors is not in the model.
 """
 
 
@@ -150,13 +156,14 @@ Logistic regression 20 -> 4, 50 samples a client, three rounds, set-up included 
 | clients | seconds | memory |
 |---:|---:|---:|
 | 1,000 | {scale("scale.seconds_1k")} | |
-| 10,000 | {scale("scale.seconds_10k")} | {scale("scale.rss_mib_10k", " MiB")}, {scale("scale.rss_mib_10k_over_start", " MiB")} \
-of it over the interpreter's |
+| 10,000 | {scale("scale.seconds_10k")} | {scale("scale.rss_mib_10k", " MiB")}, \
+{scale("scale.rss_mib_10k_over_start", " MiB")} of it over the interpreter's |
 | 100,000 | {scale("scale.seconds_100k")} | {scale("scale.rss_mib_100k", " MiB")} |
 
-By processor time, 100,000 clients take {scale("scale.time_100k_over_10k")} times as long as 10,000. One round of robust-hdp with 200
-clients of a ResNet-18, whose updates are 8.3 GiB, takes {memory("memory.resnet18.process_mib", " MiB")} at its peak in one process
-({memory.where}); on Ray the driver takes {memory("memory.resnet18.driver_mib", " MiB")}.
+By processor time, 100,000 clients take {scale("scale.time_100k_over_10k")} times as long as 10,000. One round of
+robust-hdp with 200 clients of a ResNet-18, whose updates are 8.3 GiB, takes \
+{memory("memory.resnet18.process_mib", " MiB")} at its peak in one process ({memory.where});
+on Ray the driver takes {memory("memory.resnet18.driver_mib", " MiB")}.
 """
 
 

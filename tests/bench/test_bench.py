@@ -26,7 +26,7 @@ from hush.bench.workloads import Workload, w1, w2
 from hush.privacy import noise
 from hush.recipes.estimators import noise_energy
 from hush.types import HushError
-from scripts import performance
+from scripts import performance, scaling
 from tests.support.paths import ROOT
 
 
@@ -210,6 +210,8 @@ def test_the_accelerators_suite_needs_pytorch_and_numpy_alone() -> None:
 
 def test_the_page_is_what_the_script_writes() -> None:
     assert performance.PAGE.read_text() == performance.page()
+    assert scaling.PAGE.read_text() == scaling.page()
+    assert "not measured" not in scaling.page()
 
 
 def test_every_target_is_on_the_page() -> None:

@@ -34,7 +34,7 @@ def test_rounds_alternate_and_the_first_is_left_out(monkeypatch: pytest.MonkeyPa
 
 def test_processor_time_is_counted_and_failures_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     (rounds,) = alternated({"one": SMALL}).values()
-    assert all(isinstance(each, Spent) and 0 < each.own <= each.busy < 5 for each in rounds)
+    assert all(isinstance(each, Spent) and 0 < each.own <= each.path <= each.busy < 5 for each in rounds)
 
     def failing(self: Simulated, after: Any) -> None:
         after(None)

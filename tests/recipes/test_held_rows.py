@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hush.engines.row_stores import FiledRows
 from hush.recipes.context import DenseRows, Listed, Rows, Spaced, Strided
+from hush.recipes.estimators import noise_energy
 from hush.recipes.held_rows import HeldRows, ProjectedRows
 from hush.types import Layout
 
@@ -53,6 +54,29 @@ def check(dense: Rows, held: Rows) -> None:
 
 def test_blocks_hold_the_same_rows(both: tuple[Rows, Rows]) -> None:
     check(*both)
+
+
+def test_few_rows_of_many_are_the_same_numbers_and_no_others_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, read = numbers(64, P), [0]
+    method = Spaced.of
+
+    def counted(self: Spaced, block: Tensor) -> Tensor:
+        read[0] += len(block)
+        return method(self, block)
+
+    with ExitStack() as resources:
+        store = FiledRows(P, resources)
+        for block in values.split(16):
+            store.add(block)
+        rows = HeldRows.of(store)
+        for which in (Spaced(200, 16), Strided(7), Listed(torch.tensor([4, 2, 450]))):
+            for chosen in (torch.arange(3, 64, 16), torch.tensor([63, 0, 17]), torch.arange(64)):
+                assert torch.equal(rows.take(chosen).columns(which), which.of(values)[chosen])
+        # Groups of clients are every so many-th of all: together they read every row once, and not once for each group.
+        monkeypatch.setattr(noise_energy, "_TOGETHER", 4)
+        monkeypatch.setattr(Spaced, "of", counted)
+        noise_energy.estimated(rows, lambda sample, _: sample.double().square().sum(1), Spaced(200, 16))
+    assert read[0] <= 64
 
 
 def test_some_rows_scaled_and_moved_between_models(both: tuple[Rows, Rows]) -> None:

@@ -25,11 +25,16 @@ _TEST = 0.05
 
 
 class Spent(NamedTuple):
-    """What a round took: seconds by the clock, of the processors, and of the processors for this process alone."""
+    """What a round took, in seconds.
+
+    `seconds` is by the clock, the others are processor time: `busy` of all processes, `own` of this one, and `path` of
+    this one and of the busiest other, which is how long the round would take on cores that nothing else uses.
+    """
 
     seconds: float
     busy: float
     own: float
+    path: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +92,8 @@ def alternated(runs: Mapping[str, Simulated]) -> dict[str, list[Spent]]:
         began = [_now(run.engine)]
 
         def after(_: object) -> None:
-            spent = Spent(*(end - start for end, start in zip(_now(run.engine), began[0], strict=True)))
             if left[name] < run.rounds:
-                took[name].append(spent)
+                took[name].append(_spent(began[0], _now(run.engine)))
             left[name] -= 1
             if left[name]:
                 passed(name)
@@ -136,11 +140,22 @@ class StartedRay:
         self._ray.shutdown()
 
 
-def _now(engine: str) -> Spent:
-    """Return the clock and processor time so far; on Ray, also of all processes that descend from this one."""
-    own = time.process_time()
-    others = sum(map(_ticks, descendants(os.getpid()))) if engine == "ray" else 0.0
-    return Spent(time.perf_counter(), own + others, own)
+class _Now(NamedTuple):
+    clock: float
+    own: float
+    others: Mapping[int, float]
+
+
+def _now(engine: str) -> _Now:
+    """Return the clock and processor time so far; on Ray, also of each process that descends from this one."""
+    others = {number: _ticks(number) for number in descendants(os.getpid())} if engine == "ray" else {}
+    return _Now(time.perf_counter(), time.process_time(), others)
+
+
+def _spent(began: _Now, ended: _Now) -> Spent:
+    own = ended.own - began.own
+    others = [seconds - began.others.get(number, 0.0) for number, seconds in ended.others.items()]
+    return Spent(ended.clock - began.clock, own + sum(others), own, own + max(others, default=0.0))
 
 
 def descendants(of: int) -> list[int]:

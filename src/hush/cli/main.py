@@ -347,7 +347,7 @@ def measure(
 def bench(
     suite: Annotated[
         list[str] | None,
-        typer.Option(help="cpu, gpu, server, plan, isolation, scale, federation or ray; can be repeated."),
+        typer.Option(help="cpu, gpu, server, plan, isolation, scale, memory, federation or ray; can be repeated."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

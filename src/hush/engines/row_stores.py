@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from hush.recipes import Recipe
 from hush.recipes.context import Columns, summed_parts
-from hush.recipes.held_rows import summed
+from hush.recipes.held_rows import chosen_columns, summed
 from hush.types import HeldVector, HushError, Layout, Task, Update
 
 
@@ -41,6 +42,13 @@ def decoded(recipe: Recipe, tasks: dict[int, Task], updates: Sequence[Update]) -
             for update in updates
         ]
     )
+
+
+def read_only(array: np.ndarray) -> Tensor:
+    """Return an array that may not be written to as a tensor. Nothing may write to it, which PyTorch cannot know."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)
 
 
 class BlockRows(ABC):
@@ -69,6 +77,10 @@ class BlockRows(ABC):
     def block(self, number: int) -> Tensor:
         """Return one block."""
 
+    def _readable(self, number: int) -> Tensor:
+        """Return one block, of which little may be read and nothing written."""
+        return self.block(number)
+
     def norms(self) -> Tensor:
         """Return the norm of each row, in float64."""
         return torch.cat(self._norms)
@@ -76,7 +88,10 @@ class BlockRows(ABC):
     def columns(self, chosen: Sequence[Tensor], which: Columns) -> list[Tensor]:
         """Return some columns of the chosen rows of each block."""
         empty = which.of(torch.empty(0, self.parameters))
-        return [which.of(self.block(number))[own] if len(own) else empty for number, own in enumerate(chosen)]
+        return [
+            chosen_columns(self._readable(number), own, which) if len(own) else empty
+            for number, own in enumerate(chosen)
+        ]
 
     def combined(self, weights: Sequence[Tensor], layout: Layout | None) -> Tensor:
         """Return the sum over all blocks of `summed`, or with a layout of `summed_parts`."""
@@ -124,6 +139,10 @@ class FiledRows(BlockRows):
         """Return one block."""
         read = np.fromfile(self._path(number), dtype=np.float32)
         return torch.from_numpy(read).reshape(self._counts[number], self.parameters)
+
+    def _readable(self, number: int) -> Tensor:
+        shape = (self._counts[number], self.parameters)
+        return read_only(np.memmap(self._path(number), dtype=np.float32, mode="r", shape=shape))
 
     def _path(self, number: int) -> Path:
         return self._directory / f"block-{number}"

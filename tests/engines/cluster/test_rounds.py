@@ -124,14 +124,13 @@ def test_a_worker_that_is_lost_while_it_starts_is_replaced(ray: Any, monkeypatch
 
 
 @pytest.mark.slow
-def test_a_worker_that_cannot_start_says_why(ray: Any) -> None:
+def test_a_worker_that_cannot_start_says_why(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.cuda.is_available():
         pytest.skip("has a GPU")
-    with pytest.raises(hush.HushError, match="cannot start: .*cuda is not available on a worker"):
-        with pytest.MonkeyPatch.context() as patch:
-            # As on a cluster whose nodes have GPUs that PyTorch cannot use there.
-            patch.setattr(ray_workers.WorkerPool, "_gpus", 0)
-            trained("dp-fedavg", name="ray", workers=1, device="cuda")
+    # As on a cluster whose nodes have GPUs that PyTorch cannot use there.
+    monkeypatch.setattr(ray_workers.WorkerPool, "_gpus", 0)
+    with pytest.raises(hush.HushError, match=r"cannot start: .*cuda is not available on a worker"):
+        trained("dp-fedavg", name="ray", workers=1, device="cuda")
 
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from hush.config import Config, config_hash
 from hush.engines.cluster.ray_workers import WorkerPool, connected, library
-from hush.engines.cluster.worker import BlockReport, ClientOrder, Setup, TensorTable, read_only, tensor_digest
+from hush.engines.cluster.worker import BlockReport, ClientOrder, Setup, TensorTable, tensor_digest
 from hush.engines.driver import AT_ONCE, Evaluation, evaluate
+from hush.engines.row_stores import read_only
 from hush.engines.simulator import Charged, Simulator, clients_at_once
 from hush.models import Model
 from hush.recipes.context import Columns

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,14 +20,14 @@ from hush.config import Config
 from hush.engines import client_round
 from hush.engines.client_round import Client
 from hush.engines.driver import Evaluation, evaluate
-from hush.engines.row_stores import decoded, held
+from hush.engines.row_stores import decoded, held, read_only
 from hush.models import Model
 from hush.privacy.persons import Persons
 from hush.privacy.schedule import Output, Stage
 from hush.privacy.side_release import ReleaseShape
 from hush.recipes import Recipe
 from hush.recipes.context import Columns, summed_parts
-from hush.recipes.held_rows import summed
+from hush.recipes.held_rows import chosen_columns, summed
 from hush.training.train import train
 from hush.types import HeldVector, HushError, Layout, Receipt, SideAnswers, Task, TaskExtras
 
@@ -139,7 +138,7 @@ class Worker:
     def columns(self, blocks: Sequence[int], chosen: Sequence[Tensor], which: Columns) -> list[np.ndarray]:
         """Return some columns of the chosen rows of blocks."""
         pairs = zip(blocks, chosen, strict=True)
-        return [which.of(self._blocks[number])[own].contiguous().numpy() for number, own in pairs]
+        return [chosen_columns(self._blocks[number], own, which).contiguous().numpy() for number, own in pairs]
 
     def combined(self, blocks: Sequence[int], weights: Sequence[Tensor], layout: Layout | None) -> np.ndarray:
         """Return the sum of blocks, in float64, with weights for each of their rows."""
@@ -193,13 +192,6 @@ class Worker:
             held_x=self._x[slice(*order.held_out)],
             held_y=self._y[slice(*order.held_out)],
         )
-
-
-def read_only(array: np.ndarray) -> Tensor:
-    """Return an array of shared memory as a tensor. Nothing may write to it, which PyTorch cannot know."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(array)
 
 
 def _task(setup: Setup, order: ClientOrder, table: Sequence[Tensor]) -> Task:
