@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from hush.bench.turns import descendants
 from hush.engines.cluster.ray_workers import library
 from hush.privacy.ledger.ledger import inspect
 from hush.seeds import rng
@@ -104,12 +105,12 @@ class Kill:
 
 
 def worker_processes() -> list[int]:
-    """The processes of Hush's workers that this test has started, by Ray's title."""
+    """The processes of Hush's workers on the nodes that this process has started, by Ray's title."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for number in descendants(os.getpid()):
         try:
-            if path.read_bytes().startswith(b"ray::Worker") and path.stat().st_uid == os.getuid():
-                found.append(int(path.parent.name))
+            if Path(f"/proc/{number}/cmdline").read_bytes().startswith(b"ray::Worker"):
+                found.append(number)
         except OSError:
             continue
     return found
