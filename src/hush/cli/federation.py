@@ -276,6 +276,37 @@ def run(
 
 
 @federation_app.command()
+def dashboard(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The federation directory, or a member's directory (its kit).")
+    ],
+    listen: Annotated[
+        str, typer.Option(help="The address to listen on; other addresses than those of this machine need TLS.")
+    ] = "127.0.0.1",
+    port: Annotated[int | None, typer.Option(help="The port; default: 8322, or a free one.")] = None,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.crt", help="A TLS certificate; a coordinator elsewhere: its server's by default."),
+    ] = None,
+    key: Annotated[Path | None, typer.Option(metavar="FILE.key", help="The key of the certificate.")] = None,
+    browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Serve a live, read-only page of a federation or of a member, with metrics and a health endpoint."""
+    from hush.deploy.admin.processes import follow_parent
+    from hush.deploy.dashboard.service import serve_dashboard
+
+    def opened(address: str) -> None:
+        _say(f"Dashboard: {address}")
+        if browser:
+            import webbrowser
+
+            webbrowser.open(address)
+
+    follow_parent()
+    serve_dashboard(directory, listen=listen, port=port, certificate=certificate, key=key, opened=opened)
+
+
+@federation_app.command()
 def status(directory: Folder, as_json: AsJson = False) -> None:
     """Show members, which of them are online, and the progress of runs."""
     need_flower()

@@ -50,6 +50,7 @@ class FollowedRun:
         self.manifest: Mapping[str, Any] = {}
         self.finished = False
         self.ended = ""
+        self._agreed: tuple[str, ...] = ()
         self._clear()
 
     def _clear(self) -> None:
@@ -103,8 +104,14 @@ class FollowedRun:
 
     def name(self, client: int) -> str:
         """What a client is called."""
-        names = self.manifest.get("clients") or ()
+        names = self.manifest.get("clients") or self._members()
         return printable(names[client]) if client < len(names) else str(client)
+
+    def _members(self) -> tuple[str, ...]:
+        """The members of a federation's run; they have agreed to it before its first round."""
+        if not self._agreed and self.federation:
+            self._agreed = tuple(str(fact.get("name")) for fact in _object(self.path / FEDERATION).get("facts", ()))
+        return self._agreed
 
     def refresh(self) -> bool:
         """Read what is new, and return whether anything is."""

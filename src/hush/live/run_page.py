@@ -25,8 +25,8 @@ class RunSource:
     kind = "live"
     parts = ("state", "tiles", "score", "loss", "weights", "noise", "members", "privacy")
 
-    def __init__(self, path: Path) -> None:
-        self.run = FollowedRun(path)
+    def __init__(self, path: Path, run: FollowedRun | None = None) -> None:
+        self.run = run or FollowedRun(path)
         self._stopping = False
         self._spent: dict[int, float] = {}
 
@@ -90,7 +90,7 @@ def _scores(run: FollowedRun) -> list[tuple[str, str, str]]:
 def _spent(run: FollowedRun, spent: dict[int, float]) -> tuple[str, str, str]:
     """Return the largest share of a budget that is spent."""
     if run.costs is None or not spent:
-        return ("Budget spent", "…" if run.costs is not None else NONE, "largest share of any client")
+        return ("Budget spent", "…" if run.costs is not None else NONE, f"largest share of any {_who(run)}")
     if any(math.isinf(value) for value in spent.values()):
         return ("Budget spent", "∞", "no noise, no privacy")
     share = {c: value / run.costs.clients[c].policy.epsilon for c, value in spent.items()}
@@ -98,7 +98,7 @@ def _spent(run: FollowedRun, spent: dict[int, float]) -> tuple[str, str, str]:
     return (
         "Budget spent",
         f"{100 * share[most]:.0f}%",
-        f"at most: client {run.name(most)}, ε {figure(spent[most], 3)}",
+        f"at most: {_named(run, most)}, ε {figure(spent[most], 3)}",
     )
 
 
@@ -107,6 +107,15 @@ def _left(run: FollowedRun) -> tuple[str, str, str]:
         return ("Time", duration(run.columns["seconds"][-1] if run.rounds else 0.0), "finished")
     done = duration(run.columns["seconds"][-1]) if run.rounds else "0 s"
     return ("Time left", duration(run.seconds_left()), f"{done} so far")
+
+
+def _who(run: FollowedRun) -> str:
+    return "member" if run.federation else "client"
+
+
+def _named(run: FollowedRun, client: int) -> str:
+    """Return a client with its name; that of a federation's member needs no other word."""
+    return run.name(client) if run.federation else f"client {run.name(client)}"
 
 
 def _rounds_axis() -> Axis:
@@ -143,9 +152,9 @@ def _loss(run: FollowedRun) -> Chart:
 
 
 def _weights(run: FollowedRun) -> Chart:
-    mean = run.mean_weights()
+    mean, title = run.mean_weights(), f"Weight per {_who(run)}"
     if not mean:
-        return Chart(key="weights", title="Weight per client", words="No update has been used yet.")
+        return Chart(key="weights", title=title, words="No update has been used yet.")
     last = {int(client): float(value or 0.0) for client, value in run.last["weights"].items()}
     names = tuple(run.name(client) for client in mean)
     x = [float(number) for number in range(len(mean))]
@@ -155,9 +164,9 @@ def _weights(run: FollowedRun) -> Chart:
     ]
     most = max(mean, key=mean.__getitem__)
     return Chart(
-        key="weights", title="Weight per client", words="Mean over rounds, and the last round; dashed: equal weights.",
-        meaning=f"Client {run.name(most)} has the largest mean weight, {figure(mean[most], 3)}.",
-        x=Axis(title="client", scale="category", categories=names), y=Axis(title="weight", from_zero=True),
+        key="weights", title=title, words="Mean over rounds, and the last round; dashed: equal weights.",
+        meaning=f"{_named(run, most)} has the largest mean weight, {figure(mean[most], 3)}.",
+        x=Axis(title=_who(run), scale="category", categories=names), y=Axis(title="weight", from_zero=True),
         series=parts, rules=[Rule(1 / len(mean))], legend=True,
     )  # fmt: skip
 
@@ -170,7 +179,7 @@ def _noise(run: FollowedRun) -> Chart:
         if planned
     }
     if not found:
-        return Chart(key="noise", title=title, words="The clients of the last round added no noise.")
+        return Chart(key="noise", title=title, words=f"The {_who(run)}s of the last round added no noise.")
     chosen = sorted(found)
     x = [float(number) for number in range(len(chosen))]
     planned, estimated = zip(*(found[client] for client in chosen), strict=True)
@@ -182,7 +191,7 @@ def _noise(run: FollowedRun) -> Chart:
         meaning = f"The median estimate is {figure(statistics.median(ratios), 3)} times the planned noise."
     return Chart(
         key="noise", title=title, words="Expected squared norm of the noise in an update.", meaning=meaning,
-        x=Axis(title="client", scale="category", categories=tuple(run.name(client) for client in chosen)),
+        x=Axis(title=_who(run), scale="category", categories=tuple(run.name(client) for client in chosen)),
         y=scaled("noise", [value for value in (*planned, *estimated) if math.isfinite(value)]),
         series=parts, legend=True,
     )  # fmt: skip
@@ -207,7 +216,7 @@ def _privacy(run: FollowedRun) -> Chart:
     order = sorted(range(len(terms)), key=lambda client: terms[client].policy.epsilon)
     parts = [
         Series(
-            name=f"client {run.name(client)}, budget {figure(terms[client].policy.epsilon)}",
+            name=f"{_named(run, client)}, budget {figure(terms[client].policy.epsilon)}",
             x=[float(number) for number in numbers], y=[spent[number][client] for number in numbers],
             colour=ordered(place, len(order)),
         )
@@ -218,10 +227,11 @@ def _privacy(run: FollowedRun) -> Chart:
     latest = [spent[run.rounds][client] / terms[client].policy.epsilon for client in order]
     low, high = f"{100 * min(latest):.0f}", f"{100 * max(latest):.0f}"
     shares = f"{high} %" if low == high else f"{low} to {high} %"
-    meaning = f"After round {run.rounds}, clients have spent {shares} of their budgets."
+    meaning = f"After round {run.rounds}, {_who(run)}s have spent {shares} of their budgets."
     return Chart(
         key="privacy", title=title, wide=True, meaning=meaning, height=360, legend=len(parts) <= _LINES,
-        words="Epsilon of each client, computed by its accountant; dashed lines mark the budgets.", x=_rounds_axis(),
+        words=f"Epsilon of each {_who(run)}, computed by its accountant; dashed lines mark the budgets.",
+        x=_rounds_axis(),
         y=scaled("epsilon", [value for value in values + budgets if value > 0] or [0.0], 30), series=parts,
         rules=[Rule(budget, start=0.0 if len(budgets) <= _LINES else 0.88) for budget in budgets],
     )  # fmt: skip
@@ -229,7 +239,7 @@ def _privacy(run: FollowedRun) -> Chart:
 
 def _members(run: FollowedRun) -> str:
     """Return who was refused or absent, how often and why."""
-    what = "member" if run.federation else "client"
+    what = _who(run)
     heads = ((what, "text"), ("updates used", ""), ("refused or absent", ""), ("latest reason", "text"))
     listed = range(run.clients) if run.federation else sorted(run.refusals)
     rows = [

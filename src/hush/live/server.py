@@ -59,7 +59,8 @@ class Endpoint:
 
     Attributes:
         host: The address to listen on.
-        port: The port; None: `PORT`, or a free one.
+        port: The port; None: the usual one, or a free one.
+        usual: The usual port.
         names: The names that requests may be for; the first is that of the printed address.
         token: Grants what needs a token; None: a new one.
         private: Whether reading needs the token. Nothing can be stopped then.
@@ -68,6 +69,7 @@ class Endpoint:
 
     host: str = LOCAL[0]
     port: int | None = None
+    usual: int = PORT
     names: tuple[str, ...] = LOCAL
     token: str | None = None
     private: bool = False
@@ -84,7 +86,8 @@ class Endpoint:
         """
         if self.certificate is None:
             return host in {f"{name}:{port}" for name in self.names}
-        return host.rpartition(":")[0] in self.names or host in self.names
+        given = host if host.endswith("]") or ":" not in host else host.rpartition(":")[0]
+        return any(given == name or (name[:2] == "*." and given.partition(".")[2] == name[2:]) for name in self.names)
 
 
 class Hub:
@@ -296,7 +299,7 @@ def _server(source: Source, endpoint: Endpoint) -> tuple[Any, socket.socket, str
         raise HushError("live page: needs starlette and uvicorn; install them with: pip install 'hush[ui]'")
     import uvicorn
 
-    listening = _listen(endpoint.host, endpoint.port)
+    listening = _listen(endpoint.host, endpoint.port, endpoint.usual)
     number, token = listening.getsockname()[1], endpoint.token or uuid.uuid4().hex
     app, ending = live_app(source, endpoint, number, token)
 
@@ -325,9 +328,9 @@ def _server(source: Source, endpoint: Endpoint) -> tuple[Any, socket.socket, str
     return Server(config), listening, endpoint.address(number, token)
 
 
-def _listen(host: str, port: int | None) -> socket.socket:
-    """Return a socket at an address: at the port, or at 8321 or a free one where none is given."""
-    for number in (PORT, 0) if port is None else (port,):
+def _listen(host: str, port: int | None, usual: int) -> socket.socket:
+    """Return a socket at an address: at the port, or at the usual or a free one where none is given."""
+    for number in (usual, 0) if port is None else (port,):
         listening: socket.socket | None = None
         try:
             family, kind, _, _, place = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]

@@ -11,9 +11,11 @@ _SILENT = 60.0
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as it is read: 8 s, 3 min 05 s, 2 h 10 min."""
+    """Return a duration as it is read: 31 ms, 8 s, 3 min 05 s, 2 h 10 min."""
     if not math.isfinite(seconds):
         return NONE
+    if 0 < seconds < 0.1:
+        return f"{1000 * seconds:.0f} ms"
     whole = math.ceil(seconds) if seconds >= 10 else seconds
     if whole < 10:
         return f"{whole:.1f} s" if whole else "0 s"

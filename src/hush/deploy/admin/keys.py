@@ -193,6 +193,16 @@ def validity(path: Path) -> tuple[datetime.datetime, datetime.datetime]:
     return found.not_valid_before_utc, found.not_valid_after_utc
 
 
+def hosts(path: Path) -> tuple[str, ...]:
+    """Return the names and addresses that a server's certificate is for; those of addresses with colons in brackets."""
+    try:
+        found = _certificate(path).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        raise HushError(f"{path}: names no host; accepted: a certificate with subjectAltName") from None
+    addresses = [str(each) for each in found.get_values_for_type(x509.IPAddress)]
+    return (*found.get_values_for_type(x509.DNSName), *(f"[{each}]" if ":" in each else each for each in addresses))
+
+
 def check_server(folder: Path) -> None:
     """Raise a `HushError` unless the server's certificate is valid now, matches its key, and is signed by the CA."""
     _certificate(folder / "ca.crt")

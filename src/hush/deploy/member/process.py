@@ -290,7 +290,7 @@ class Node:
                 raise
             self.log.note("approved", run=run, proposal=proposal.preview.digest)
         else:
-            self.log.note("approved", run=run, proposal="by the rules of the policy")
+            self.log.note("approved", run=run, proposal="by the rules of the policy", purpose=printable(purpose))
         return self._signed(Message("approved", {"run": run, "head": self.ledger.head}))
 
     def _preview(self, offer: Offer, number: int, code: str, purpose: str, members: tuple[str, ...]) -> Preview:
