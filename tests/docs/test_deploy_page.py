@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,10 @@ from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs" / "deploy.md"
 SECTION = "On one machine, in 15 minutes"
-READY = {"serve": "ready at", "join": "is online", "run": "waiting for approval by north, south, west"}
+READY = {
+    "serve": "ready at", "join": "is online", "run": "waiting for approval by north, south, west",
+    "dashboard": "Dashboard: http",
+}  # fmt: skip
 
 
 def section() -> str:
@@ -85,6 +89,15 @@ def test_the_page_leads_from_rows_to_a_model_that_members_use(tmp_path: Path, pa
             assert part in preview, preview
         assert re.search(r"data: 5\d\d rows", preview), "about a tenth of 600 rows is held out"
         assert "signature verified" in done["federation fetch west"].said()
+        pages = {name: read_dashboard(done[f"federation dashboard {name}"].said()) for name in ("study", "north")}
+    assert "3 of 3" in pages["study"] and "10 of 10" in pages["study"] and "No problems" in pages["study"]
+    assert 'hush_run_finished{run="run"} 1.0' in pages["study"] and "hush_member_updates_total{" in pages["study"]
+    spent_at_north = describe(tmp_path / "north" / "ledger.db")["filtered"]
+    assert f"hush_epsilon_spent {spent_at_north}" in pages["north"] and "update, round 10" in pages["north"]
+    assert "Example: who is ill?" in pages["north"] and "ended after 10 rounds" in pages["north"]
+    logged = [json.loads(line) for line in (tmp_path / "north.jsonl").read_text().splitlines()]
+    assert {line["process"] for line in logged} == {"join"}
+    assert sum(line["event"] == "sent" for line in logged) == 10
     with (tmp_path / "predictions.csv").open() as file:
         predicted = [row["prediction"] for row in csv.DictReader(file)]
     assert len(predicted) == 20
@@ -101,6 +114,18 @@ def test_the_page_leads_from_rows_to_a_model_that_members_use(tmp_path: Path, pa
         events = [line["event"] for line in audit_log.read(tmp_path / name / "audit.jsonl")]
         assert events.index("approved") < events.index("enrolled") < events.index("began") < events.index("charged")
     assert (tmp_path / "study" / "runs" / "run" / "report.html").stat().st_size > 10_000
+
+
+def read_dashboard(said: str) -> str:
+    """The page at the address that the terminal shows, the metrics behind its token, and whether all is well."""
+    found = re.search(r"(http://\S+/)\?token=(\w+)", said)
+    assert found is not None
+    texts = [urllib.request.urlopen(f"{found[1]}healthz", timeout=10).read().decode()]
+    assert texts == ["ok\n"]
+    for path in ("", "metrics"):
+        asked = urllib.request.Request(f"{found[1]}{path}", headers={"Authorization": f"Bearer {found[2]}"})
+        texts.append(urllib.request.urlopen(asked, timeout=10).read().decode())
+    return "".join(texts)
 
 
 def own_rows(path: Path) -> list[dict[str, str]]:

@@ -76,6 +76,7 @@ class Coordinator:
         payload, receipt = self.node.handle(messages.encode(Message(kind, says, tensors or {})))
         if receipt is not None:
             self.node.ledger.sent(receipt)
+            self.node.sent(receipt, True, len(payload))
         letter = messages.decode(keys.opened(self.node._key.public_key(), payload), len(payload))
         if letter.kind != REFUSAL:
             return letter

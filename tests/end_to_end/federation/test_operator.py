@@ -81,7 +81,7 @@ def test_a_federation_from_init_to_report(tmp_path: Path, parent: ForkServer) ->
         assert ledger["spent"] == pytest.approx(card["epsilon_spent"], rel=1e-6)
         assert ledger["spent"] <= 1.0 + 1e-9
         events = [note["event"] for note in audit_log.read(tmp_path / name / "audit.jsonl")]
-        assert events == ["online", "approved", "enrolled", "began", "charged", "sent", "charged", "sent"]
+        assert events == ["online", "approved", "enrolled", "began", "charged", "sent", "charged", "sent", "ended"]
     events = [note["event"] for note in audit_log.read(study / "server" / "audit.jsonl")]
     for event, times in {"registered": 3, "enrolled": 3, "task": 6, "update": 6, "closed": 2, "ended": 1}.items():
         assert events.count(event) == times, event
