@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="needs the ui extra")
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 from prometheus_client.parser import text_string_to_metric_families as families
 
 from hush.deploy.dashboard.federation_page import FederationPage

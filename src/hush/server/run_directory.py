@@ -263,6 +263,11 @@ def _record(line: bytes) -> RoundRecord:
     return RoundRecord(**raw)
 
 
+def _cost(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a cost of a card as the engine writes it: with tuples."""
+    return {key: tuple(map(tuple, value)) if key == "groups" else value for key, value in raw.items()}
+
+
 def guarantee(raw: Mapping[str, Any]) -> Guarantee:
     """Read a guarantee card. A missing bound means an infinite one, which JSON cannot represent."""
     whole = {key: int(raw[key]) for key in ("client", "samples", "batch_size", "rounds", "steps")}
@@ -271,8 +276,8 @@ def guarantee(raw: Mapping[str, Any]) -> Guarantee:
     if math.isinf(bounds["epsilon_spent"]):
         # Someone who sees only the models gets the same guarantee as the server.
         bounds["epsilon_third_party"] = bounds["epsilon_filter"] = math.inf
-    stages = tuple(tuple(stage) for stage in raw["stages"])
-    texts = {key: tuple(raw.get(key, ())) for key in ("not_covered", "warnings")}
+    stages = tuple(tuple(map(_cost, stage)) for stage in raw["stages"])
+    texts = {key: tuple(raw.get(key, ())) for key in ("not_covered", "warnings", "row_groups")}
     return Guarantee(**{**raw, **whole, **real, **bounds, **texts, "stages": stages})
 
 

@@ -83,7 +83,8 @@ def test_rounds_times_weights_and_budgets_are_shown(written: Written) -> None:
     assert run is not None
     left = page.state.left(run)
     spent = run.epsilon_at(3)
-    assert left["clinic-0"] == (pytest.approx(2.0 - spent[0]), 2.0)
+    assert left["clinic-0"][0] == pytest.approx(2.0 - spent[0])
+    assert left["clinic-0"][1] == 2.0
     assert f"{2.0 - spent[0]:.3g} of 2" in words(found["members"])
     assert f"{run.mean_weights()[0]:.3g}" in words(found["members"])
     metrics = page.metrics("")[0].decode()

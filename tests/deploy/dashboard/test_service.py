@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hush.deploy.dashboard import service
-from hush.live import background
+from hush.live import Endpoint, background
 from hush.types import HushError
 from tests.support.dashboards import NAMES, Written
 from tests.support.live_runs import chromium
@@ -121,7 +121,7 @@ def test_other_machines_are_served_with_tls_alone(written: Written, tmp_path: Pa
 
 
 def test_names_with_a_wildcard_are_for_one_label() -> None:
-    made = service.Endpoint(names=("*.example.org",), certificate=(Path("a"), Path("b")))
+    made = Endpoint(names=("*.example.org",), certificate=(Path("a"), Path("b")))
     assert made.accepts("fl.example.org:8322", 8322) and made.accepts("fl.example.org", 1)
     for other in ("example.org", "a.b.example.org", "example.org.evil", "evil.example"):
         assert not made.accepts(other, 8322), other
@@ -146,7 +146,7 @@ def test_mistakes_are_one_line(tmp_path: Path, written: Written) -> None:
     with pytest.raises(HushError, match="accepted: the coordinator's directory, or a member's"):
         service.page_of(tmp_path)
     page, path = service.page_of(written.place.path), written.place.path
-    unknown, certificate = service.Endpoint(host="nowhere.invalid"), path / "server" / "server.crt"
+    unknown, certificate = Endpoint(host="nowhere.invalid"), path / "server" / "server.crt"
     with pytest.raises(HushError, match=r"--listen: nowhere\.invalid cannot"), background(page, endpoint=unknown):
         pass
     broken = tmp_path / "key"

@@ -196,8 +196,8 @@ class FederationState:
                 self.names |= _named(path)
         online = tuple(name for name, member in self.members.items() if member.online)
         seen = (self.up, online, tuple(sorted(listed)), self.certificates, self.faults, len(self.runs))
-        seen, self._seen = self._seen, seen
-        return seen != self._seen
+        before, self._seen = self._seen, seen
+        return before != seen
 
     def _certificates(self, faults: list[str]) -> list[Certificate]:
         found = []

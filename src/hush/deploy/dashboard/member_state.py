@@ -153,8 +153,8 @@ class MemberState:
         self.process = presence.read(self.kit.path)
         self.waiting = tuple(self._proposals())
         seen = (self.up, self.connected, bool(self.process.get("busy_since")), self.waiting)
-        seen, self._seen = self._seen, seen
-        return seen != self._seen
+        before, self._seen = self._seen, seen
+        return before != seen
 
     def _proposals(self) -> list[Waiting]:
         """Return the proposals that wait for a decision, and note the purposes of the runs of others."""

@@ -64,7 +64,7 @@ def endpoint(path: Path, listen: str, port: int | None, certificate: Path | None
             )
         certificate, key = server / "server.crt", server / "server.key"
     token, both = token_of(path), None
-    names = LOCAL if listen in LOCAL else (f"[{listen}]" if ":" in listen else listen, *LOCAL)
+    names: tuple[str, ...] = LOCAL if listen in LOCAL else (f"[{listen}]" if ":" in listen else listen, *LOCAL)
     if certificate is not None and key is not None:
         names, both = keys.hosts(certificate), (certificate, key)
     return Endpoint(host=listen, port=port, usual=PORT, names=names, token=token, private=True, certificate=both)
