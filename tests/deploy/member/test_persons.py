@@ -39,6 +39,7 @@ def member(path: Path, *, unit: str = "person", keys: np.ndarray | None = KEYS) 
         auto_approve=True,
         max_cpu=1.0,
         runs_per_day=10_000,
+        held_out=0.0,
     )
     text = text.replace('# unit = "person"  ', f'unit = "{unit}"  ').replace(
         '# person = "patient"', 'person = "patient"'
