@@ -33,9 +33,9 @@ from hush.recipes.round import Invitation, aggregate
 from hush.seeds import rng
 from hush.types import HeldVector, Layout, Task, Update
 
-_W1 = Simulated(clients=20, samples=1200, rounds=4)
-_STRONG = Simulated(clients=16, samples=600, rounds=3, engine="ray")
-_TINY = Simulated(clients=64, samples=20, rounds=4, engine="ray", model="logreg")
+_W1 = Simulated(clients=20, samples=1200, rounds=3)
+_STRONG = Simulated(clients=16, samples=600, rounds=2, engine="ray")
+_TINY = Simulated(clients=64, samples=20, rounds=3, engine="ray", model="logreg")
 _MANY = 2048  # tiny clients, for what each of them costs the driver
 _SIZES = (500, 1000, 2000)
 _PARAMETERS = 1_000_000

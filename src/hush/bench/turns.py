@@ -16,7 +16,7 @@ import torch
 from hush.config import parse
 from hush.data import from_arrays
 from hush.engines import simulator
-from hush.engines.cluster.ray_workers import library
+from hush.engines.cluster.ray_workers import library, send_notices_to_log
 from hush.engines.setup import prepare
 from hush.seeds import rng
 from hush.types import HushError
@@ -135,6 +135,7 @@ class StartedRay:
             address="local", num_cpus=self._cpus, include_dashboard=False, logging_level="ERROR", log_to_driver=False,
             object_store_memory=1 << 30,
         )  # fmt: skip
+        send_notices_to_log()
 
     def __exit__(self, *error: object) -> None:
         self._ray.shutdown()

@@ -67,14 +67,14 @@ def connected(engine: EngineConfig) -> Iterator[Any]:
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise _no_cluster(address, first) from None
-    _send_notices_to_log()
+    send_notices_to_log()
     try:
         yield ray
     finally:
         ray.shutdown()
 
 
-def _send_notices_to_log() -> None:
+def send_notices_to_log() -> None:
     """Keep Ray's notices off standard output, which may be read by a program; there is no setting for it."""
     inside = importlib.import_module("ray._private.worker")
     if hasattr(inside, "print_to_stdstream"):
