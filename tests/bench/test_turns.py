@@ -21,15 +21,15 @@ def test_rounds_alternate_and_the_first_is_left_out(monkeypatch: pytest.MonkeyPa
         name = "slow" if self.samples == 40 else "quick"
         for _ in range(self.rounds):
             order.append(name)
-            time.sleep(0.05 if name == "slow" else 0.01)
+            time.sleep(1.0 if name == "slow" else 0.01)
             after(None)
 
     monkeypatch.setattr(Simulated, "run", run)
     took = alternated({"quick": SMALL, "slow": Simulated(clients=2, samples=40, rounds=3)})
     assert order == ["quick", "slow"] * 3
     assert [len(each) for each in took.values()] == [2, 2]
-    assert all(0.01 <= each.seconds < 0.04 for each in took["quick"])
-    assert all(each.seconds >= 0.05 for each in took["slow"])
+    assert all(0.01 <= each.seconds < 0.9 for each in took["quick"])
+    assert all(each.seconds >= 1.0 for each in took["slow"])
 
 
 def test_processor_time_is_counted_and_failures_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
