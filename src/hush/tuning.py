@@ -11,7 +11,7 @@ Guarantees:
     - For every client, all candidates and the evaluation together are one schedule, fixed before its first release and
       admitted as a whole; the accountant's epsilon for it is at most the client's budget.
     - A row, or person, changes the vector of a client's scores by at most `bound(candidates)`, to which the noise is
-      relative. It is a row that no candidate trains on, and is charged as if they all did.
+      relative (Theorem 14 of docs/proofs.md). It is a row that no candidate trains on, and is charged as if they did.
 
 Edge cases:
     - With ledger files, the files cover the held-out rows as well. A client whose ledger has less left than its budget

@@ -3,7 +3,8 @@
 Guarantees:
     - `Secure()` is keyed by the operating system's cryptographic generator: AES-256 on the host (`secure_bits`),
       ChaCha20 on a GPU (`chacha20`). It has no seed, so no one, its owner included, can draw the same noise twice. It
-      is neither copied nor written, and after a fork the two processes share nothing of it.
+      is neither copied nor written, and after a fork the two processes share nothing of it. What it protects, it
+      protects as well as the cipher (Theorem 15 of docs/proofs.md).
     - `Seeded(...)` depends on (seed, client, round) alone: an experiment gives the same numbers when its clients
       run alone, among others, or elsewhere on the same kind of device. Whoever knows the seed can subtract the noise:
       it protects no one, and its label says so wherever it is shown.

@@ -2,7 +2,8 @@
 
 A plan samples persons as it otherwise samples rows. A person in a batch contributes `per_batch` of its rows, chosen at
 random, and the mean of their gradients is clipped as one. What a step releases is then, for persons, exactly what the
-analysis of rows assumes: each person enters with the public probability, and moves the sum by at most one clip.
+analysis of rows assumes: each person enters with the public probability, and moves the sum by at most one clip
+(Theorem 10 of docs/proofs.md).
 
 Guarantees:
     - `drawn` takes from each person of a batch rows of that person alone, as many whoever else is in the batch.

@@ -20,7 +20,8 @@ Edge cases:
     - `disclosed`, where given, is the public number of rows. Rate and steps follow from it alone, and so reveal nothing
       more about `samples`, the true number. It cannot be combined with a fixed sampler.
     - `whole_update` protects the client as a whole: steps train without clipping or noise (`training`), and the update
-      of a round is clipped and noised once (`release`). Sampling rows amplifies nothing: `cost` is that of a Gaussian.
+      of a round is clipped and noised once (`release`). Sampling rows amplifies nothing: `cost` is that of a Gaussian
+      (Theorem 11 of docs/proofs.md).
     - `groups`, where given, are rows with budgets of their own (`hush.privacy.row_budgets`), which are sampled at their
       own rates. What is charged is the cost of the highest rate, with the rates of all groups beside it.
     - `even` makes the rate one over the steps of a pass, so that the expected batch may be a little below `batch`, by

@@ -5,7 +5,8 @@ a row with a smaller budget enters batches less often. The noise is chosen so th
 one when every group of rows with equal budgets is sampled as often as its budget allows.
 
 Guarantees:
-    - The epsilon of a group over all steps, at its own rate and the common noise, is at most its budget.
+    - The epsilon of a group over all steps, at its own rate and the common noise, is at most its budget (Theorem 12 of
+      docs/proofs.md).
     - The expected batch is the configured one.
 
 Edge cases:

@@ -3,7 +3,8 @@
 An option that needs numbers from clients declares a `SideRelease`: the vector of one row (`row`), and the maximum norm
 of a row's vector (`bound`). Rows are evaluated one by one, clipped to the bound, summed and noised by
 `hush.engines.side_releases`, with the noise of the client's plan; an option can omit neither the clipping nor the
-noise. The ledger is charged for it (`hush.privacy.schedule`), and the server receives the noisy sums.
+noise. The ledger is charged for it (`hush.privacy.schedule`), and the server receives the noisy sums. The vector and
+its bound may depend on earlier releases (Theorem 14 of docs/proofs.md).
 """
 
 from __future__ import annotations

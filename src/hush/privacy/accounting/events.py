@@ -10,7 +10,8 @@ Edge cases:
     Under replace-one a record moves the sum by twice the clip. dp_accounting's Renyi accountant ignores that for a
     Gaussian, on all rows or on batches of a fixed size (we halve the noise for it), and has no bound for Poisson
     sampling (refused).
-    Batches of a fixed size, drawn without replacement, have a bound under replace-one by the Renyi accountant alone. A
+    Batches of a fixed size, drawn without replacement, have a bound under replace-one by the Renyi accountant alone
+    (Theorem 13 of docs/proofs.md). A
     PLD at the rate of Poisson sampling would understate them, so that every other combination is refused.
 """
 
