@@ -249,7 +249,8 @@ def audit(
 ) -> dict[str, Any]:
     """Attack everything that a client releases in a run: a lower bound on epsilon, and the epsilon claimed.
 
-    `releases` lists what the claim covers and how much of it was audited, `not_audited` what was not audited.
+    `releases` lists what the claim covers, how much of it was audited and what was found in each alone; `not_audited`
+    what was not audited; `meaning` says all of it in plain words.
     """
     given = _simulation(config, overrides, data, dataset, model)
     found = given.audit(

@@ -215,9 +215,9 @@ def _gaps(summary: Mapping[str, Any]) -> list[str]:
 
 
 def audit_table(found: Mapping[str, Any]) -> Table:
-    """Return one row per audited release; the title compares the lower bound with the claim."""
+    """Return one row per release with its own bound; the title compares that of all together with the claim."""
     verdict = (
-        "REFUTED: the lower bound exceeds the claim" if found["refuted"] else "not refuted; no audit can prove a claim"
+        "REFUTED: told apart better than allowed" if found["refuted"] else "not refuted; no audit can prove a claim"
     )
     return Table(
         title=(
@@ -225,12 +225,15 @@ def audit_table(found: Mapping[str, Any]) -> Table:
             f"{found['delta']:g}; the attack shows at least {found['epsilon_lower']:.4g} with "
             f"{100 * found['confidence']:g} % confidence ({verdict})"
         ),
-        columns=("release", "times", "audited"),
-        rows=tuple((each["what"], each["times"], each["audited"]) for each in found["releases"]),
+        columns=("release", "times", "audited", "epsilon_claimed", "epsilon_lower"),
+        rows=tuple(
+            (each["what"], each["times"], each["audited"], each["epsilon_claimed"], each["epsilon_lower"])
+            for each in found["releases"]
+        ),
         notes=(
+            *found["meaning"],
             f"{found['kind']} audit, {found['canaries']} canaries, {found['runs']} training runs, "
             f"noise {found['noise']}, {found['seconds']:.1f} s.",
-            f"Not audited: {', '.join(found['not_audited']) or 'nothing'}.",
         ),
         facts=found,
     )

@@ -449,7 +449,8 @@ class Simulation:
             progress: As for `fit`.
 
         Returns:
-            A row for each release that the claim covers; `facts` has the bounds.
+            A row for each release that the claim covers, with what was found in it alone; `facts` has the bounds of
+            all together, and their meaning in plain words.
         """
         with self._citing(), task_progress("auditing", "training runs", progress) as told:
             rows, module = self._inputs(self.config, self._loaded)
@@ -457,7 +458,7 @@ class Simulation:
                 self.config, root=self._data_dir, dataset=rows, module=module, client=client, kind=kind,
                 canaries=canaries, runs=runs, confidence=confidence, seed=seed, progress=told,
             )  # fmt: skip
-        return audit_table({**asdict(found), "refuted": found.refuted})
+        return audit_table(asdict(found))
 
     def attack(self, epsilons: Sequence[float] = (math.inf, 8.0, 1.0), *, shadows: int = 32, seed: int = 0) -> Table:
         """Attack the trained model as people know it: membership inference by LiRA, at several budgets for all clients.

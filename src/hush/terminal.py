@@ -263,13 +263,24 @@ def _day(seconds: int) -> str:
 
 
 def show_audit(found: Mapping[str, Any]) -> None:
-    """Print the lower bound, the claimed epsilon, and the conclusion."""
+    """Print the lower bound beside the claimed epsilon, what it means, and what was and was not audited."""
     console = TextConsole()
     console.print(
         f"client {found['client']}: claimed epsilon {found['epsilon_claimed']:.4g} at delta {found['delta']:g}; the "
         f"attack shows at least {found['epsilon_lower']:.4g} with {100 * found['confidence']:g} % confidence",
         soft_wrap=True,
     )
+    verdict = (
+        "REFUTED: the releases are told apart better than the claim allows"
+        if found["refuted"]
+        else "not refuted (an audit cannot prove the claim)"
+    )
+    console.print(verdict)
+    for sentence in found["meaning"]:
+        console.print(f"  {sentence}", soft_wrap=True)
+    for each in found["releases"]:
+        console.print(f"audited: {_audited(each)}", soft_wrap=True)
+    console.print(f"not audited: {', '.join(found['not_audited']) or 'none'}", soft_wrap=True)
     console.print(
         f"{found['kind']} audit, {found['canaries']} canaries, {found['runs']} training runs of {found['steps']} "
         "steps, "
@@ -277,15 +288,14 @@ def show_audit(found: Mapping[str, Any]) -> None:
         f"estimate assuming Gaussian scores: {found['epsilon_if_gaussian']:.4g} (not a bound)",
         soft_wrap=True,
     )
-    seen = "; ".join(f"{each['what']} ({each['audited']} of {each['times']})" for each in found["releases"])
-    console.print(f"audited releases: {seen}", soft_wrap=True)
-    console.print(f"not audited: {', '.join(found['not_audited']) or 'none'}", soft_wrap=True)
-    verdict = (
-        "REFUTED: the lower bound exceeds the claimed epsilon"
-        if found["refuted"]
-        else "not refuted (an audit cannot prove the claim)"
-    )
-    console.print(verdict)
+
+
+def _audited(release: Mapping[str, Any]) -> str:
+    """One release, how often it was audited, and what was found in it alone."""
+    seen = f"{release['what']} ({release['audited']} of {release['times']})"
+    if not release["audited"]:
+        return seen
+    return f"{seen}, alone at least {release['epsilon_lower']:.3g} of {release['epsilon_claimed']:.3g}"
 
 
 def show_catalogue(found: Mapping[str, Any]) -> None:

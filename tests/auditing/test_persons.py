@@ -17,15 +17,15 @@ ROWS = 20
 
 @pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
 def test_an_audit_of_a_person_comes_near_the_claim(relation: Relation) -> None:
-    found = examine(worst_case(rows=ROWS, relation=relation), kind="two-datasets", runs=10_000)
-    assert 0.5 * found.epsilon_claimed < found.epsilon_lower <= found.epsilon_claimed
+    found = examine(worst_case(rows=ROWS, relation=relation), kind="two-datasets", runs=2_000)
+    assert 0.7 * found.epsilon_claimed < found.epsilon_lower <= found.epsilon_claimed
 
 
 @pytest.mark.soak
 def test_audits_of_persons_over_many_seeds_stay_below_the_claim() -> None:
     for seed in range(20):
-        found = examine(worst_case(rows=ROWS), kind="two-datasets", runs=20_000, confidence=0.999, seed=seed)
-        assert 0.5 * found.epsilon_claimed < found.epsilon_lower <= found.epsilon_claimed
+        found = examine(worst_case(rows=ROWS), kind="two-datasets", runs=5_000, confidence=0.999, seed=seed)
+        assert 0.7 * found.epsilon_claimed < found.epsilon_lower <= found.epsilon_claimed
 
 
 def test_an_audit_sees_rows_that_are_clipped_one_by_one() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hush.auditing import run as engine
+from hush.auditing import side_releases
 from hush.auditing import statistics as statistics
 from hush.auditing.canaries import effects, plant, rivals
 from hush.auditing.run import audit, examine
@@ -18,6 +19,7 @@ from hush.auditing.target import Target, target
 from hush.config import parse
 from hush.engines import enrolment
 from hush.engines.setup import prepare
+from hush.engines.side_releases import exact_sum
 from hush.privacy.side_release import ReleaseShape, RowModel, SideRelease
 from hush.terminal import show_audit
 from hush.training.queries import bounded_losses
@@ -30,25 +32,28 @@ def holds(found: engine.AuditResult, share: float) -> bool:
     return share * found.epsilon_claimed <= found.epsilon_lower <= found.epsilon_claimed
 
 
+def occurrences(found: engine.AuditResult) -> tuple[tuple[str, int, int], ...]:
+    return tuple((each.what, each.times, each.audited) for each in found.releases)
+
+
 def loud(relation: Relation, seed: int) -> engine.AuditResult:
-    """A full batch at a large delta. Of 150 audits of simulated normal scores none reached less than 0.53 of the claim;
-    with half as many runs 3 did not reach half of it."""
-    return examine(worst_case(delta=1e-2, relation=relation), runs=10_000, confidence=0.999, seed=seed)
+    """A full batch at a large delta: of 500 audits of simulated normal scores none had less than 0.77 of the claim."""
+    return examine(worst_case(delta=1e-2, relation=relation), runs=4_000, confidence=0.999, seed=seed)
 
 
 def at_once(relation: Relation, seed: int) -> engine.AuditResult:
-    """A thousand canaries in one run. Of 500 simulated audits the mean was 0.225 of the claim, the deviation 0.025, the
-    least 0.158: 0.1 is five deviations below the mean. Delta must be small, since it counts once for each canary."""
+    """A thousand canaries in one run. Of 100 simulated audits the mean was 0.40 of the claim, the least 0.28."""
     held = worst_case(epsilon=8.0, delta=1e-8, samples=1000, batch=1000, relation=relation)
-    return examine(held, kind="one-run", canaries=1000, confidence=0.999, seed=seed)
+    return examine(held, kind="one-run", canaries=1000, runs=1, confidence=0.999, seed=seed)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_worst_case_reaches_half_of_the_claim_and_never_exceeds_it(seed: int) -> None:
+def test_worst_case_reaches_most_of_the_claim_and_never_exceeds_it(seed: int) -> None:
     found = loud("replace-one" if seed % 2 else "add-remove", seed)
     assert found.kind == "two-datasets"
     assert found.epsilon_claimed == pytest.approx(4.0, abs=1e-4)
-    assert holds(found, 0.5)
+    assert holds(found, 0.75)
+    assert 0.0 < found.epsilon_lower_any < found.epsilon_lower
     # Full batches are the plain Gaussian mechanism, so here the assumption of the closer estimate is true.
     assert 3.5 < found.epsilon_if_gaussian < 4.2
 
@@ -57,41 +62,41 @@ def test_worst_case_reaches_half_of_the_claim_and_never_exceeds_it(seed: int) ->
 def test_one_run_finds_much_and_never_exceeds_the_claim(seed: int) -> None:
     found = at_once("replace-one" if seed % 2 else "add-remove", seed)
     assert (found.canaries, found.runs) == (1000, 1)
-    assert holds(found, 0.1)
+    assert holds(found, 0.2)
+    assert found.guesses > 50 and found.accuracy_lower is None
 
 
 def test_sampled_batches() -> None:
     found = examine(worst_case(batch=4), runs=2000, seed=1)
     assert found.steps == 2
-    assert holds(found, 0.2)
+    assert holds(found, 0.5)
 
 
 def test_secure_noise() -> None:
     found = examine(worst_case(secure=True), runs=1500)
     assert found.noise == "secure"
-    # Every run differs, so with room: of 5,000 simulated audits none was outside these limits.
-    assert holds(found, 0.1)
+    # Every run differs, so with room: of 2,000 simulated audits all were between 0.67 and 1.08 of the claim.
+    assert 0.5 * found.epsilon_claimed < found.epsilon_lower < 1.15 * found.epsilon_claimed
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
 def test_worst_case_at_high_confidence(relation: Relation, seed: int) -> None:
-    assert holds(loud(relation, seed), 0.5)
+    assert holds(loud(relation, seed), 0.75)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(20))
 def test_many_steps_on_sampled_batches_at_high_confidence(seed: int) -> None:
-    # Measured over these seeds: a mean of 0.335, a deviation of 0.054, 0.247 at least.
-    assert holds(examine(worst_case(batch=4, rounds=3, delta=1e-2), runs=2000, confidence=0.999, seed=seed), 0.1)
+    assert holds(examine(worst_case(batch=4, rounds=3, delta=1e-2), runs=2000, confidence=0.999, seed=seed), 0.4)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
 def test_one_run_at_high_confidence(relation: Relation, seed: int) -> None:
-    assert holds(at_once(relation, seed), 0.1)
+    assert holds(at_once(relation, seed), 0.2)
 
 
 @pytest.fixture
@@ -100,13 +105,13 @@ def images(small: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_config_is_audited_for_the_client_with_the_largest_budget(small: dict[str, Any]) -> None:
-    found = audit(parse(small), kind="one-run", seed=3)
+    found = audit(parse(small), kind="one-run", runs=10, seed=3)
     assert (found.client, found.kind, found.rounds, found.confidence) == (5, "one-run", 4, 0.95)
     assert found.epsilon_claimed == pytest.approx(8.0, rel=0.02)
     assert found.canaries * found.runs > 500
     assert holds(found, 0.1)
     assert not found.refuted
-    assert audit(parse(small), kind="one-run", seed=3).epsilon_lower == found.epsilon_lower
+    assert audit(parse(small), kind="one-run", runs=10, seed=3).epsilon_lower == found.epsilon_lower
     assert audit(parse(small), kind="one-run", client=0, runs=1).epsilon_claimed == pytest.approx(0.3, rel=0.02)
 
 
@@ -118,7 +123,7 @@ def test_a_network_on_images_is_audited(images: dict[str, Any]) -> None:
 
 def test_replaced_rows_of_a_config(small: dict[str, Any]) -> None:
     small["privacy"]["relation"] = "replace-one"
-    found = audit(parse(small), kind="one-run", seed=2)
+    found = audit(parse(small), kind="one-run", runs=10, seed=2)
     assert found.relation == "replace-one"
     assert holds(found, 0.05)
 
@@ -184,21 +189,21 @@ def test_canaries_of_a_config_are_loud_and_apart(small: dict[str, Any]) -> None:
 
 # What is released beside updates.
 
-SLOW = ("clip quantile", "cluster choice")
+SLOW = ("clip quantile", "cluster choice", "evaluation on held-out rows")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.soak if n in SLOW else ()) for n in BESIDE])
 def test_one_run_looks_at_what_goes_with_updates(name: str) -> None:
-    found = examine(releasing(BESIDE[name]), kind="one-run", confidence=0.999, seed=1)
-    assert found.releases == (engine.AuditedRelease("model update", 1, 1), engine.AuditedRelease(name, 1, 1))
+    found = examine(releasing(BESIDE[name]), kind="one-run", runs=4, confidence=0.999, seed=1)
+    assert occurrences(found) == (("model update", 1, 1), (name, 1, 1))
     assert name not in found.not_audited
     assert not found.refuted
 
 
 def test_one_run_refutes_a_mean_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     real = enrolment.noised_mean
-    monkeypatch.setattr(enrolment, "noised_mean", lambda x, spread, samples, source: real(x, 0.0, samples, source))
-    assert examine(releasing(BESIDE["mean of the inputs"]), kind="one-run", confidence=0.999).refuted
+    monkeypatch.setattr(enrolment, "noised_mean", lambda x, spread, *rest: real(x, 0.0, *rest))
+    assert examine(releasing(BESIDE["mean of the inputs"]), kind="one-run", runs=4, confidence=0.999).refuted
 
 
 @dataclass(frozen=True)
@@ -215,7 +220,7 @@ class Labels(SideRelease):
 
 
 def with_labels(ratio: float) -> Target:
-    held = releasing({"name": "dp-fedavg"})
+    held = releasing({"recipe": {"name": "dp-fedavg"}})
     (stage,) = held.rounds
     labels = Labels("label counts", 0.1, classes=held.shape.classes)
     telling = replace(stage, spec=replace(stage.spec, side_releases=(labels,)), ratios=(ratio,))
@@ -224,14 +229,21 @@ def with_labels(ratio: float) -> Target:
 
 def test_a_release_of_ones_own_is_audited(capsys: pytest.CaptureFixture[str]) -> None:
     found = examine(with_labels(1.0), kind="two-datasets", runs=100)
-    assert found.releases == (engine.AuditedRelease("model update", 1, 1), engine.AuditedRelease("label counts", 1, 1))
+    assert occurrences(found) == (("model update", 1, 1), ("label counts", 1, 1))
     assert found.not_audited == ("number of training samples",)
-    show_audit({**asdict(found), "refuted": found.refuted})
-    assert "model update (1 of 1); label counts (1 of 1)\n" in capsys.readouterr().out
+    show_audit(asdict(found))
+    shown = capsys.readouterr().out
+    assert "audited: model update (1 of 1), alone at least " in shown
+    assert "audited: label counts (1 of 1), alone at least " in shown
+    assert all(sentence in shown for sentence in found.meaning)
 
 
-def test_a_release_of_ones_own_without_its_noise_is_refuted() -> None:
-    assert examine(with_labels(0.0), kind="one-run", confidence=0.999).refuted
+def test_a_release_of_ones_own_without_its_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_releases, "noised_sum", lambda release, _stage, given, _source: exact_sum(release, given))
+    found = examine(with_labels(1.0), kind="one-run", runs=1, confidence=0.999)
+    assert found.refuted
+    assert [each.what for each in found.releases if each.epsilon_lower > each.epsilon_claimed] == ["label counts"]
+    assert "(label counts)" in found.meaning[3]
 
 
 def test_all_stages_of_a_course_are_audited(small: dict[str, Any]) -> None:
@@ -240,9 +252,9 @@ def test_all_stages_of_a_course_are_audited(small: dict[str, Any]) -> None:
     assert [stage.plan.rate for stage in held.rounds].count(1.0) == 1
     found = examine(held, kind="two-datasets", runs=30, seed=1)
     assert (found.rounds, found.steps) == (4, 1 + 3 * held.plan.steps)
-    assert found.releases == (
-        engine.AuditedRelease("model update", 4, 4),
-        engine.AuditedRelease("cluster choice", 2, 2),
+    assert occurrences(found) == (
+        ("model update", 4, 4),
+        ("cluster choice", 2, 2),
     )
 
 

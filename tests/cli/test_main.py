@@ -139,7 +139,10 @@ def test_audit_command(here: Path) -> None:
     assert found["client"] == 3
     assert found["epsilon_lower"] <= found["epsilon_claimed"] <= 4.0
     assert found["refuted"] is False
-    assert found["releases"] == [{"what": "model update", "times": found["rounds"], "audited": found["rounds"]}]
+    (release,) = found["releases"]
+    assert (release["what"], release["times"], release["audited"]) == ("model update", found["rounds"], found["rounds"])
+    assert "gains at least epsilon" in found["meaning"][0]
+    assert found["meaning"][-1].startswith("Not looked at: ")
     assert found["not_audited"] == []
 
 

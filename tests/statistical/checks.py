@@ -21,6 +21,7 @@ from hush.auditing import statistics as statistics
 from hush.auditing.canaries import effects, plant
 from hush.auditing.run import examine
 from hush.auditing.target import Target, target
+from hush.auditing.trade_off import Planned
 from hush.config import ModelConfig, parse
 from hush.data import from_arrays
 from hush.engines.run_ledgers import RunLedgers
@@ -29,6 +30,7 @@ from hush.engines.simulator import Simulator
 from hush.models import build_model
 from hush.privacy import noise
 from hush.privacy.accounting import gaussian
+from hush.privacy.accounting.cost import Cost
 from hush.privacy.plan import PrivacyPlan, calibrated
 from hush.privacy.source import Source
 from hush.training.train import Job, train
@@ -40,14 +42,16 @@ from tests.support.worst_case import worst_case
 CONFIDENCE = 0.999
 CLAIM = 2.0
 # Enough to see halved noise for 99 seeds in 100 at this confidence: `power` measures it.
-RUNS = 9000
+RUNS = 1000
 # Enough to see a release without any noise.
 REPEATS = 600
+# Sections of a config with which a client releases more than its updates.
 BESIDE: dict[str, dict[str, Any]] = {
-    "cluster choice": {"assign": {"rule": "by-loss", "clusters": 2}},
-    "clip quantile": {"protect": {"rule": "dp-sgd", "clip": "adaptive"}},
-    "mean of the inputs": {"protect": {"rule": "dp-sgd", "centre": 0.3}},
-    "number of training samples": {"weight": {"rule": "samples", "counts": "noisy"}},
+    "cluster choice": {"recipe": {"assign": {"rule": "by-loss", "clusters": 2}}},
+    "clip quantile": {"recipe": {"protect": {"rule": "dp-sgd", "clip": "adaptive"}}},
+    "mean of the inputs": {"recipe": {"protect": {"rule": "dp-sgd", "centre": 0.3}}},
+    "number of training samples": {"recipe": {"weight": {"rule": "samples", "counts": "noisy"}}},
+    "evaluation on held-out rows": {"recipe": {"name": "dp-fedavg"}, "evaluation": {"share": 0.2, "every": 1}},
 }
 
 
@@ -275,18 +279,21 @@ def audit_alternating() -> Finding:
     return _audited(replace(target, starts=torch.stack([start, fitted])))
 
 
-def power(seeds: int = 200) -> float:
+def power(seeds: int = 200, runs: int = RUNS) -> float:
     """The share of seeds for which an audit of `RUNS` refutes the claim where noise is halved, on Gaussian scores."""
-    move = 2.0 / gaussian.noise_for(CLAIM, 1e-3)
+    noise = gaussian.noise_for(CLAIM, 1e-3)
+    cost = Cost(what="model update", kind="gaussian", noise=noise, steps=1)
+    limit = Planned(costs=(cost,), delta=1e-3, relation="add-remove").curve()
     caught = 0
     for seed in range(seeds):
-        drawn = np.random.default_rng(seed).normal(size=(2, RUNS))
-        caught += statistics.two_datasets(drawn[0], move + drawn[1], 1e-3, CONFIDENCE) > CLAIM
+        drawn = np.random.default_rng(seed).normal(size=(2, runs))
+        found = statistics.two_datasets(drawn[0], 2.0 / noise + drawn[1], 1e-3, CONFIDENCE)
+        caught += found.refutes(limit)
     return caught / seeds
 
 
-def releasing(recipe: dict[str, Any]) -> Target:
-    """One full-batch round of a recipe on 16 rows, to be audited."""
+def releasing(sections: dict[str, Any]) -> Target:
+    """One full-batch round on 16 rows, with these sections of a config, to be audited."""
     rows = numbers(64, 12, seed=6)
     config = parse(
         {
@@ -294,7 +301,7 @@ def releasing(recipe: dict[str, Any]) -> Target:
             "data": {"clients": 2, "partition": "iid", "test_fraction": 0.5},
             "privacy": {"budgets": CLAIM, "delta": 1e-3},
             "local": {"batch_size": 16, "lr": 0.01},
-            "recipe": recipe,
+            **sections,
         }
     )
     dataset = from_arrays(rows.numpy(), np.arange(64) % 2, classes=2)
@@ -329,11 +336,17 @@ def audit_count() -> Finding:
     return _audited_beside("number of training samples")
 
 
+def audit_evaluation() -> Finding:
+    """The audit of an evaluation on held-out rows, and an update."""
+    return _audited_beside("evaluation on held-out rows")
+
+
 CHECKS: dict[str, Callable[[], Finding]] = {
     check.__name__: check
     for check in (
         noise_scale, clip_bound, inclusion, divisor, empty_batches, streams, accounted, relation,
         audit, audit_replaced, audit_alternating, audit_choice, audit_quantile, audit_mean, audit_count,
+        audit_evaluation,
     )
 }  # fmt: skip
 RELEASES: dict[str, Callable[[], Finding]] = releases()

@@ -24,6 +24,7 @@ from hush.privacy.persons import Persons
 from hush.privacy.plan import PrivacyPlan
 from hush.privacy.schedule import Stage
 from hush.privacy.source import Source
+from hush.recipes.evaluation import EVALUATION
 from hush.recipes.slots.protect import BELOW, ClipQuantile
 from hush.recipes.slots.weight import COUNT
 from hush.training.eager import EagerGroup, EagerSum, padded_rows
@@ -414,6 +415,12 @@ BUGS = (
         "the clip quantile is released without noise",
         _noise_of_aside(BELOW, 0.0),
         ("draws of clip quantile: protect = dp-sgd, clip = adaptive", "audit_quantile"),
+    ),
+    Bug(
+        "evaluation-without-noise",
+        "counts of held-out rows are released without noise",
+        _noise_of_aside(EVALUATION, 0.0),
+        ("audit_evaluation",),
     ),
     Bug(
         "person-clipped-row-by-row",

@@ -42,7 +42,7 @@ def test_the_way_of_planting_is_not_what_is_caught(name: str) -> None:
 
 
 def test_audits_are_long_enough_to_see_halved_noise() -> None:
-    assert power(100) >= 0.97
+    assert power(100) >= 0.99
 
 
 def test_every_check_catches_something() -> None:

@@ -28,10 +28,12 @@ def worst_case(
     rows: int = 1,
     rows_per_person: int = 1,
     recipe: Mapping[str, Any] | None = None,
+    unit: str = "auto",
 ) -> Target:
     """Return a worst case: a linear model with two classes, and rows that share no inputs.
 
-    With more than one of its `rows` to a person, persons are protected, and the canary is all rows of one.
+    With more than one of its `rows` to a person, persons are protected, and the canary is all rows of one. With the
+    unit "client" the canary is all of its rows.
 
     With full batches its one noisy step per round is exactly the Gaussian mechanism, so a powerful audit must come
     close to the claim.
@@ -45,7 +47,7 @@ def worst_case(
             "data": {"clients": 1, "partition": "iid", "test_fraction": 0.5},
             "privacy": {
                 "budgets": epsilon, "delta": delta, "relation": relation, "noise": "secure" if secure else "seeded",
-                "rows_per_person": rows_per_person,
+                "rows_per_person": rows_per_person, "unit": unit,
             },
             "local": {"batch_size": batch, "lr": 0.01},
             "recipe": dict(recipe or {"name": "dp-fedavg"}),

@@ -38,6 +38,7 @@ class Observation:
     """A number that the adversary computes from a release.
 
     Attributes:
+        what: The release.
         value: Its value.
         move: By how much a canary changes its mean, if known in advance; otherwise 0.
         noise: The standard deviation that the plan declares for it.
@@ -45,6 +46,7 @@ class Observation:
         choice: Whether it is one of two outcomes, whose odds the adversary estimates.
     """
 
+    what: str
     value: float
     move: float = 0.0
     noise: float = 1.0
@@ -108,13 +110,13 @@ class SideReleases:
         told = enrolment.answered(stage, samples, lambda _: rows, self._target.client, source)
         found = []
         if counted:
-            found.append(Observation(told.count, float(self._removing), stage.noise_of(COUNT)))
+            found.append(Observation(COUNT, told.count, float(self._removing), stage.noise_of(COUNT)))
         if told.mean is not None:
             spread = stage.noise_of(CENTRE)
             # The sum of the rows relative to their bound, whatever number it was divided by.
             mean = told.mean.cpu().double() * (spread / told.deviation)
-            found.append(Observation(float(mean @ self._along), self._move, spread))
-            found += [Observation(float(each)) for each in mean] if len(mean) <= _MOST_COORDINATES else []
+            found.append(Observation(CENTRE, float(mean @ self._along), self._move, spread))
+            found += [Observation(CENTRE, float(each)) for each in mean] if len(mean) <= _MOST_COORDINATES else []
         return found
 
     def round(self, stage: Stage, world: int, source: Source) -> list[Observation]:
@@ -122,7 +124,7 @@ class SideReleases:
         found, removed = [], self._removing and world == 0
         if CHOICE in (release.what for release in stage.spec.side_releases):
             chosen = client_round.choose(self._task(self._models), stage, self._client(world, removed, source))
-            found.append(Observation(float(chosen == len(self._models) - 1), choice=True))
+            found.append(Observation(CHOICE, float(chosen == len(self._models) - 1), choice=True))
         for release in stage.spec.sent:
             found += self._numbers(release, stage, self._answer(release, stage, world, source))
         return found
@@ -142,17 +144,17 @@ class SideReleases:
         along, move = self._effect(release, stage)
         scaled, noise = answer / release.bound(self._shape), stage.noise_of(release.what)
         rate = stage.plan.rate if release.sampled else 1.0
-        found = [Observation(float(scaled @ along), move, noise, rate)]
-        return found + ([Observation(float(each)) for each in scaled] if 1 < len(scaled) <= _MOST_COORDINATES else [])
+        found = [Observation(release.what, float(scaled @ along), move, noise, rate)]
+        if 1 < len(scaled) <= _MOST_COORDINATES:
+            found += [Observation(release.what, float(each)) for each in scaled]
+        return found
 
     def _effect(self, release: SideRelease, stage: Stage) -> tuple[Tensor, float]:
         """The direction in which the canary changes a sum, and by how much, relative to its bound."""
         if release.what not in self._effects:
-            given = self._rows(stage, 1)
-            gap = exact_sum(release, replace(given, x=given.x[-1:], y=given.y[-1:], persons=None))
+            gap = exact_sum(release, _last(self._rows(stage, 1)))
             if not self._removing:
-                other = self._rows(stage, 0)
-                gap = gap - exact_sum(release, replace(other, x=other.x[-1:], y=other.y[-1:], persons=None))
+                gap = gap - exact_sum(release, _last(self._rows(stage, 0)))
             far = float(gap.norm())
             move = far / release.bound(self._shape) * (1.0 if self._removing else 0.5)
             self._effects[release.what] = (gap / max(far, 1e-30), move)
@@ -197,34 +199,53 @@ class SideReleases:
         )
 
 
+def _last(given: Evidence) -> Evidence:
+    """The same of the last row alone, which is trained on as well as held out."""
+    x, y = given.x[-1:], given.y[-1:]
+    return replace(given, x=x, y=y, held_x=x, held_y=y, persons=None)
+
+
 def side_releases_of(target: Target) -> list[tuple[Stage, SideRelease]]:
     """All side releases of the run, each with its stage and as often as it occurs."""
     stages = (() if target.enrolment is None else (target.enrolment,)) + target.rounds
     return [(stage, side_release) for stage in stages for side_release in stage.spec.side_releases]
 
 
-def scored(worlds: Sequence[Sequence[Sequence[Observation]]], relation: str) -> list[tuple[Array, Array]]:
-    """The log likelihood ratios for the runs on each of two datasets, and the raw numbers.
+def scored(worlds: Sequence[Sequence[Sequence[Observation]]], relation: str) -> dict[str, tuple[Array, Array]]:
+    """For each release and each of two datasets, a row for each run: the log likelihood ratio, and the raw numbers.
 
     What the adversary does not know in advance is estimated from the runs that choose the test.
     """
     values = [np.array([[number.value for number in run] for run in world]) for world in worlds]
     kinds = worlds[0][0]
-    scores = [np.zeros(len(world)) for world in worlds]
     known = [world[statistics.choosing(len(world))] for world in values]
-    for column, kind in enumerate(kinds):
-        if kind.choice:
-            odds = [(one[:, column].sum() + 0.5) / (len(one) + 1.0) for one in known]
-            yes, no = np.log(odds[1] / odds[0]), np.log((1 - odds[1]) / (1 - odds[0]))
-            scores = [s + np.where(v[:, column] > 0.5, yes, no) for s, v in zip(scores, values, strict=True)]
-        elif kind.move > 1e-3 and kind.noise > 0:
-            low, high = (float(one[:, column].mean()) for one in known)
-            rest = 0.5 * (low + high) if relation == "replace-one" else low
-            scores = [
-                s + statistics.log_likelihood(
-                    (v[:, column] - rest) / kind.move, kind.rate, 1, kind.noise / kind.move,
-                    "replace-one" if relation == "replace-one" else "add-remove",
-                )
-                for s, v in zip(scores, values, strict=True)
-            ]  # fmt: skip
-    return list(zip(scores, values, strict=True))
+    found = {}
+    for what in dict.fromkeys(kind.what for kind in kinds):
+        own = [column for column, kind in enumerate(kinds) if kind.what == what]
+        scores = [np.zeros(len(world)) for world in worlds]
+        for column in own:
+            told = [world[:, column] for world in values]
+            more = _likelihoods(kinds[column], told, [one[:, column] for one in known], relation)
+            scores = [one + own_more for one, own_more in zip(scores, more, strict=True)]
+        tables = [np.column_stack([one, world[:, own]]) for one, world in zip(scores, values, strict=True)]
+        found[what] = (tables[0], tables[1])
+    return found
+
+
+def _likelihoods(kind: Observation, told: list[Array], known: list[Array], relation: str) -> list[Array]:
+    """The log likelihood ratios of one number; zeros where nothing is known about it."""
+    if kind.choice:
+        odds = [(one.sum() + 0.5) / (len(one) + 1.0) for one in known]
+        yes, no = np.log(odds[1] / odds[0]), np.log((1 - odds[1]) / (1 - odds[0]))
+        return [np.where(one > 0.5, yes, no) for one in told]
+    if kind.move > 1e-3 and kind.noise > 0:
+        low, high = (float(one.mean()) for one in known)
+        rest = 0.5 * (low + high) if relation == "replace-one" else low
+        return [
+            statistics.log_likelihood(
+                (one - rest) / kind.move, kind.rate, 1, kind.noise / kind.move,
+                "replace-one" if relation == "replace-one" else "add-remove",
+            )
+            for one in told
+        ]  # fmt: skip
+    return [np.zeros(len(one)) for one in told]

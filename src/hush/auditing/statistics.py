@@ -1,16 +1,22 @@
-"""Statistics of a privacy audit: lower bounds on epsilon from scores.
+"""Statistics of a privacy audit: what an attack was seen to do, and the lower bounds on epsilon that follow.
 
 An audit acts as the adversary. It trains with and without its own canary rows, scores what was released, and measures
 how well the scores distinguish the two. Differential privacy limits this; an adversary that exceeds the limit refutes
-the claim.
+the claim. What was seen is `Separation` (repeated runs on two data sets) or `Guesses` (many canaries at once). Both can
+be compared with a limit on attacks (`TradeOff`), and give an epsilon that assumes nothing about the mechanism.
 
 Guarantees:
-    `two_datasets` and `one_run` assume nothing about the mechanism or the scores: if it is (epsilon, delta)-private,
-    the bound exceeds epsilon with probability at most 1 - confidence, whatever the scores.
-    `two_datasets`: a third of the runs (`choosing`) selects the test, the others evaluate it, with Clopper-Pearson
-    bounds on both error rates.
-    `one_run`: theorem 5.2 of Steinke, Nasr and Jagielski (2023, arXiv:2305.08846), including its delta term. Several
-    numbers of guesses are tried, and the confidence is divided between them.
+    Each statement that `Separation` and `Guesses` make about an attack is wrong with probability at most 1 -
+    confidence, all of them together, whatever the scores. So `refutes` is, and `epsilon` exceeds a true epsilon no
+    more often.
+    `two_datasets`: a quarter of the runs (`choosing`) selects the attacks, the others evaluate them. Half of the
+    failure probability is for the accuracy of a guess, which has one exact bound over both data sets (Hoeffding 1956:
+    successes of unequal trials are no more spread than those of equal ones); half is for one pair of rates in the
+    tails, with Clopper-Pearson bounds on each.
+    `one_run`: the probability of so many correct guesses is at most that of Theorem 16 of docs/proofs.md, and, for an
+    epsilon alone, of theorem 5.2 of Steinke, Nasr and Jagielski (2023, arXiv:2305.08846), including its delta term. A
+    number of guesses that is fixed beforehand has most of the failure probability; others share the rest. Of 16 or more
+    runs, half of it is for the mean accuracy, whose bound uses that the runs are independent.
     `if_gaussian` assumes normal scores of equal variance, and is an approximation: additional information, not a bound.
 
 Edge cases:
@@ -23,12 +29,14 @@ Edge cases:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hush.auditing.trade_off import TradeOff, possible
 from hush.privacy.accounting import gaussian
 from hush.types import HushError, Relation
 
@@ -38,6 +46,9 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 _FEWEST_GUESSES = 8
+_MOST_GUESSES = 1024
+_MAIN_SHARE = 0.8
+_SEVERAL_RUNS = 16
 _HUGE = 1e30
 _RIDGE = 1e-7
 
@@ -50,9 +61,61 @@ class _Test:
     threshold: float
     likelier: int
 
+    def hits(self, world: Array) -> int:
+        return int((world @ self.weights > self.threshold).sum())
 
-def two_datasets(absent: Array, present: Array, delta: float, confidence: float) -> float:
-    """Return a lower bound on epsilon from repeated runs on two neighbouring datasets.
+
+@dataclass(frozen=True)
+class Separation:
+    """How well two data sets were told apart, all of it with one confidence.
+
+    Attributes:
+        accuracy: A guess between the two is right at least so often.
+        true: An attack far out in the tails detects one data set at least so often,
+        false: and takes the other one for it at most so often.
+    """
+
+    accuracy: float
+    true: float
+    false: float
+
+    def refutes(self, curve: TradeOff) -> bool:
+        """Whether this is more than a curve allows."""
+        return self.accuracy > curve.accuracy or self.true > curve.most_true(self.false)
+
+    def epsilon(self, delta: float) -> float:
+        """Return the largest epsilon that is refuted at `delta`, whatever the mechanism."""
+        return max(_epsilon_of_accuracy(self.accuracy, delta), math.log(max(1.0, (self.true - delta) / self.false)))
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """How many guesses about canaries were right, for several numbers of guesses.
+
+    Attributes:
+        canaries: How many there were.
+        counts: For each number of guesses how many were right, and the failure probability that is spent on it.
+        accuracy: Over independent runs, a guess about every canary is right at least so often.
+    """
+
+    canaries: int
+    counts: tuple[tuple[int, int, float], ...]
+    accuracy: float = 0.0
+
+    def refutes(self, curve: TradeOff) -> bool:
+        """Whether so many right guesses are too improbable for a curve."""
+        return self.accuracy > curve.accuracy or any(
+            not possible(self.canaries, guesses, correct, curve, failure) for guesses, correct, failure in self.counts
+        )
+
+    def epsilon(self, delta: float) -> float:
+        """Return the largest epsilon that is refuted at `delta`, whatever the mechanism."""
+        counted = (_refuted(self.canaries, n, right, delta, failure) for n, right, failure in self.counts)
+        return max(_epsilon_of_accuracy(self.accuracy, delta), *counted, 0.0)
+
+
+def two_datasets(absent: Array, present: Array, delta: float, confidence: float) -> Separation:
+    """Return how well repeated runs on two neighbouring datasets are told apart.
 
     Args:
         absent: Scores of the runs on the first dataset, a row each. Column 0 is the adversary's best score; further
@@ -67,34 +130,92 @@ def two_datasets(absent: Array, present: Array, delta: float, confidence: float)
         raise HushError("audit: at least 4 runs on each dataset are needed")
     choose = [world[choosing(len(world))] for world in worlds]
     judge = [world[~choosing(len(world))] for world in worlds]
-    best, _ = max(_tests(choose, delta, confidence), key=lambda pair: pair[1])
-    hits = [int((world @ best.weights > best.threshold).sum()) for world in judge]
-    a, b = best.likelier, 1 - best.likelier
-    return float(_ratio(np.array(hits[a]), len(judge[a]), np.array(hits[b]), len(judge[b]), delta, confidence))
+    sizes = [len(world) for world in judge]
+    failure = 0.5 * (1.0 - confidence)
+    guess, tails = _best(choose, delta, failure)
+    hits = [guess.hits(world) for world in judge]
+    right = hits[guess.likelier] + sizes[1 - guess.likelier] - hits[1 - guess.likelier]
+    # With unequal numbers of runs the plain sum is not the accuracy of a guess at even odds.
+    accuracy = float(_least(np.array(right), sum(sizes), failure)) if sizes[0] == sizes[1] else 0.0
+    hits = [tails.hits(world) for world in judge]
+    a, b = tails.likelier, 1 - tails.likelier
+    true = float(_least(np.array(hits[a]), sizes[a], 0.5 * failure))
+    return Separation(accuracy, true, float(_most(np.array(hits[b]), sizes[b], 0.5 * failure)))
 
 
 def choosing(runs: int) -> NDArray[np.bool_]:
     """Which runs select the test. Everything that an adversary estimates from runs must come from these alone."""
-    chosen: NDArray[np.bool_] = np.arange(runs) % 3 == 0
+    chosen: NDArray[np.bool_] = np.arange(runs) % 4 == 0
     return chosen
 
 
-def one_run(scores: Array, included: NDArray[np.bool_], delta: float, confidence: float) -> float:
-    """Return a lower bound on epsilon from canaries that were each included with probability 1/2.
+def one_run(scores: Array, included: NDArray[np.bool_], confidence: float, expected: int | None = None) -> Guesses:
+    """Return how many canaries, each included with probability 1/2, are guessed rightly by the most extreme scores.
 
     Args:
-        scores: One per canary; higher means more likely included.
+        scores: One per canary, higher if more likely included; for several independent runs a row each.
         included: Which canaries were included.
-        delta: The delta of the claim.
         confidence: Confidence level, such as 0.95.
+        expected: The number of guesses that most is expected of, one of `guess_sizes`; it must not depend on the
+            scores.
     """
-    check(delta, confidence)
-    ranked = np.asarray(included)[np.argsort(np.nan_to_num(scores, nan=-_HUGE), kind="stable")]
-    count = len(ranked)
-    sides = [half for half in (count // 2 >> k for k in range(count.bit_length())) if 2 * half >= _FEWEST_GUESSES]
-    failure = (1.0 - confidence) / max(1, len(sides))
-    right = [(2 * k, int(ranked[-k:].sum()) + int((~ranked[:k]).sum())) for k in sides]
-    return max((_refuted(count, guesses, correct, delta, failure) for guesses, correct in right), default=0.0)
+    check(0.0, confidence)
+    runs = np.atleast_2d(np.nan_to_num(np.asarray(scores, dtype=np.float64), nan=-_HUGE))
+    truth = np.atleast_2d(np.asarray(included))
+    failure, accuracy = 1.0 - confidence, 0.0
+    if len(runs) >= _SEVERAL_RUNS:
+        failure *= 0.5
+        order = runs.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
+        accuracy = least_mean(((order >= runs.shape[1] // 2) == truth).mean(axis=1), failure)
+    ranked = truth.ravel()[np.argsort(runs.ravel(), kind="stable")]
+    sizes = guess_sizes(len(ranked))
+    shares = {size: failure / len(sizes) for size in sizes}
+    if expected in shares and len(sizes) > 1:
+        shares = {size: (1.0 - _MAIN_SHARE) * failure / (len(sizes) - 1) for size in sizes}
+        shares[expected] = _MAIN_SHARE * failure
+    halves = {size: (ranked[-(size // 2) :], ranked[: size // 2]) for size in sizes}
+    right = {size: int(above.sum()) + int((~below).sum()) for size, (above, below) in halves.items()}
+    return Guesses(len(ranked), tuple((size, right[size], shares[size]) for size in sizes), accuracy)
+
+
+def least_mean(values: Array, failure: float) -> float:
+    """Return a lower bound on the mean of independent numbers in [0, 1], in their order; 0 if 1/2 is not exceeded.
+
+    A bettor who bets on more than a mean, fairly if it is the true one, multiplies its money by 1 / failure with at
+    most that probability (Ville's inequality). The stakes follow from the numbers before, as proposed by Waudby-Smith
+    and Ramdas (2024, arXiv:2010.09686).
+    """
+    values = np.asarray(values, dtype=np.float64)
+    counts = np.arange(1.0, len(values) + 1.0)
+    # Before each number: the mean and the variance of those before it, and of one more of 1/2 with variance 1/4.
+    means = np.append(0.5, (0.5 + np.cumsum(values)) / (counts + 1.0))[:-1]
+    around = np.append(0.25, (0.25 + np.cumsum((values - means) ** 2)) / (counts + 1.0))[:-1]
+    for supposed in np.arange(0.5, 1.0, 1e-3):
+        gaps = means - supposed
+        stakes = np.clip(gaps / (around + gaps**2), 0.0, 0.75 / supposed)
+        if np.cumsum(np.log1p(stakes * (values - supposed))).max(initial=0.0) < -math.log(failure):
+            return float(supposed) - 1e-3 if supposed > 0.5 else 0.0
+    return 1.0 - 1e-3
+
+
+def guess_sizes(canaries: int) -> list[int]:
+    """Return the numbers of guesses that are tried: all canaries, and half as many each time; not very many."""
+    halves = (canaries // 2 >> k for k in range(canaries.bit_length()))
+    return [2 * half for half in halves if _FEWEST_GUESSES <= 2 * half <= _MOST_GUESSES]
+
+
+def expected_correct(canaries: int, guesses: int, accuracy: float) -> int:
+    """Return how many of the most extreme guesses are right in expectation, for normal scores that are told apart with
+    this accuracy.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import ndtr, ndtri
+
+    gap = 2.0 * float(ndtri(min(accuracy, 1.0 - 1e-9)))
+    share = min(guesses / canaries, 1.0 - 1e-9)
+    # Around the middle between the two means: the share of all scores beyond the threshold, on either side.
+    edge = brentq(lambda t: ndtr(0.5 * gap - t) + ndtr(-0.5 * gap - t) - share, 0.0, 40.0 + gap)
+    return round(guesses * float(ndtr(0.5 * gap - edge)) / share)
 
 
 def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
@@ -163,6 +284,13 @@ def check(delta: float, confidence: float) -> None:
         raise HushError(f"confidence: found {confidence!r}; accepted: a number from 0.5 up to, but below, 1")
 
 
+def _epsilon_of_accuracy(accuracy: float, delta: float) -> float:
+    """The largest epsilon with which a guess at even odds cannot be right so often."""
+    if accuracy >= 1.0:
+        return math.inf
+    return math.log(max(1.0, (accuracy - delta) / (1.0 - accuracy)))
+
+
 def _refuted(canaries: int, guesses: int, correct: int, delta: float, failure: float) -> float:
     """Return the largest epsilon at which this many correct guesses are too improbable."""
     low, high = 0.0, 1.0
@@ -177,8 +305,17 @@ def _refuted(canaries: int, guesses: int, correct: int, delta: float, failure: f
     return low
 
 
-def _tests(worlds: list[Array], delta: float, confidence: float) -> Iterator[tuple[_Test, float]]:
-    """Thresholds on each score, from either side and for either dataset, with the bound that each would give."""
+def _best(worlds: list[Array], delta: float, failure: float) -> tuple[_Test, _Test]:
+    """The most accurate test, and the one with the highest bound in the tails."""
+    guesses, tails = [], []
+    for test_of, accuracy, bound in _tests(worlds, delta, failure):
+        guesses.append((float(accuracy.max()), test_of(int(accuracy.argmax()))))
+        tails.append((float(bound.max()), test_of(int(bound.argmax()))))
+    return max(guesses, key=lambda pair: pair[0])[1], max(tails, key=lambda pair: pair[0])[1]
+
+
+def _tests(worlds: list[Array], delta: float, failure: float) -> Iterator[tuple[Callable[[int], _Test], Array, Array]]:
+    """Thresholds on each score, from either side and for either dataset: the accuracy of each, and its bound."""
     for weights in _directions(worlds):
         for likelier in (0, 1):
             high, low = (np.sort(worlds[world] @ weights) for world in (likelier, 1 - likelier))
@@ -188,9 +325,14 @@ def _tests(worlds: list[Array], delta: float, confidence: float) -> Iterator[tup
             true = len(high) - above
             # The midpoint to the next score, so that a wide gap is split in its middle.
             cuts = np.where(true > 0, 0.5 * (edges + high[np.minimum(above, len(high) - 1)]), edges)
-            bounds = _ratio(true, len(high), false, len(low), delta, confidence)
-            best = int(np.argmax(bounds))
-            yield _Test(weights, float(cuts[best]), likelier), float(bounds[best])
+            accuracy = 0.5 + 0.5 * (true / len(high) - false / len(low))
+            least, most = _least(true, len(high), 0.5 * failure), _most(false, len(low), 0.5 * failure)
+            bounds = np.maximum((least - delta) / most, 0.0)
+            yield partial(_test, weights, cuts, likelier), accuracy, bounds
+
+
+def _test(weights: Array, cuts: Array, likelier: int, number: int) -> _Test:
+    return _Test(weights, float(cuts[number]), likelier)
 
 
 def _directions(worlds: list[Array]) -> Iterator[Array]:
@@ -212,16 +354,17 @@ def _directions(worlds: list[Array]) -> Iterator[Array]:
         yield -weights
 
 
-def _ratio(
-    true: NDArray[np.int_], trues: int, false: NDArray[np.int_], falses: int, delta: float, confidence: float
-) -> Array:
-    """The epsilon implied by two exact one-sided bounds on the rates, 0 if none."""
+def _least(hits: NDArray[np.int_], trials: int, failure: float) -> Array:
+    """The exact lower bound on a probability."""
     from scipy.special import betaincinv
 
-    failure = 0.5 * (1.0 - confidence)
-    least = np.where(true > 0, betaincinv(np.maximum(true, 1), trues - true + 1, failure), 0.0)
-    most = np.where(false < falses, betaincinv(false + 1, np.maximum(falses - false, 1), 1.0 - failure), 1.0)
-    return np.log(np.maximum((least - delta) / most, 1.0))
+    found: Array = np.where(hits > 0, betaincinv(np.maximum(hits, 1), trials - hits + 1, failure), 0.0)
+    return found
+
+
+def _most(hits: NDArray[np.int_], trials: int, failure: float) -> Array:
+    """The exact upper bound on a probability."""
+    return 1.0 - _least(trials - hits, trials, failure)
 
 
 def _table(scores: Array) -> Array:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
+from hush.auditing.trade_off import Planned
 from hush.config import Config
 from hush.engines.setup import Federation
 from hush.models import Model
@@ -74,6 +76,24 @@ class Target:
         """Canaries in place of the last rows; in place of the last persons, each as often as that person has rows."""
         return canaries if self.persons is None else canaries.repeat_interleave(self.persons.sizes[-len(canaries) :], 0)
 
+    @cached_property
+    def planned(self) -> Planned:
+        """What it is planned to release, at enrolment and in all rounds."""
+        stages = (*(() if self.enrolment is None else (self.enrolment,)), *self.rounds)
+        return Planned(
+            costs=tuple(cost for stage in stages for cost in stage.round_costs),
+            delta=self.delta,
+            relation=self.plan.relation,
+            accountant=self.plan.accountant,
+        )
+
+    @property
+    def unit(self) -> str:
+        """What is protected: a row, a person, or a client."""
+        if self.plan.whole_update:
+            return "client"
+        return "row" if self.persons is None else "person"
+
     @property
     def steps(self) -> int:
         """Noisy steps of training in all rounds."""
@@ -95,8 +115,6 @@ def target(federation: Federation, client: int | str | None = None) -> Target:
     plan = schedule.plan
     if not plan.private or plan.rounds == 0:
         raise HushError(f"audit: client {client} has no guarantee to audit: it adds no noise or takes part in no round")
-    if plan.whole_update:
-        raise HushError('audit: with privacy.unit = "client" no row is a canary; accepted: "row" or "person"')
     model.to(federation.device)
     x, y = federation.arrays(1)
     first = federation.data.bounds()[client][0]

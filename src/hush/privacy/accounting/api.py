@@ -95,8 +95,15 @@ def epsilon_of(
     costs: Iterable[Cost], delta: float, relation: Relation = "add-remove", accountant: Accountant = "pld"
 ) -> float:
     """Return an upper bound on the epsilon of all these costs together."""
+    return epsilon_of_parts(events.parts_of_costs(costs), delta, relation, accountant)
+
+
+def epsilon_of_parts(
+    parts: tuple[Part | Fixed, ...], delta: float, relation: Relation = "add-remove", accountant: Accountant = "pld"
+) -> float:
+    """Return an upper bound on the epsilon of these steps."""
     _check(delta=delta, relation=relation, accountant=accountant)
-    return _spent(events.parts_of_costs(costs), delta, relation, accountant)
+    return _spent(parts, delta, relation, accountant)
 
 
 def noise_scale(
