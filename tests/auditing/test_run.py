@@ -254,7 +254,7 @@ def test_all_stages_of_a_course_are_audited(small: dict[str, Any]) -> None:
     assert (found.rounds, found.steps) == (4, 1 + 3 * held.plan.steps)
     assert occurrences(found) == (
         ("model update", 4, 4),
-        ("cluster choice", 2, 2),
+        ("cluster choice", 1, 1),
     )
 
 

@@ -33,7 +33,7 @@ Array = NDArray[np.float64]
 _MOST_COORDINATES = 64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Observation:
     """A number that the adversary computes from a release.
 
@@ -110,13 +110,17 @@ class SideReleases:
         told = enrolment.answered(stage, samples, lambda _: rows, self._target.client, source)
         found = []
         if counted:
-            found.append(Observation(COUNT, told.count, float(self._removing), stage.noise_of(COUNT)))
+            found.append(
+                Observation(what=COUNT, value=told.count, move=float(self._removing), noise=stage.noise_of(COUNT))
+            )
         if told.mean is not None:
             spread = stage.noise_of(CENTRE)
             # The sum of the rows relative to their bound, whatever number it was divided by.
             mean = told.mean.cpu().double() * (spread / told.deviation)
-            found.append(Observation(CENTRE, float(mean @ self._along), self._move, spread))
-            found += [Observation(CENTRE, float(each)) for each in mean] if len(mean) <= _MOST_COORDINATES else []
+            found.append(Observation(what=CENTRE, value=float(mean @ self._along), move=self._move, noise=spread))
+            found += (
+                [Observation(what=CENTRE, value=float(each)) for each in mean] if len(mean) <= _MOST_COORDINATES else []
+            )
         return found
 
     def round(self, stage: Stage, world: int, source: Source) -> list[Observation]:
@@ -124,7 +128,7 @@ class SideReleases:
         found, removed = [], self._removing and world == 0
         if CHOICE in (release.what for release in stage.spec.side_releases):
             chosen = client_round.choose(self._task(self._models), stage, self._client(world, removed, source))
-            found.append(Observation(CHOICE, float(chosen == len(self._models) - 1), choice=True))
+            found.append(Observation(what=CHOICE, value=float(chosen == len(self._models) - 1), choice=True))
         for release in stage.spec.sent:
             found += self._numbers(release, stage, self._answer(release, stage, world, source))
         return found
@@ -144,9 +148,9 @@ class SideReleases:
         along, move = self._effect(release, stage)
         scaled, noise = answer / release.bound(self._shape), stage.noise_of(release.what)
         rate = stage.plan.rate if release.sampled else 1.0
-        found = [Observation(release.what, float(scaled @ along), move, noise, rate)]
+        found = [Observation(what=release.what, value=float(scaled @ along), move=move, noise=noise, rate=rate)]
         if 1 < len(scaled) <= _MOST_COORDINATES:
-            found += [Observation(release.what, float(each)) for each in scaled]
+            found += [Observation(what=release.what, value=float(each)) for each in scaled]
         return found
 
     def _effect(self, release: SideRelease, stage: Stage) -> tuple[Tensor, float]:
