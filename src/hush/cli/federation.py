@@ -17,8 +17,10 @@ from hush.types import HushError, NothingTrainedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from hush.deploy.admin.folders import FederationFolder
     from hush.deploy.admin.operation_log import Process
-    from hush.types import RoundRecord
+    from hush.deploy.coordinator.queue import RunOptions
+    from hush.types import RoundRecord, RunResult
 
 _LONGEST = 4000
 federation_app = typer.Typer(
@@ -112,17 +114,15 @@ def renew(
     ] = None,
     days: Annotated[int, typer.Option(help="Validity of the new certificate, in days.")] = 365,
 ) -> None:
-    """Create a new server certificate signed by the same CA; members need no change."""
+    """Create a new server certificate signed by the same CA; neither members nor a running serve need a restart."""
     need_flower()
     from hush.deploy.admin.folders import FederationFolder
-    from hush.deploy.admin.keys import make_server
+    from hush.deploy.admin.keys import renew_server, validity
 
     place = FederationFolder(directory)
-    for old in ("server.key", "server.crt"):
-        (place.server / old).unlink(missing_ok=True)
-    hosts = [place.settings.host, *(host or ()), "localhost", "127.0.0.1"]
-    make_server(place.server, list(dict.fromkeys(hosts)), days)
-    print(printable(f"{place.server / 'server.crt'}: valid for {days} days; restart hush federation serve", _LONGEST))
+    renew_server(place.server, [place.settings.host, *(host or ()), "localhost", "127.0.0.1"], days)
+    until = f"{validity(place.server / 'server.crt')[1]:%Y-%m-%d}"
+    print(printable(f"{place.server / 'server.crt'}: valid until {until}; a running serve uses it at once", _LONGEST))
 
 
 @federation_app.command()
@@ -238,6 +238,9 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Members take part with synthetic rows and charge nothing.")
     ] = False,
+    queued: Annotated[
+        bool, typer.Option("--queue", help="Add it to the queue, which hush federation work runs one after the other.")
+    ] = False,
     label: Annotated[str, typer.Option(help="The label column of CSV and Parquet files.")] = "label",
     classes: Annotated[int | None, typer.Option(help="Number of classes; default: the largest label plus one.")] = None,
     sets: Sets = None,
@@ -250,29 +253,69 @@ def run(
     """Run a config with the online members."""
     need_flower()
     start_log("run", log_file, log_level)
-    from hush import report
-    from hush.config import load
     from hush.deploy.admin.folders import FederationFolder
-    from hush.deploy.coordinator.run import Coordinator
-    from hush.deploy.member.datasets import public_test
-    from hush.deploy.transport.flower import CoordinatorClient
+    from hush.deploy.coordinator.queue import RunOptions
 
-    place, config = FederationFolder(directory), load(file, sets or ())
-    rows = public_test(test, place.path, config, label=label, classes=classes, root=data)
-    hub = CoordinatorClient(place.settings.address, place.ca(), place.secret(), turn=place.turn)
+    place = FederationFolder(directory)
     path = out or (_fresh(file.stem, place.path / "dry-runs") if dry_run else place.runs / file.stem)
-    command = shlex.join(["hush", *sys.argv[1:]])
-    progress = None if as_json else round_lines(config.rounds)
-    result = Coordinator(place, hub, rows).run(
-        config, path, resume=resume, command=command, progress=progress, purpose=purpose, say=_say, dry_run=dry_run
-    )
-    report.write(path)
+    options = RunOptions(
+        purpose=purpose, test=None if test is None else str(test.absolute()), label=label, classes=classes,
+        sets=tuple(sets or ()), data=data,
+    )  # fmt: skip
+    if queued:
+        _add_to_queue(place, file, options, refused=dry_run or resume or out is not None)
+        return
+    result = train(
+        place, file, path, options, resume=resume, dry_run=dry_run, quiet=as_json,
+        command=shlex.join(["hush", *sys.argv[1:]]),
+    )  # fmt: skip
     _finish(result, path, as_json)
     if dry_run:
         _say(
             f"dry run on synthetic rows: nothing was charged at any member, and the model means nothing; "
             f"{result.seconds / max(1, result.rounds):.2f} s a round"
         )
+
+
+def _add_to_queue(place: FederationFolder, file: Path, options: RunOptions, *, refused: bool) -> None:
+    from hush.config import load
+    from hush.deploy.coordinator import queue
+
+    if refused:
+        raise HushError("--queue: accepted without --out, --dry-run and --resume: a queued run is resumed by itself")
+    load(file, options.sets)
+    entry = queue.add(place, file.read_bytes(), file.stem, options)
+    before = sum(each.state in ("waiting", "running") for each in queue.listed(place)) - 1
+    print(
+        printable(
+            f"run {entry.name} has number {entry.number} in the queue, {before} before it; "
+            f"hush federation work {place.path} runs them",
+            _LONGEST,
+        )
+    )
+
+
+def train(
+    place: FederationFolder, file: Path, path: Path, options: RunOptions, *, resume: bool, dry_run: bool = False,
+    quiet: bool = False, command: str = "",
+) -> RunResult:  # fmt: skip
+    """Run a config file with the online members in a run directory, and write its report."""
+    from hush import report
+    from hush.config import load
+    from hush.deploy.coordinator.run import Coordinator
+    from hush.deploy.member.datasets import public_test
+    from hush.deploy.transport.flower import CoordinatorClient
+
+    config = load(file, options.sets)
+    test = None if options.test is None else Path(options.test)
+    rows = public_test(test, place.path, config, label=options.label, classes=options.classes, root=options.data)
+    hub = CoordinatorClient(place.settings.address, place.ca(), place.secret(), turn=place.turn)
+    result = Coordinator(place, hub, rows).run(
+        config, path, resume=resume, command=command, progress=None if quiet else round_lines(config.rounds),
+        purpose=options.purpose, say=_say, dry_run=dry_run,
+    )  # fmt: skip
+    report.write(path)
+    return result
 
 
 @federation_app.command()
@@ -311,6 +354,7 @@ def status(directory: Folder, as_json: AsJson = False) -> None:
     """Show members, which of them are online, and the progress of runs."""
     need_flower()
     from hush.deploy.admin.folders import FederationFolder
+    from hush.deploy.coordinator.queue import text
     from hush.deploy.coordinator.status import federation_status
 
     found = federation_status(FederationFolder(directory))
@@ -322,6 +366,8 @@ def status(directory: Folder, as_json: AsJson = False) -> None:
         print(printable(f"  {name:20} {state}", _LONGEST))
     for each in found["runs"]:
         print(printable(f"  run {each['run']}: {each['state']}, round {each['round']} of {each['rounds']}", _LONGEST))
+    for each in found["queue"]:
+        print(printable(f"  queue {text(each)}", _LONGEST))
 
 
 @federation_app.command()

@@ -22,7 +22,7 @@ from hush.cli.certificate import certificate
 from hush.cli.data import data_app
 from hush.cli.engine import Address, Engine, engine_arguments
 from hush.cli.federation import local as run_locally
-from hush.cli.federation_member import member_app
+from hush.cli.federation_operations import operations_app
 from hush.cli.live import live_page, say
 from hush.cli.predict import predict
 from hush.cli.privacy import attack, audit, ledger_app
@@ -54,7 +54,7 @@ app = typer.Typer(
 )
 
 app.add_typer(ledger_app, name="ledger")
-app.add_typer(member_app, name="federation")
+app.add_typer(operations_app, name="federation")
 app.add_typer(data_app, name="data")
 app.command()(audit)
 app.command()(attack)

@@ -4,6 +4,7 @@ DIR/federation.toml      name, address, time limits of a round
 DIR/members/NAME.pub     public keys of the admitted members; `hush federation revoke` removes one
 DIR/server/              CA, certificate, heads of the members' ledgers, audit log
 DIR/runs/                one directory per run
+DIR/queue/               the runs that wait for each other (`hush.deploy.coordinator.queue`)
 DIR/deliveries/RUN/      the signed model of each member of a finished run
 DIR/kits/NAME/           given to the member: kit.toml, ca.crt, policy.toml, and (if created here) its key
 """
@@ -41,6 +42,7 @@ class Settings:
             answered. It is shorter for members that failed before.
         gather: How long a run waits for its members before the first round.
         approval: How long a run waits for people at the members to approve it.
+        at_once: How many runs of the queue go on at the same time.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Settings:
     approval: float = 3600.0
     slack: float = 5.0
     max_rows: float = 1e6
+    at_once: float = 1.0
 
     @property
     def host(self) -> str:

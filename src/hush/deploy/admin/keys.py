@@ -11,6 +11,7 @@ import hashlib
 import ipaddress
 import os
 import ssl
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -155,6 +156,27 @@ def make_server(folder: Path, hosts: Sequence[str], days: int) -> None:
     )
     write_secret(folder / "server.key", private_pem(key))
     (folder / "server.crt").write_bytes(_pem(builder.sign(signer, hashes.SHA384())))
+
+
+def renew_server(folder: Path, hosts: Sequence[str], days: int) -> None:
+    """Replace the server's certificate by a new one for these hosts and those of the former one."""
+    former = _hosts(folder / "server.crt")
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".renewed-") as made:
+        for name in ("ca.crt", "ca.key"):
+            content = read(folder / name, "a file of the CA")
+            write_secret(Path(made) / name, content)
+        make_server(Path(made), list(dict.fromkeys([*hosts, *former])), days)
+        for name in ("server.key", "server.crt"):
+            (Path(made) / name).replace(folder / name)
+
+
+def _hosts(path: Path) -> list[str]:
+    """The hosts that a certificate is for; none if there is no certificate."""
+    try:
+        names = _certificate(path).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (HushError, x509.ExtensionNotFound):
+        return []
+    return [str(each.value) for each in names]
 
 
 def make_signer(folder: Path, name: str, days: int = 3650) -> None:

@@ -19,7 +19,7 @@ from hush.types import HushError
 
 STANDARD_ERROR = "-"
 LEVELS = ("debug", "info", "warning", "error")
-Process = Literal["serve", "join", "run"]
+Process = Literal["serve", "join", "run", "work"]
 
 
 class _Lines(logging.Formatter):

@@ -6,6 +6,7 @@ from contextlib import closing
 from typing import Any
 
 from hush.deploy.admin.folders import FederationFolder
+from hush.deploy.coordinator import queue
 from hush.server.run_directory import MANIFEST, RESULT, ROUNDS, read_json
 from hush.types import HushError
 
@@ -31,8 +32,14 @@ def federation_status(place: FederationFolder) -> dict[str, Any]:
         "fault": fault,
         "members": states,
         "seen": {name: heads.get(name, "") for name in members},
-        "runs": [_run(path) for path in sorted(place.runs.glob("*")) if (path / MANIFEST).exists()],
+        "runs": runs_of(place),
+        "queue": queue.shown(place),
     }
+
+
+def runs_of(place: FederationFolder) -> list[dict[str, Any]]:
+    """Return the progress of each run."""
+    return [_run(path) for path in sorted(place.runs.glob("*")) if (path / MANIFEST).exists()]
 
 
 def _run(path: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hush.deploy.admin.folders import Kit
-from hush.deploy.member import datasets, held_out
+from hush.deploy.member import datasets, expiry, held_out
 from hush.deploy.member import policy as law
 from hush.deploy.member.cpu_share import CpuShare
 from hush.deploy.member.process import Node
@@ -92,6 +93,11 @@ def _take_part(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], Non
         node.log.note("copied", reason=_COPIED)
         say(f"{kit.member}: {_COPIED}")
 
+    def expires(words: str) -> None:
+        node.log.note("certificate", reason=words)
+        say(f"{kit.member}: {words}")
+
+    ended = threading.Event()
     line = NodeClient(kit.address, kit.ca(), kit.key(), patience, copied)
     signal.signal(signal.SIGTERM, _stopped)
     state = State()
@@ -101,6 +107,7 @@ def _take_part(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], Non
 
     try:
         number = report(kit, line)
+        expiry.watch(kit.address, kit.ca(), expires, ended)
         node.log.note("online", node=str(number))
         if warning := law.lifetime_warning(node.policy):
             say(f"{kit.member}: {warning}")
@@ -115,6 +122,7 @@ def _take_part(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], Non
         say(f"{kit.member} has disconnected")
         raise
     finally:
+        ended.set()
         line.close()
         node.ledger.close()
 

@@ -45,7 +45,7 @@ class Downloads:
     def answer(self, path: str, given: Mapping[bytes, bytes]) -> Found:
         """Return the status and the content of an answer: text, or the path of a file."""
         try:
-            member = self._member(path, given)
+            member = self.member(path, given)
         except HushError as error:
             return 403, str(error).encode()
         if path == PATH:
@@ -61,7 +61,7 @@ class Downloads:
         self._note("delivered", member=member, run=run)
         return 200, file
 
-    def _member(self, path: str, given: Mapping[bytes, bytes]) -> str:
+    def member(self, path: str, given: Mapping[bytes, bytes]) -> str:
         """Return the name of the member that signed a request, or raise a `HushError`."""
         pem, when, signature = (
             given.get(name.encode(), b"").decode("ascii", "replace")

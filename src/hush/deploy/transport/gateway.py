@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hush.deploy.transport import mailbox
+from hush.deploy.transport import about, mailbox
 from hush.deploy.transport.downloads import PATH, Downloads
 from hush.deploy.transport.mailbox import Mailbox, Reply, read_body, replier
 from hush.types import HushError
@@ -118,6 +118,7 @@ class Gateway:
         post: Mailbox | None = None, downloads: Downloads | None = None,
     ) -> None:  # fmt: skip
         self._downloads = downloads
+        self._about = about.About(downloads.member, secret, SECRET_HEADER) if downloads else None
         self._app, self._listed, self._genuine = app, listed, genuine
         self._secret, self._most = secret.encode(), cap
         self._instances = instances or Instances()
@@ -138,6 +139,9 @@ class Gateway:
             return await reply(411, [b"a request must announce its size"], {})
         if self._downloads and scope["method"] == "GET" and (path == PATH or path.startswith(f"{PATH}/")):
             return await _download(send, *self._downloads.answer(path, headers))
+        if self._about and scope["method"] == "GET" and path == about.PATH:
+            status, content = self._about.answer(headers, lambda key: key in self._instances.heard())
+            return await reply(status, [content], {})
         of_node = path in _NODE_PATHS
         if not of_node and not hmac.compare_digest(headers.get(SECRET_HEADER.encode(), b""), self._secret):
             return await reply(403, [b"not for nodes"], {})
@@ -197,6 +201,8 @@ class Gateway:
                 else:
                     self._instances.hold(key, instance)
                     self._active |= {key} if path == _JOIN else set()
+                    if path == _JOIN and self._about:
+                        self._about.note(key, headers)
                 if self._instances.must_notify(key):
                     event = {**event, "headers": [*event["headers"], (COPIED_HEADER.encode(), b"1")]}
             await send(event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import signal
 import sys
 import threading
@@ -10,7 +11,9 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from hush.deploy.admin import keys
 from hush.deploy.admin.audit_log import AuditLog
+from hush.deploy.admin.findings import certificate
 from hush.deploy.admin.folders import FederationFolder
 from hush.deploy.admin.processes import check_port
 from hush.deploy.shared.presence import present
@@ -18,15 +21,18 @@ from hush.deploy.transport.downloads import Downloads
 from hush.deploy.transport.gateway import Instances, Listed
 from hush.types import HushError
 
+_DAY = 86_400.0
+
 
 def serve(place: FederationFolder, say: Callable[[str], None], host: str | None = None) -> None:
     """Run the SuperLink until the process is stopped."""
     from hush.deploy.transport.flower import CoordinatorClient, superlink
 
-    certificate, settings = place.certificate(), place.settings
+    files, settings = place.certificate(), place.settings
     listen = host or settings.host
     check_port(listen, settings.port)
     doors, instances = Listed(), Instances()
+    watch = CertificateWatch(place, say)
 
     def keep() -> None:
         hub = CoordinatorClient(
@@ -41,6 +47,10 @@ def serve(place: FederationFolder, say: Callable[[str], None], host: str | None 
                 say(f"members: {error}")
 
         while True:
+            try:
+                watch.look()
+            except HushError as error:
+                complain(error)
             try:
                 now = place.members(complain)
                 if now != listed:
@@ -65,7 +75,52 @@ def serve(place: FederationFolder, say: Callable[[str], None], host: str | None 
     threading.Thread(target=keep, daemon=True).start()
     downloads = Downloads(place, AuditLog(place.server / "audit.jsonl").note)
     with present(place.server, facts):
-        superlink(listen, settings.port, certificate, place.secret(), doors, instances, downloads)
+        superlink(listen, settings.port, files, place.secret(), doors, instances, downloads, watch.renewing)
+
+
+class CertificateWatch:
+    """Has a running server use a renewed certificate, and warns every day of one that ends soon."""
+
+    def __init__(
+        self, place: FederationFolder, say: Callable[[str], None], clock: Callable[[], float] = time.time
+    ) -> None:
+        self._place, self._say, self._clock = place, say, clock
+        self._file = place.server / "server.crt"
+        self._seen = self._before = self._changed()
+        self._told = -_DAY
+        self._reload: Callable[[], None] = lambda: None
+
+    def renewing(self, reload: Callable[[], None]) -> None:
+        """Set what has the server use the files as they are now."""
+        self._reload = reload
+
+    def look(self) -> None:
+        """Look at the files once; a certificate that members would not trust is a `HushError`, and is not used."""
+        changed, before = self._changed(), self._before
+        self._before = changed
+        # Not between two steps of a renewal: nothing has changed since the last look.
+        if changed != self._seen and changed == before and all(changed):
+            self._place.certificate()
+            self._reload()
+            self._seen = changed
+            self._told = -_DAY
+            self._say(f"certificate: renewed, valid until {keys.validity(self._file)[1]:%Y-%m-%d}")
+        if self._clock() - self._told > _DAY:
+            self._told = self._clock()
+            now = datetime.datetime.fromtimestamp(self._clock(), datetime.UTC)
+            found = certificate("server.crt", keys.validity(self._file), "hush federation renew", now)
+            if found.level != "ok":
+                self._say(f"certificate: {found.words}; {found.remedy}")
+
+    def _changed(self) -> tuple[int, int]:
+        """When the certificate and its key were written; 0 for one that is missing, as between two steps of renewal."""
+        times = []
+        for file in (self._file, self._place.server / "server.key"):
+            try:
+                times.append(file.stat().st_mtime_ns)
+            except FileNotFoundError:
+                times.append(0)
+        return times[0], times[1]
 
 
 def synchronise(place: FederationFolder, hub: Any, wanted: Mapping[str, bytes]) -> None:

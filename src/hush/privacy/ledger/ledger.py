@@ -33,6 +33,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import os
 import re
 import sqlite3
 import time
@@ -71,6 +72,7 @@ Failpoint: TypeAlias = Callable[[str], None]  # called with the name of each poi
 _SYNCHRONOUS = "FULL"
 _RUNS_KEPT = 8
 _WAIT = 5.0
+_COPIES = 5  # attempts to copy a ledger that is in use
 _UNKNOWN = (
     "not known on this machine: the witness in {} has no record of it. If it was moved here and is the latest "
     "copy, run: hush ledger adopt {}. The ledger records the adoption"
@@ -499,6 +501,31 @@ def examine(path: str | Path) -> tuple[list[Row], Book, bool]:
     with _reading(Path(path)) as (db, known):
         here = witness.here(path)
         return _load(Path(path), db, known, here, here.find_key())
+
+
+def copy(path: str | Path, target: Path) -> None:
+    """Write a consistent copy of a ledger, which may be in use, with its sealed files; the copy is checked.
+
+    The copy is a backup: it is usable only as long as nothing was charged since, which this machine's witness and the
+    server know.
+    """
+    path, fault = Path(path), BrokenLedgerError(f"{path}: cannot be copied")
+    for _ in range(_COPIES):
+        with _reading(path) as (db, _):
+            os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+            with contextlib.closing(sqlite3.connect(target)) as made:
+                db.backup(made)
+        payloads.copy(path, target)
+        try:
+            inspect(target)
+        except BrokenLedgerError as error:
+            # Another process charged it, or deleted a payload, between two steps: once more.
+            fault = error
+            files.abandon(target)
+            payloads.discard(target)
+        else:
+            return
+    raise fault
 
 
 def coverage(path: str | Path) -> Coverage:

@@ -99,6 +99,21 @@ def remove(ledger: Path | None, seqs: Iterable[int]) -> None:
             held[seq].unlink(missing_ok=True)
 
 
+def copy(ledger: Path, target: Path) -> None:
+    """Copy the files of a ledger's payloads to those of its copy."""
+    for seq, path in _files(ledger).items():
+        folder = files.sibling(target, _END)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            (folder / str(seq)).write_bytes(path.read_bytes())
+
+
+def discard(ledger: Path) -> None:
+    """Delete all payload files of a copy."""
+    for path in _files(ledger).values():
+        path.unlink(missing_ok=True)
+
+
 def left_over(ledger: Path | None, charges: Mapping[int, Charge]) -> set[int]:
     """Return the numbers of files that belong to no computed or sent charge."""
     return {seq for seq in _files(ledger) if seq not in charges or charges[seq].state not in (READY, SENT)}

@@ -6,6 +6,7 @@ It runs no code received over either.
 from __future__ import annotations
 
 import contextlib
+import json
 import ssl
 import threading
 import time
@@ -25,6 +26,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from hush.deploy.transport import about
 from hush.deploy.transport.gateway import COPIED_HEADER, INSTANCE_HEADER
 from hush.deploy.transport.inbox import InboxMessage, read_message
 from hush.deploy.transport.mailbox import ANSWER_PATH, DONE_HEADER, LETTER_HEADER, NEXT_PATH, NOT_AWAITED, WAIT_HEADER
@@ -43,9 +45,10 @@ class _Instance:
     def __init__(self, copied: Callable[[], object]) -> None:
         # Not a secret: it only distinguishes two processes.
         self._name, self._copied, self.spoke = uuid.uuid4().hex, copied, 0.0
+        self._versions = json.dumps(about.installed(), separators=(",", ":"))
 
     def intercept(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
-        add_headers(context.request, {INSTANCE_HEADER: self._name})
+        add_headers(context.request, {INSTANCE_HEADER: self._name, about.HEADER: self._versions})
         self.spoke = time.monotonic()
         response = call_next(context)
         if COPIED_HEADER in response.headers:

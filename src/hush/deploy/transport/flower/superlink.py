@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import gc
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,11 @@ _IN_MEMORY = ":flwr-in-memory:"
 
 def superlink(
     host: str, port: int, certificate: Mapping[str, Path], secret: str, listed: Listed, instances: Instances,
-    downloads: Downloads,
+    downloads: Downloads, renewal: Callable[[Callable[[], None]], None] = lambda reload: None,
 ) -> None:  # fmt: skip
     """Run a SuperLink until the process is stopped. `certificate` has the paths `ca`, `certificate` and `key`.
+
+    `renewal` is called before it starts, with a function that has new connections use the certificate as it is then.
 
     Nodes are accepted as soon as `listed` contains them; `instances` records which process uses each key; `downloads`
     answers requests for deliveries.
@@ -55,8 +57,14 @@ def superlink(
     gc.collect()
     gc.freeze()
     gc.set_threshold(700, 5, 2)
-    uvicorn.run(app, host=host, port=port, ssl_certfile=files[1], ssl_keyfile=files[2], access_log=False,
-                log_level="warning", workers=1, timeout_graceful_shutdown=2)  # fmt: skip
+    served = uvicorn.Config(
+        app, host=host, port=port, ssl_certfile=files[1], ssl_keyfile=files[2], access_log=False, log_level="warning",
+        workers=1, timeout_graceful_shutdown=2,
+    )  # fmt: skip
+    served.load()
+    context: Any = served.ssl
+    renewal(lambda: context.load_cert_chain(files[1], files[2]))
+    uvicorn.Server(served).run()
 
 
 def _genuine(headers: Mapping[bytes, bytes]) -> bool:
