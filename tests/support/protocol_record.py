@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hush.config import Config, config_hash, parse
+from hush.config import Config, parse
 from hush.data.schema import Schema
 from hush.deploy.shared import run_spec
 from hush.deploy.shared.protocol import PROTOCOL
@@ -48,7 +48,6 @@ def record() -> dict[str, Any]:
     found: dict[str, Any] = {
         "protocol": PROTOCOL,
         "defaults": parse({}).model_dump(),
-        "hashes": {name: config_hash(config(name)) for name in RUNS},
         "plans": {name: list(plans(name)) for name in RECIPES},
         "runs": {name: run_of(name) for name in RUNS},
     }

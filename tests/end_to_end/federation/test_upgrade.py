@@ -46,6 +46,23 @@ def stopped(federation: Loopback, **more: Any) -> Path:
     return out
 
 
+def test_a_version_with_more_config_keys_resumes_a_run(tmp_path: Path) -> None:
+    """They change the hash of the config, and have their defaults in the run. A changed key is another config."""
+    federation = Loopback(tmp_path / "fed", config(2, 3))
+    federation.join()
+    out = stopped(federation)
+    for name, key in (("manifest.json", "config_hash"), ("federation.json", "")):
+        raw = json.loads((out / name).read_bytes())
+        raw |= {key: "0" * 64} if key else {}
+        del raw["config"]["max_weight"]  # a key that the earlier version did not have
+        (out / name).write_text(json.dumps(raw))
+    with pytest.raises(HushError, match="a different config"):
+        federation.coordinator().run(config(2, 3, max_weight=0.9), out, resume=True)
+    assert federation.coordinator().run(config(2, 3), out, resume=True).rounds == 3
+    assert [len(charges) for charges in federation.charges().values()] == [3, 3]
+    federation.leave()
+
+
 @pytest.mark.parametrize("by", ["rules", "a person"])
 def test_a_coordinator_that_is_upgraded_between_two_rounds_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str

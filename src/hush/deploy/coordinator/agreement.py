@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hush.config import Config, config_hash
+from hush.config import Config, config_hash, parse
 from hush.deploy.shared.roster import RosterEntry
 from hush.deploy.transport import messages
 from hush.engines.setup import with_rate
@@ -75,6 +75,9 @@ def kept(out: Path, config: Config) -> Agreement:
         config = with_rate(config, float(raw["config"]["local"]["lr"]))
     centre = None if kept_centre is None else torch.tensor(kept_centre, dtype=torch.float32)
     found = agreed(str(raw["run"]), [RosterEntry(**fact) for fact in raw["facts"]], config, centre, auto_rate)
-    if read_json(out / MANIFEST).get("config_hash") != config_hash(found.config):
+    # Not by the hash of the config alone: it differs between versions if one of them has more keys.
+    stored = parse(raw["config"]).model_dump()
+    same = read_json(out / MANIFEST).get("config_hash") == config_hash(found.config)
+    if not same and to_json(stored) != to_json(found.config.model_dump()):
         raise HushError(f"{out}: contains a run with a different config; resume it with its original config file")
     return found

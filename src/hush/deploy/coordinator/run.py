@@ -52,7 +52,7 @@ from hush.privacy.schedule import ENROLMENT
 from hush.recipes.context import State
 from hush.recipes.secure_sums import check_recipe
 from hush.server.loop import Answer, Answers, ServerState, SummedAnswers, ended_early, gate, plans_of_sums
-from hush.server.run_directory import MANIFEST, ROUNDS, RunDir
+from hush.server.run_directory import MANIFEST, ROUNDS, RunDir, read_json
 from hush.text import printable
 from hush.types import Decline, HushError, RoundRecord, RunResult, Task
 
@@ -445,7 +445,8 @@ class Coordinator:
     ) -> RunDir:
         content = manifest(federation, command)
         if held:
-            return RunDir.reopen(out, content["config_hash"])
+            # That it is the same config was checked with the agreement.
+            return RunDir.reopen(out, str(read_json(out / MANIFEST).get("config_hash")))
         if resume and not (out / ROUNDS).exists():
             # A run that crashed before its members were stored has not begun.
             (out / MANIFEST).unlink(missing_ok=True)
