@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 import hush
 from tests.support.paths import ROOT
@@ -147,3 +150,25 @@ def test_pre_commit_runs_the_commands_of_make_check() -> None:
 def test_no_folder_has_the_name_of_a_public_function() -> None:
     """Importing a package below `hush` would put the package in the function's place."""
     assert not {path.stem for path in SOURCE.iterdir()} & set(hush.__all__)
+
+
+def test_a_tagged_commit_has_the_version_of_its_tag() -> None:
+    """Versions are those of tags: a release whose tag and version differ fails here."""
+    command = ["git", "-C", str(ROOT), "tag", "--points-at", "HEAD", "--list", "v[0-9]*"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip("not a clone")
+    tags = done.stdout.split()
+    assert tags in ([], [f"v{hush.__version__}"])
+
+
+def test_the_conda_recipe_has_the_version_and_requirements_of_the_package() -> None:
+    recipe = (ROOT / "packaging" / "conda" / "recipe.yaml").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert f'\n  version: "{hush.__version__}"\n' in recipe
+    run = recipe.split("\n  run:\n")[1].split("\n\n")[0]
+    listed = dict(re.findall(r"^    - ([\w-]+) (\S+)$", run, re.MULTILINE))
+    wanted = dict(re.findall(r"^([\w-]+)(\S*)$", "\n".join(project["dependencies"]), re.MULTILINE))
+    wanted = {"pytorch" if name == "torch" else name: bounds for name, bounds in wanted.items()}
+    assert listed == {"python": project["requires-python"], **wanted}
+    assert f"hush = {project['scripts']['hush']}" in recipe

@@ -358,6 +358,7 @@ def test_a_sweep_is_drawn_by_its_number_of_settings(tmp_path: Path) -> None:
     (root / "comparison.json").write_text(json.dumps({**raw, "axes": axes}))
     three = shown(root).charts["chart-sweep"]
     assert three["x"]["categories"] == ["local.lr", "privacy.clip", "rounds", "accuracy"]
+    assert shown(root).charts["chart-recipes"]["x"]["categories"][0] == "0.2, 2, 5"
     assert [part["y"] for part in three["series"] if part["listed"]][-1] == [1.0, 1.0, 0.5, 1.0]
 
 
@@ -397,6 +398,7 @@ def test_a_federations_page_has_no_simulated_facts(tmp_path: Path) -> None:
     assert "Worst client" not in found.text and "over the clients' test sets" not in found.text
     assert "on the coordinator's public test set" in found.text
     assert "federation report" in found.text and "budget spent" in found.text
+    assert "mean over clients" not in found.text.lower() and "The mean" not in found.text
     assert found.charts["chart-accuracy"]["series"][0]["low"] == []
 
 

@@ -260,7 +260,8 @@ def _document(hub: Hub, script: str, token: str) -> str:
     body = (
         f'<h1 id="title">{safe(hub.title)}</h1>'
         f'<div class="bar"><span id="connection" data-state="lost">connecting</span>{button}'
-        f'<span id="said" role="status"></span></div>{top}<div class="charts live">{held}</div>'
+        f'<span id="said" role="status"></span></div>{top}'
+        f'<h2 class="unseen">Charts and tables</h2><div class="charts live">{held}</div>'
         '<noscript><p class="soft">Without JavaScript, reload the page to see the next rounds.</p></noscript>'
     )
     return page(f"{hub.title} · Hush", source.kind, body, scripts=[script], connect=True)

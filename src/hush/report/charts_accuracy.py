@@ -38,8 +38,9 @@ def accuracy_by_round(view: RunView) -> Chart:
         if view.federation
         else "Mean over clients, each evaluated on its own test data; the band spans the worst to the best client."
     )
+    what = primary.label if view.federation else "mean"
     return Chart(
-        key="accuracy", title=title, words=words, meaning=_course(primary, line.x, means),
+        key="accuracy", title=title, words=words, meaning=_course(primary, line.x, means, what),
         x=Axis(title="round", scale="round"), y=score_axis(primary), series=[line],
     )  # fmt: skip
 
@@ -96,15 +97,15 @@ def accuracy_by_client(view: RunView) -> Chart:
     )  # fmt: skip
 
 
-def _course(primary: Metric, x: object, means: list[float]) -> str:
-    """Return the sentence on how the mean developed."""
+def _course(primary: Metric, x: object, means: list[float], what: str) -> str:
+    """Return the sentence on how the mean, or in a federation the score of the models, developed."""
     rounds = [int(number) for number in x]  # type: ignore[attr-defined]
     first, last = means[0], means[-1]
     if len(means) == 1:
-        return f"After round {rounds[0]} the mean is {shown(primary, last)}."
+        return f"After round {rounds[0]} the {what} is {shown(primary, last)}."
     gain = last - first
     better = (gain > 0) == primary.higher_is_better
-    said = f"The mean goes from {shown(primary, first)} to {shown(primary, last)}"
+    said = f"The {what} goes from {shown(primary, first)} to {shown(primary, last)}"
     if not better or gain == 0:
         return f"{said}: it does not improve over the {len(means)} rounds."
     when = next(n for n, value in zip(rounds, means, strict=True) if (value - first) / gain >= _LATE)

@@ -16,7 +16,7 @@ _LINES = 8
 
 def score_by_recipe(view: ComparisonView) -> Chart:
     """Return the bar chart of the score per recipe, with the standard deviation over seeds and the worst client."""
-    names = tuple(recipe.name for recipe in view.recipes)
+    names = tuple(", ".join(recipe.place) or recipe.name for recipe in view.recipes)
     means = [recipe.score["mean"] for recipe in view.recipes]
     spread = [recipe.deviation or 0.0 for recipe in view.recipes]
     several = any(recipe.deviation is not None for recipe in view.recipes)
@@ -35,6 +35,8 @@ def score_by_recipe(view: ComparisonView) -> Chart:
         if several
         else "Bars: mean over clients, one seed. Marks: worst client."
     )
+    if view.sweep:
+        words += f" Bars are named by their values of {', '.join(view.axes)}."
     return Chart(
         key="recipes", title=f"Final {view.primary.label} by {view.thing}", words=words, meaning=_ranking(view),
         x=Axis(scale="category", categories=names), y=score_axis(view.primary, from_zero=True),

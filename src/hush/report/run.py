@@ -123,6 +123,8 @@ def _metrics(view: RunView) -> str:
     heads = [("scores", "text"), *((name if metric is None else metric.label, "") for name, metric in known)]
     rows = [("pooled over all test rows", found["pooled"]), ("mean over clients", found["mean"])]
     rows.append(("worst client", found["worst"]))
+    if view.federation:  # which has one test set, of the coordinator's
+        rows = [("on the coordinator's public test set", found["pooled"])]
     cells: list[list[Cell]] = [
         [(words, words, "text"), *(_metric_cell(metric, values.get(name)) for name, metric in known)]
         for words, values in rows

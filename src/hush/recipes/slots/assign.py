@@ -10,6 +10,6 @@ from hush.recipes.interfaces import Assign
 
 @dataclass(frozen=True)
 class SingleModel(Assign):
-    """One model for all."""
+    """One model for all clients."""
 
     rule: ClassVar[str] = "one"

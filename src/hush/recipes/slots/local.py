@@ -21,7 +21,7 @@ from hush.recipes.interfaces import Extra, LocalRule, TaskShape
 
 @dataclass(frozen=True)
 class PlainSgd(LocalRule):
-    """Nothing besides."""
+    """Steps along the gradient, with nothing added."""
 
     rule: ClassVar[str] = "plain"
 

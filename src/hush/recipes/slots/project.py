@@ -28,7 +28,7 @@ _BUDGETS = Release(
 
 @dataclass(frozen=True)
 class Identity(Project):
-    """All of them."""
+    """Every coordinate of an update counts."""
 
     rule: ClassVar[str] = "identity"
 

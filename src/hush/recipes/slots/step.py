@@ -14,7 +14,7 @@ from hush.recipes.interfaces import ServerStep
 
 @dataclass(frozen=True)
 class Add(ServerStep):
-    """x += lr * move."""
+    """The model moves by the weighted mean of the updates: x += lr * move."""
 
     rule: ClassVar[str] = "add"
     lr: float = 1.0
@@ -22,7 +22,7 @@ class Add(ServerStep):
 
 @dataclass(frozen=True)
 class Momentum(ServerStep):
-    """v = beta * v + move; x += lr * v."""
+    """The model moves by a running sum of the updates: v = beta * v + move; x += lr * v."""
 
     rule: ClassVar[str] = "momentum"
     lr: float = 1.0

@@ -141,7 +141,7 @@ class Impact(_Public):
 
 @dataclass(frozen=True)
 class Uniform(_Public):
-    """All alike."""
+    """Equal weights."""
 
     rule: ClassVar[str] = "uniform"
 
