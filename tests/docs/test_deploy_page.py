@@ -89,7 +89,9 @@ def test_the_page_leads_from_rows_to_a_model_that_members_use(tmp_path: Path, pa
             assert part in preview, preview
         assert re.search(r"data: 5\d\d rows", preview), "about a tenth of 600 rows is held out"
         assert "signature verified" in done["federation fetch west"].said()
-        pages = {name: read_dashboard(done[f"federation dashboard {name}"].said()) for name in ("study", "north")}
+        pages = {
+            name: read_dashboard(done[f"federation dashboard {name}"].said(), tmp_path) for name in ("study", "north")
+        }
     assert "3 of 3" in pages["study"] and "10 of 10" in pages["study"] and "No problems" in pages["study"]
     assert 'hush_run_finished{run="run"} 1.0' in pages["study"] and "hush_member_updates_total{" in pages["study"]
     spent_at_north = describe(tmp_path / "north" / "ledger.db")["filtered"]
@@ -120,14 +122,15 @@ def test_the_page_leads_from_rows_to_a_model_that_members_use(tmp_path: Path, pa
     assert (tmp_path / "study" / "runs" / "run" / "report.html").stat().st_size > 10_000
 
 
-def read_dashboard(said: str) -> str:
-    """The page at the address that the terminal shows, the metrics behind its token, and whether all is well."""
-    found = re.search(r"(http://\S+/)\?token=(\w+)", said)
+def read_dashboard(said: str, folder: Path) -> str:
+    """The page at the address that is printed, the metrics behind its token, and whether all is well."""
+    found = re.search(r"(http://\S+/)\?token=TOKEN, with the token in (\S+)", said)
     assert found is not None
+    token = (folder / found[2]).read_text()
     texts = [urllib.request.urlopen(f"{found[1]}healthz", timeout=10).read().decode()]
     assert texts == ["ok\n"]
     for path in ("", "metrics"):
-        asked = urllib.request.Request(f"{found[1]}{path}", headers={"Authorization": f"Bearer {found[2]}"})
+        asked = urllib.request.Request(f"{found[1]}{path}", headers={"Authorization": f"Bearer {token}"})
         texts.append(urllib.request.urlopen(asked, timeout=10).read().decode())
     return "".join(texts)
 

@@ -336,10 +336,13 @@ def dashboard(
 ) -> None:
     """Serve a live, read-only page of a federation or of a member, with metrics and a health endpoint."""
     from hush.deploy.admin.processes import follow_parent
-    from hush.deploy.dashboard.service import serve_dashboard
+    from hush.deploy.dashboard.service import serve_dashboard, token_file
 
     def opened(address: str) -> None:
-        _say(f"Dashboard: {address}")
+        page, _, token = address.partition("?token=")
+        # Whoever reads the journal of a service need not be able to read the page.
+        private = sys.stderr.isatty()
+        _say(f"Dashboard: {page}?token={token if private else f'TOKEN, with the token in {token_file(directory)}'}")
         if browser:
             import webbrowser
 

@@ -62,6 +62,7 @@ class FollowedRun:
         self.used: Counter[int] = Counter()
         self.scores: tuple[float, ...] = ()
         self.last: Mapping[str, Any] = {}
+        self.evaluations: list[Mapping[str, Any]] = []
         self.costs: RoundCosts | None = None
         self._charges: list[tuple[array[int], int]] = []
         self._offset = 0
@@ -199,6 +200,8 @@ class FollowedRun:
             self.refusals[int(client)] += 1
             self.reasons[int(client)] = printable(reason)
         self._charges.append((array("l", raw.get("charged", ())), int(raw.get("stage", 0))))
+        if raw.get("evaluation"):
+            self.evaluations.append(raw["evaluation"])
         self.last = {key: raw.get(key, {}) for key in ("weights", "noise_estimated", "noise_planned")}
 
 

@@ -23,7 +23,7 @@ class RunSource:
     """Shows the run in a directory."""
 
     kind = "live"
-    parts = ("state", "tiles", "score", "loss", "weights", "noise", "members", "privacy")
+    parts = ("state", "tiles", "score", "loss", "weights", "noise", "evaluation", "members", "privacy")
 
     def __init__(self, path: Path, run: FollowedRun | None = None) -> None:
         self.run = run or FollowedRun(path)
@@ -64,6 +64,8 @@ class RunSource:
         yield "loss", panel(_loss(run))
         yield "weights", panel(_weights(run))
         yield "noise", panel(_noise(run))
+        if run.evaluations:
+            yield "evaluation", panel(_evaluation(run))
         if run.refusals or run.federation:
             yield "members", _members(run)
         self._spent = run.epsilon_at(run.rounds)
@@ -194,6 +196,27 @@ def _noise(run: FollowedRun) -> Chart:
         x=Axis(title=_who(run), scale="category", categories=tuple(run.name(client) for client in chosen)),
         y=scaled("noise", [value for value in (*planned, *estimated) if math.isfinite(value)]),
         series=parts, legend=True,
+    )  # fmt: skip
+
+
+def _evaluation(run: FollowedRun) -> Chart:
+    """Return the chart of the figures from noised counts on held-out rows; those that the noise hides are left out."""
+    metric = str(run.manifest["config"].get("evaluation", {}).get("metric", "accuracy"))
+    found = [each for each in run.evaluations if metric in each]
+    title, key = f"{capital(metric)} on held-out rows", "evaluation"
+    words = f"From noised counts of all {_who(run)}s; whiskers: two standard errors of the noise."
+    if not found:
+        return Chart(key=key, title=title, wide=True, words=f"{words} The noise hides all figures so far.")
+    x, y = [float(each["model_of_round"]) for each in found], [float(each[metric]) for each in found]
+    errors = [2 * float(each[f"{metric}_error"]) for each in found]
+    points = Series(
+        kind="points", name=metric, x=x, y=y, low=[v - e for v, e in zip(y, errors, strict=True)],
+        high=[v + e for v, e in zip(y, errors, strict=True)],
+    )  # fmt: skip
+    meaning = f"{figure(y[-1], 3)} ± {figure(errors[-1], 2)} for the model after round {x[-1]:.0f}."
+    return Chart(
+        key=key, title=title, words=words, meaning=meaning, wide=True, x=_rounds_axis(), y=Axis(title=metric),
+        series=[points],
     )  # fmt: skip
 
 

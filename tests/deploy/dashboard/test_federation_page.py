@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -171,3 +172,40 @@ def test_a_revoked_member_is_listed_as_such(written: Written) -> None:
         page.state._looked = 0.0
         assert re.search(r"clinic-9\s+revoked", words(parts(page)["members"]))
         assert b'hush_member_online{member="clinic-9"}' not in page.metrics("")[0]
+
+
+def test_a_run_that_failed_says_why_until_it_goes_on(written: Written) -> None:
+    page = FederationPage(written.place.path)
+    with written.serving():
+        written.log.note("not enrolled", run=RUN, member="clinic-1", reason="offline")
+        assert "that is being prepared" in words(parts(page)["state"])
+        written.log.note("failed", run=RUN, reason="enrolment: 1 of 20 members take part, quorum 3")
+        found = words(parts(page)["state"])
+        assert f"Run {RUN[:8]} stopped with an error: enrolment: 1 of 20" in found
+        assert "that is being prepared" not in found
+        written.begin()
+        written.round(1)
+        assert "stopped with an error" not in words(parts(page)["state"])
+
+
+def test_deliveries_and_dry_runs_are_no_runs_that_are_prepared(written: Written) -> None:
+    page = FederationPage(written.place.path)
+    with written.serving():
+        written.log.note("delivered", run="pilot", member="clinic-1")
+        written.log.note("proposed", run=f"dry{RUN}", waiting=[])
+        parts(page)
+        assert page.state.preparing is None and page.state.failed is None
+
+
+def test_figures_of_held_out_rows_have_their_errors(written: Written) -> None:
+    page = FederationPage(written.place.path)
+    with written.serving():
+        written.begin()
+        written.round(1)
+        file = written.run / "rounds.jsonl"
+        raw = json.loads(file.read_text())
+        assert parts(page).get("evaluation") is None
+        figures = {"model_of_round": 1, "accuracy": 0.8, "accuracy_error": 0.05, "rows": 100.0, "rows_error": 9.0}
+        with file.open("a") as out:
+            out.write(json.dumps({**raw, "round": 2, "evaluation": figures}) + "\n")
+        assert "0.8 ± 0.1 for the model after round 1." in words(parts(page)["evaluation"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import ssl
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -190,6 +192,14 @@ def test_in_a_browser_rounds_and_refusals_appear_live(address: str, written: Wri
         assert faults == []
 
 
+def test_no_key_is_held_and_nothing_that_trains_is_imported() -> None:
+    code = (
+        "import sys, hush.deploy.dashboard.service, hush.cli.main, hush.cli.federation; "
+        "assert not {'torch', 'flwr', 'sqlalchemy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.slow
 def test_the_command_serves_until_it_is_stopped(written: Written, tmp_path: Path) -> None:
     from tests.support.fork_server import fork_server
@@ -197,9 +207,11 @@ def test_the_command_serves_until_it_is_stopped(written: Written, tmp_path: Path
     with fork_server().tidy() as parent:
         child = parent.start(["federation", "dashboard", written.place.path], tmp_path / "log")
         child.wait_for("Dashboard: http://127.0.0.1:", 30)
-        found = re.search(r"http://\S+", child.said())
+        found, token = re.search(r"http://\S+/", child.said()), service.token_of(written.place.path)
         assert found is not None
-        assert answer(found[0])[0] == 200
+        assert token not in child.said(), "logs are read by others"
+        assert str(service.token_file(written.place.path)) in child.said()
+        assert answer(f"{found[0]}?token={token}")[0] == 200
         other = parent.start(["federation", "dashboard", tmp_path], tmp_path / "other")
         assert other.status(30) == 2
         assert other.said().count("\n") == 1

@@ -27,8 +27,8 @@ _LEVELS: Mapping[str, int] = {
     **dict.fromkeys(("task", "resent", "update"), logging.DEBUG),
     **dict.fromkeys(
         (
-            "copied", "declined", "does not begin", "evicted", "late", "not enrolled", "not sent", "refusal", "refused",
-            "revoked", "warning",
+            "copied", "declined", "does not begin", "evicted", "late", "missing", "not enrolled", "not sent", "refusal",
+            "refused", "revoked", "sum lost", "warning",
         ),
         logging.WARNING,
     ),

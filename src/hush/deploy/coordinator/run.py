@@ -78,6 +78,7 @@ class Coordinator:
         self._under_way = False
         self._begun: set[str] = set()
         self._left_out: set[str] = set()
+        self._name, self._seconds = "", dict[str, float]()
         self._spent: set[int] = set()
         self._again: Counter[str] = Counter()
         self._purpose, self._dry, self._out = "", False, place.runs
@@ -110,6 +111,8 @@ class Coordinator:
             status = "completed"
             return result
         except HushError as error:
+            with contextlib.suppress(HushError):
+                self.log.note("failed", run=self._name, reason=str(error))
             if not self._under_way:
                 raise
             raise HushError(f"{error}; the run is saved in {out}: resume with the same command and --resume") from None
@@ -125,7 +128,7 @@ class Coordinator:
         agreement = kept(out, config) if held else self._enrolment(config)
         federation = assemble(agreement.config, agreement.facts, self.test, agreement.auto_rate)
         directory = self._directory(federation, agreement, out, resume, held, command)
-        self._under_way = True
+        self._under_way, self._name = True, agreement.run
         members = _Members(self, federation, agreement, progress)
         done = run_rounds(drive(members, directory, resume=held, began=began), members.answer)
         result = done.result
@@ -141,7 +144,7 @@ class Coordinator:
         check_objective(config, self.test.classes)
         if config.secure_aggregation:
             check_recipe(recipes.configured(config)[1])
-        run = f"{messages.DRY if self._dry else ''}{uuid.uuid4().hex}"
+        run = self._name = f"{messages.DRY if self._dry else ''}{uuid.uuid4().hex}"
         numbers = {name: number for number, name in enumerate(self._public)}
         offer = agreed(
             run,
@@ -266,7 +269,7 @@ class Coordinator:
         self._keep_heads()
         words = {agreement.names[client]: reason for client, reason in record.refused.items()}
         senders = [agreement.names[client] for client in record.charged]
-        seconds = {name: round(took, 3) for name, took in self._post.seconds.items()}
+        seconds = {name: round(took, 3) for name, took in self._seconds.items()}
         self.log.note("closed", run=agreement.run, round=record.round, answered=senders, refused=words, seconds=seconds)
         for client, warning in record.warnings.items():
             self.log.note(
@@ -348,6 +351,7 @@ class Coordinator:
             return Verdict.USABLE if accepted else Verdict.UNUSABLE
 
         replies = self._post.ask(letters, cap, federation.terms.quorum, judge=judge)
+        self._seconds = self._post.seconds
         silent = [Decline(asked[name].client, asked[name].round, why) for name, why in self._post.absent.items()]
         return [*answers, *(read[name] for name in replies), *silent]
 
@@ -375,7 +379,9 @@ class Coordinator:
         )
         size = next(iter(asked.values())).answer.size
         plans = plans_of_sums(terms, number)
-        done = SecureRound(services, agreement.run, number, plans, agreement.names, list(asked), size).collect(cap)
+        secure = SecureRound(services, agreement.run, number, plans, agreement.names, list(asked), size)
+        done = secure.collect(cap)
+        self._seconds = secure.seconds
         return SummedAnswers([*answers, *done.answers], done.sums)
 
     def _exclude_revoked(self, agreement: Agreement, left: dict[int, str]) -> None:

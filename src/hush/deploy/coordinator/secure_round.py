@@ -94,6 +94,7 @@ class SecureRound:
     ) -> None:  # fmt: skip
         self._services, self._run, self._number, self._size = services, run, number, size
         self._attempt = uuid.uuid4().hex
+        self.seconds: Mapping[str, float] = {}  # how long each answer to a task took
         self._answers: dict[str, Answer] = {}
         before = _noted(services.out, number)
         self._sums = []
@@ -237,6 +238,7 @@ class SecureRound:
         for each in going:
             each.shares = {each.numbers[name]: {} for name in each.left}
         self._services.post.ask(self._services.tasks(more), cap, least, judge=judge)
+        self.seconds = self._services.post.seconds
         for each in going:
             each.left &= arrived
             if len(each.left) >= each.plan.threshold:

@@ -20,7 +20,7 @@ from hush.pages.wording import NONE, capital, count, figure, safe
 EXPIRES = 30.0  # days before the end of a certificate from which on the page says so
 _SLOW, _LEAST = 10.0, 60.0  # a run is silent after so many usual rounds, and at least so many seconds
 _SHOWN = 25
-_OF_RUN = ("score", "weights", "noise", "privacy")
+_OF_RUN = ("score", "weights", "noise", "evaluation", "privacy")
 _HEADS = (
     ("member", "text"), ("state", "text"), ("latest answer", ""), ("median", ""), ("mean weight", ""),
     ("budget left", ""), ("refused or absent", ""), ("latest reason", "text wrap"),
@@ -106,6 +106,8 @@ class FederationPage:
         offline = sorted(name for name, each in state.members.items() if each.listed and not each.online)
         if state.up and offline:
             found.append(("warn" if active or state.preparing else "plain", f"Offline: {', '.join(offline)}."))
+        if state.failed is not None:
+            found.append(("bad", f"Run {state.failed[0]} stopped with an error: {state.failed[1]}"))
         if state.preparing is not None:
             found += _asked(state.preparing[1])
         elif run is not None:

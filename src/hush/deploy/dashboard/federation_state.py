@@ -30,6 +30,8 @@ AGREEMENT = "federation.json"
 CERTIFICATES: Mapping[str, str] = {"server.crt": "server", "ca.crt": "CA", "signing.crt": "deliveries"}
 ONLINE = 10.0  # seconds since the last request of a member that is online: a live one sends one every second
 _LOOK = 1.0  # seconds between two looks at what is not a log
+_OF_RUN = ("proposed", "proposal", "not enrolled", "enrolled", "closed", "ended", "failed")
+_DRY = "dry"  # how the names of dry runs begin
 _EVENTS, _REFUSALS, _ROUNDS, _RUNS = 200, 200, 4000, 20
 
 
@@ -74,6 +76,7 @@ class RunEvents:
         rounds: Closed rounds.
         seconds: For each member, the rounds that it answered and in how many seconds.
         ended: Why it ended, if it has.
+        failed: The error with which its coordinator stopped, until it goes on.
         at: When it was last heard of, as the log has it.
     """
 
@@ -84,6 +87,7 @@ class RunEvents:
     rounds: int = 0
     seconds: dict[str, tuple[array[float], array[float]]] = field(default_factory=dict)
     ended: str = ""
+    failed: str = ""
     at: str = ""
 
 
@@ -145,9 +149,15 @@ class FederationState:
     def preparing(self) -> tuple[str, RunEvents] | None:
         """The run that members are being asked about: it has no directory yet."""
         for name, events in reversed(self.of_run.items()):
-            if name not in self.names and not events.ended and not events.round and not name.startswith("dry"):
-                return name, events
+            if name not in self.names and not events.ended and not events.round:
+                return None if events.failed else (name, events)
         return None
+
+    @property
+    def failed(self) -> tuple[str, str] | None:
+        """The run that was last heard of, if its coordinator stopped with an error, and the error."""
+        name, events = max(self.of_run.items(), key=lambda each: each[1].at, default=("", RunEvents()))
+        return (self.names.get(name, name[:8]), events.failed) if events.failed else None
 
     def events_of(self, run: FollowedRun | None) -> RunEvents:
         """Return what the log says of a run."""
@@ -219,7 +229,7 @@ class FederationState:
         if event.get("level") != "debug":
             self.events.append(event)
         what, run = event["event"], str(event.get("run", ""))
-        if not run:
+        if run.startswith(_DRY) or what not in _OF_RUN:
             return
         held = self.of_run.setdefault(run, RunEvents())
         held.at = str(event.get("time", ""))
@@ -234,6 +244,7 @@ class FederationState:
             self._closed(event, held)
         elif what == "ended":
             held.ended = str(event.get("why", "ended"))
+        held.failed = str(event.get("reason", "")) if what == "failed" else ""
         while len(self.of_run) > _RUNS:
             self.of_run.pop(next(iter(self.of_run)))
 

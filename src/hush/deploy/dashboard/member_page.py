@@ -105,10 +105,12 @@ class MemberPage:
             doing = ("Process", "online" if state.connected else "not connected", state.kit.address)
         if not ledger.get("chain_ok"):
             return tiles([doing, ("Epsilon spent", NONE, "no ledger yet" if not ledger else "see above")])
-        policy = ledger["policy"]
+        policy, fixed = ledger["policy"], ""
+        if (ledger["spent"] or 0.0) < 0.999 * (ledger["filtered"] or 0.0):
+            fixed = f"; {figure(ledger['spent'])} by fixed composition"
         return tiles([
             doing,
-            ("Epsilon spent", figure(ledger["filtered"]), f"of {figure(policy['epsilon'])} for all runs"),
+            ("Epsilon spent", figure(ledger["filtered"]), f"of {figure(policy['epsilon'])} for all runs{fixed}"),
             ("Epsilon left", figure(ledger["left"]), f"delta {figure(policy['delta'])}, {policy['relation']}"),
             ("Updates sent", str(state.updates), f"{state.bytes / 2**20:.2f} MiB in all"),
             ("Latest answer", duration(state.seconds) if state.updates else NONE, "time of work on it"),
@@ -123,7 +125,10 @@ class MemberPage:
         rules = [Rule(float(budget), "budget")] if budget else []
         return Chart(
             key="spending", title=title, wide=True, rules=rules,
-            words="Epsilon of all runs together after each answer, as the ledger admits them; dashed: the budget.",
+            words=(
+                "Epsilon of all runs together after each answer, as the ledger admits them: the first run counts round "
+                "by round, a later one may count in whole from its beginning. Dashed: the budget."
+            ),
             meaning=f"Epsilon {figure(curve[-1])} is spent after {len(curve)} answers.",
             x=Axis(title="answer", scale="round"), y=Axis(title="epsilon", from_zero=True),
             series=[Series(name="epsilon spent", x=list(range(1, len(curve) + 1)), y=list(curve))],

@@ -70,10 +70,14 @@ def endpoint(path: Path, listen: str, port: int | None, certificate: Path | None
     return Endpoint(host=listen, port=port, usual=PORT, names=names, token=token, private=True, certificate=both)
 
 
+def token_file(path: Path) -> Path:
+    """Return the file with the token of a folder."""
+    return (path / "server" if (path / "federation.toml").exists() else path) / TOKEN
+
+
 def token_of(path: Path) -> str:
     """Return the token in a folder; created if there is none. Removing the file makes another one."""
-    folder = path / "server" if (path / "federation.toml").exists() else path
-    file = folder / TOKEN
+    file = token_file(path)
     if not file.exists():
         keys.write_secret(file, keys.new_secret().encode())
     if file.stat().st_mode & 0o077 or file.stat().st_uid != os.geteuid():
