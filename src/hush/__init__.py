@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hush.callbacks import Callback, RunStart
     from hush.estimators import FederatedClassifier, FederatedRegressor
     from hush.fit_result import FitResult
+    from hush.models.adapters import lora
     from hush.privacy.schedule import RoundSpec
     from hush.privacy.side_release import ReleaseShape, RowModel, SideRelease
     from hush.private_trainer import PrivateTrainer, TrainedRound
@@ -73,6 +74,7 @@ __all__ = [
     "audit",
     "compare",
     "load",
+    "lora",
     "measure",
     "plan",
     "preview",
@@ -93,6 +95,7 @@ _LAZY = {
     ),
     **dict.fromkeys(("Callback", "RunStart"), "hush.callbacks"),
     "FitResult": "hush.fit_result",
+    "lora": "hush.models.adapters",
     "Recipe": "hush.recipes.recipe",
     "Simulation": "hush.simulation",
     "Table": "hush.table",

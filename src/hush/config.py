@@ -144,10 +144,16 @@ class DataConfig(_Strict):
 
 
 class ModelConfig(_Strict):
-    """`[model]`: a built-in model, or `module:factory` for a custom one."""
+    """`[model]`: a built-in model, or `module:factory` for a custom one, and how a pretrained one is fine-tuned."""
 
     name: Name = "logreg"
     hidden: Annotated[int, Field(ge=1)] = 200
+    weights: Name | None = None
+    adapters: Literal["none", "lora", "ffa-lora"] = "none"
+    rank: Annotated[int, Field(ge=1)] = 8
+    alpha: Positive = 16.0
+    targets: list[Name] | None = None
+    head: list[Name] | None = None
 
 
 class ObjectiveConfig(_Strict):
@@ -315,13 +321,14 @@ def with_unit(config: Config, persons: bool) -> Config:
 
 
 _PLACES = ("address", "workers")
+_FINE_TUNING = ("weights", "adapters", "rank", "alpha", "targets", "head")
 
 
 def config_hash(config: Config) -> str:
     """Return the SHA-256 of the config in canonical JSON; noise that is left open counts as in a plain simulation.
 
     Which cluster computes, and on how many workers, changes nothing, so that a run can be resumed on another. A config
-    without evaluation or secure aggregation has the hash that it had before there was any.
+    without evaluation, secure aggregation or fine-tuning has the hash that it had before there was any.
     """
     content = with_noise(config, lasting=False).model_dump()
     content["engine"] = {key: value for key, value in content["engine"].items() if key not in _PLACES}
@@ -329,6 +336,10 @@ def config_hash(config: Config) -> str:
         del content["evaluation"]
     if not config.secure_aggregation:
         del content["secure_aggregation"]
+    plain = ModelConfig()
+    for key in _FINE_TUNING:
+        if getattr(config.model, key) == getattr(plain, key):
+            del content["model"][key]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -389,6 +400,14 @@ SYNONYMS = {
     "optimizer": "recipe.step",
     "strategy": "recipe.name",
     "algorithm": "recipe.name",
+    "r": "model.rank",
+    "lora_r": "model.rank",
+    "lora_rank": "model.rank",
+    "lora_alpha": "model.alpha",
+    "target_modules": "model.targets",
+    "modules_to_save": "model.head",
+    "peft": "model.adapters",
+    "lora": "model.adapters",
 }
 _ABSENT = object()
 

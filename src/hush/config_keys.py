@@ -52,6 +52,15 @@ MEANINGS = {
     "data.samples": "Dataset `synthetic`: number of rows of each client.",
     "model.name": "A built-in model (`hush list`), or `module:factory` for one of your own.",
     "model.hidden": "Units of the hidden layer of `mlp`.",
+    "model.weights": "Pretrained weights on this machine: a file of safetensors, or a directory of Hugging Face.",
+    "model.adapters": "`lora` freezes a model of your own and trains low-rank updates of its layers and its head; "
+    "`ffa-lora` trains one factor of each update, half as many parameters.",
+    "model.rank": "Rank of each update.",
+    "model.alpha": "Each update is multiplied by alpha / rank.",
+    "model.targets": "Layers that are adapted, by name or end of path. Not set: all linear layers and attention "
+    "outside the head.",
+    "model.head": "Layers that are trained as a whole beside adapters. Not set: the last linear layer, or what is not "
+    "in the base model of Hugging Face.",
     "objective.task": "What is predicted; `auto` decides by the labels.",
     "objective.loss": f"Loss of one example: one of {', '.join(LOSSES)}, or a function of your own.",
     "objective.metrics": "Metrics in addition to those of the task.",

@@ -71,6 +71,8 @@ KEYWORDS: Mapping[str, str] = {
     "max_weight": "max_weight",
     "secure_aggregation": "secure_aggregation",
     "mode": "mode",
+    "adapters": "model.adapters",
+    "weights": "model.weights",
     "clients": "data.clients",
     "partition": "data.partition",
     "label": "data.label",
@@ -109,6 +111,8 @@ class Simulation:
             arguments or with (input shape, number of classes).
         epsilon: The privacy budgets, or the name of a distribution of them, such as "dist6".
         delta: Of the budgets.
+        adapters: "lora" to train low-rank updates of the model's layers and its head alone (docs/models.md).
+        weights: The file or directory with the weights of a pretrained model.
         recipe: The algorithm: a name, a mapping of slots, or a `hush.Recipe`.
         rounds: How many there are.
         seed: Of all random choices.
@@ -158,6 +162,8 @@ class Simulation:
         data: object = None,
         model: nn.Module | Factory | str | None = None,
         *,
+        adapters: str | None = None,
+        weights: str | Path | None = None,
         epsilon: object = None,
         delta: object = None,
         recipe: Recipe | Mapping[str, Any] | str | None = None,
@@ -214,7 +220,7 @@ class Simulation:
             "schema": schema, "test_fraction": test_fraction, "task": task, "loss": loss,
             "metrics": metrics, "batch_size": batch_size, "epochs": epochs,
             "steps": steps, "lr": lr, "weight_decay": weight_decay, "device": device, "engine": engine,
-            "address": address, "precision": precision,
+            "address": address, "precision": precision, "adapters": adapters, "weights": weights,
         }  # fmt: skip
         self._keywords = {KEYWORDS[name]: name for name, value in arguments.items() if value is not None}
         self._keywords |= {**dict.fromkeys(named, "data"), **({} if recipe is None else {"recipe": "recipe"})}
@@ -577,7 +583,8 @@ class Simulation:
             if module is None:
                 return prepare(config, root=self._data_dir, dataset=rows)
             shape, which = rows.dataset.x.shape[1:], None if self._factory is None else config.seed
-            key = (which, shape, rows.dataset.classes, config.objective.task, config.engine.device)
+            told = (config.model.model_dump_json(), config.seed if config.model.adapters != "none" else None)
+            key = (which, shape, rows.dataset.classes, config.objective.task, config.engine.device, told)
             federation = prepare(config, root=self._data_dir, dataset=rows, module=isolated.get(key, module))
             isolated[key] = federation.model
             return federation

@@ -90,6 +90,13 @@ def _show_metrics(console: TextConsole, result: RunResult) -> None:
         return
     metric, base = metric_named(result.primary), found["baseline"]
     console.print(f"Baseline, {base['what']}: {metric.label} {shown(metric, base['value'])}.", soft_wrap=True)
+    if frozen := found.get("frozen"):
+        console.print(
+            f"Fine-tuning: {metric.label} {shown(metric, frozen['value'])} before training; "
+            f"{frozen['parameters']:,} parameters trained, {frozen['frozen']:,} frozen; weights moved by "
+            f"{frozen['moved']:.3g} (norm before: {frozen['start']:.3g}).",
+            soft_wrap=True,
+        )
     others = {name: value for name, value in found["mean"].items() if name != metric.name}
     words = [
         f"{METRICS[name].label} {shown(METRICS[name], value)}" if name in METRICS else f"{printable(name)} {value:.4g}"

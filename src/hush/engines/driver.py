@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hush.callbacks import RoundFunction
+from hush.engines.fine_tuning import fine_tuning_warnings, frozen_score
 from hush.engines.results import outcome
 from hush.engines.round_costs import round_costs_of
 from hush.engines.setup import Federation
@@ -166,8 +167,13 @@ def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -
     ended = ended or (f"{STOPPED} {state.round}" if stopped else "all rounds are done")
     models, homes = released(federation, state)
     metrics = host.measure(models, homes, state.round)
+    tuned: tuple[str, ...] = ()
+    if federation.model.adapters is not None:
+        scores, before = (host.evaluate(each, homes, state.round)[0] for each in (models, federation.starts()))
+        metrics["frozen"] = frozen_score(federation, models, scores, before)
+        tuned = fine_tuning_warnings(federation, metrics["frozen"])
     result = outcome(federation, host.ledgers, records, ended, host.names, metrics)
-    result = replace(result, warnings=(*host.warnings, *result.warnings))
+    result = replace(result, warnings=(*host.warnings, *tuned, *result.warnings))
     if directory is not None and not stopped:
         directory.finish(result, contents(trained_model(federation, models, homes, result)))
     return CompletedRun(result=result, records=tuple(records), models=models, homes=homes, federation=federation)

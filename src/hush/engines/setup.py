@@ -650,7 +650,9 @@ def _model(config: Config, module: nn.Module | Model | None, dataset: datasets.D
     if isinstance(module, Model):
         model = module
     elif module is not None:
-        model = models.from_user(module, shape, least_outputs(task, dataset), own_name(module), spec, key=None)
+        least, adapters = least_outputs(task, dataset), models.adapters_of(config.model, config.seed)
+        own = models.given_weights(module, config.model)
+        model = models.from_user(own, shape, least, own_name(module), spec, key=None, adapters=adapters)
     else:
         outputs, least = outputs_of(task, dataset), least_outputs(task, dataset)
         model = models.build_model(config.model, shape, outputs, config.seed, spec, least=least)

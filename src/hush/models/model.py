@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from hush.models.adapters import Adapters
 from hush.models.isolation import TracedModule
 from hush.models.isolation.dropout import with_keys
 from hush.models.validation import check_global_hooks, copied
@@ -34,6 +35,7 @@ class Model:
         training: What trains in place of the module, where that is something else: a module in training mode.
         keyed: Whether rows come with keys for dropout (`hush.models.isolation.dropout`).
         types: The types of the user's own tensors by name, where they are not float32.
+        adapters: How a pretrained module was adapted, where adapters and head are all that is trained.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Model:
     training: TracedModule | None = None
     keyed: bool = False
     types: Mapping[str, torch.dtype] = field(default_factory=dict)
+    adapters: Adapters | None = None
 
     @property
     def in_training(self) -> Model:

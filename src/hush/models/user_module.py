@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from hush.models.adapters import Adapters, adapted
 from hush.models.inputs import UnpackedInputs, example_rows
 from hush.models.isolation.check import rows_differ
 from hush.models.model import Model, wrap
@@ -64,9 +65,23 @@ def from_module(module: nn.Module, shape: Shape, name: str = "custom", examples:
     model = replace(model, source=own, probes=x, training=isolated.training, types=types)
     if isolated.training is not None:
         isolated.training.requires_grad_(False)
+        _share(own, isolated.training)
+    _share(own, isolated.evaluation)
+    if isolated.training is not None:
         _check_rows(model.in_training)
     _check_rows(model)
     return model
+
+
+def _share(own: nn.Module, other: nn.Module) -> None:
+    """Let a copy of a module hold the very parameters and buffers of the module: large ones are in memory once."""
+    held = {**dict(own.named_parameters(remove_duplicate=False)), **dict(own.named_buffers(remove_duplicate=False))}
+    for path, part in other.named_modules(remove_duplicate=False):
+        for table in (part._parameters, part._buffers):
+            for name in table:
+                full = f"{path}.{name}" if path else name
+                if full in held and table[name] is not None and torch.equal(table[name], held[full]):
+                    table[name] = held[full]
 
 
 def _check_rows(model: Model) -> None:
@@ -76,18 +91,22 @@ def _check_rows(model: Model) -> None:
 
 
 def from_user(
-    module: object, shape: Shape, classes: int, name: str, inputs: InputSpec | None = None, key: str | None = KEY
-) -> Model:
+    module: object, shape: Shape, classes: int, name: str, inputs: InputSpec | None = None, key: str | None = KEY,
+    adapters: Adapters | None = None,
+) -> Model:  # fmt: skip
     """A user's module, checked (`validate`) and isolated (`from_module`); `inputs` is what rows unpack into, if any.
 
-    Integers stay integers, and several inputs arrive as a tuple, as a dict or by keyword (`hush.models.inputs`).
+    Integers stay integers, and several inputs arrive as a tuple, as a dict or by keyword (`hush.models.inputs`). With
+    `adapters`, they and the head are all that is trained.
     """
     if isinstance(module, nn.Module):
         check_initialised(module, key)
+        module = module if adapters is None else adapted(copied(module, name), adapters)
         module = module if inputs is None else UnpackedInputs(module, inputs, name)
         module = _materialised(module, shape, name, key)
     checked = validate(module, shape, classes, name, key=key)
-    return from_module(checked, shape, name, None if inputs is None else example_rows(inputs, _EXAMPLES))
+    model = from_module(checked, shape, name, None if inputs is None else example_rows(inputs, _EXAMPLES))
+    return replace(model, adapters=adapters)
 
 
 @torch.no_grad()

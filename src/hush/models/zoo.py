@@ -6,16 +6,18 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from hush.models import resnet, scattering
+from hush.models import pretrained, resnet, scattering
+from hush.models.adapters import Adapters, adapted, head_of
 from hush.models.inputs import shapes_of
 from hush.models.model import Model, wrap
 from hush.models.user_module import from_user, imported
-from hush.models.validation import check_memory, seeded
+from hush.models.validation import check_memory, copied, seeded
 from hush.seeds import rng
 from hush.types import HushError, InputSpec, unknown
 
@@ -36,8 +38,13 @@ def build_model(
     if ":" in config.name:
         # Modules initialise themselves from PyTorch's global generator: with the seed, a run can be repeated.
         with seeded(seed):
-            made = imported(config.name, shapes_of(shape, inputs), classes)
-        return from_user(made, shape, classes if least is None else least, config.name, inputs)
+            if config.name.startswith(pretrained.PREFIX):
+                made = pretrained.hugging_face(config.name, config.weights, classes)
+            else:
+                made = imported(config.name, shapes_of(shape, inputs), classes)
+                made = given_weights(made, config)
+        adapters = adapters_of(config, seed)
+        return from_user(made, shape, classes if least is None else least, config.name, inputs, adapters=adapters)
     if config.name not in _BUILDERS:
         raise unknown("model.name", "model", config.name, names(), ", or module:factory for your own")
     if inputs is not None and inputs.kind != "array":
@@ -54,7 +61,28 @@ def build_model(
     check_memory(_size(described), key=_size_key(config))
     module = _allocated(described)
     _initialise(module, seed)
-    return wrap(config.name, module, features)
+    module, adapters = given_weights(module, config), adapters_of(config, seed)
+    if adapters is not None:
+        module = adapted(module, adapters)
+    return replace(wrap(config.name, module, features), adapters=adapters)
+
+
+def adapters_of(config: ModelConfig, seed: int) -> Adapters | None:
+    """The adapters that a config asks for, if any."""
+    if config.adapters == "none":
+        return None
+    return Adapters(
+        kind=config.adapters, rank=config.rank, alpha=config.alpha, targets=config.targets, head=config.head, seed=seed
+    )
+
+
+def given_weights(module: nn.Module, config: ModelConfig) -> nn.Module:
+    """A copy of a module with the weights that a config names; the module itself where it names none."""
+    if config.weights is None:
+        return module
+    module = copied(module, config.name)
+    pretrained.load_weights(module, config.weights, head_of(module, config.head))
+    return module
 
 
 def parameters(config: ModelConfig, shape: Shape, classes: int) -> int:

@@ -140,6 +140,12 @@ def _metrics(view: RunView) -> str:
         ]
     )
     notes = "".join(f'<p class="soft">{safe(note)}.</p>' for note in found["notes"])
+    if frozen := found.get("frozen"):
+        before = "–" if view.primary is None else f"{view.primary.label} {shown(view.primary, frozen['value'])}"
+        notes += (
+            f'<p class="soft">Fine-tuning: {safe(before)} before training; {frozen["parameters"]:,} parameters '
+            f"trained, {frozen['frozen']:,} frozen; weights moved by {frozen['moved']:.3g}.</p>"
+        )
     return f'<h2 id="metrics">Metrics</h2>{table(heads, cells, "Metrics")}{notes}'
 
 

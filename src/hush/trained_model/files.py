@@ -25,8 +25,10 @@ from torch import Tensor, nn
 from hush.config import ModelConfig
 from hush.data import input_format
 from hush.data.input_format import InputFormat
-from hush.models import Model, build_model
+from hush.models import Model, adapters_of, build_model
 from hush.models.inputs import shapes_of
+from hush.models.pretrained import PREFIX as HUGGING_FACE
+from hush.models.pretrained import hugging_face
 from hush.models.user_module import from_user, given_module
 from hush.objective import CLASSIFICATION, Objective, TargetBounds
 from hush.server.run_directory import MANIFEST, MODEL, RESULT, guarantee, read_json, to_json, write_atomically
@@ -152,14 +154,19 @@ def _architecture(path: Path, raw: Mapping[str, Any], reading: InputFormat, give
         if given is not None:
             raise HushError(f"model: given, and {path} holds the built-in {name}; accepted: none")
         return build_model(ModelConfig(**raw["settings"]), shape, outputs, 0, reading.inputs)
+    settings = ModelConfig(**raw["settings"])
+    told = objective.classes if objective.task in ("binary", "multiclass") else outputs
+    adapters = adapters_of(settings, 0)
+    if given is None and name.startswith(HUGGING_FACE) and settings.weights is not None:
+        module = hugging_face(name, settings.weights, outputs)
+        return from_user(module, shape, 1, name, reading.inputs, key=None, adapters=adapters)
     if given is None:
         raise HushError(
             f"model: missing; {path} holds the weights of {name}, not its code; accepted: model=, an instance, a "
             "function or class that makes one, or module:function"
         )
-    told = objective.classes if objective.task in ("binary", "multiclass") else outputs
     module = given_module(given, shapes_of(shape, reading.inputs), told)
-    return from_user(module, shape, 1, name, reading.inputs, key=None)
+    return from_user(module, shape, 1, name, reading.inputs, key=None, adapters=adapters)
 
 
 def _objective(raw: Mapping[str, Any]) -> Objective:

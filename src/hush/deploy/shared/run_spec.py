@@ -163,8 +163,14 @@ def complete(config: Config, schema: Schema | None) -> Config:
 
 
 def check_objective(config: Config, classes: int) -> None:
-    """Raise a `HushError` for an objective that members cannot train: anything but classes by cross-entropy."""
+    """Raise a `HushError` for what members cannot train: anything but classes by cross-entropy; weights in a file."""
     asked = config.objective
+    if config.model.weights is not None:
+        raise HushError(
+            "model.weights: a path of one machine, in a federation of several; accepted: module:factory, whose code "
+            "loads the weights at every member",
+            "model.weights",
+        )
     if asked.task not in ("auto", "binary", "multiclass") or asked.loss not in ("auto", "cross-entropy"):
         raise HushError(
             f'objective: task "{asked.task}" with loss "{code_name(asked.loss)}" cannot be trained in a federation of '

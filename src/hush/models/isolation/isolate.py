@@ -237,7 +237,7 @@ def _same_gradients(module: nn.Module, traced: nn.Module, rows: Tensor, draws: b
     real = [value for value in named.values() if value.requires_grad]
 
     def gradients(of: nn.Module) -> list[Tensor]:
-        with torch.enable_grad():
+        with torch.enable_grad(), _parameters_kept(of):
             out: Tensor = torch.func.functional_call(of, named, (rows,))
             weights = torch.linspace(-1.0, 1.0, out.numel(), dtype=out.dtype).view_as(out).sin()
             found = torch.autograd.grad((out * weights).sum(), real, allow_unused=True)
@@ -252,6 +252,17 @@ def _same_gradients(module: nn.Module, traced: nn.Module, rows: Tensor, draws: b
         return False
     finally:
         restore_random_state(generators)
+
+
+@contextmanager
+def _parameters_kept(module: nn.Module) -> Iterator[None]:
+    """Put the parameters back afterwards: `functional_call` leaves others where one module is in two places."""
+    held = [(part, dict(part._parameters)) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, parameters in held:
+            part._parameters.update(parameters)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

@@ -54,7 +54,13 @@ def batched(module: nn.Module, x: Tensor) -> TracedModule:
         raise MixesExamplesError(f"behaves differently for batches beyond {bounds.lower} to {bounds.upper} examples")
     inputs = {node.name: BatchAxis(0) if node.name in users else None for node in nodes}
     axes = prove(program.graph_module, inputs, BatchSize(symbol))
-    parameters = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.PARAMETER}
+    # Frozen ones take any input: their gradients are not formed.
+    trained = {name for name, value in module.named_parameters(remove_duplicate=False) if value.requires_grad}
+    parameters = {
+        spec.arg.name
+        for spec in program.graph_signature.input_specs
+        if spec.kind is InputKind.PARAMETER and spec.target in trained
+    }
     order = bring_batch_to_front(program.graph_module, axes, parameters)
     return _traced(module, program, order, axes)
 
