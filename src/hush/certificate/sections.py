@@ -143,7 +143,7 @@ def _rows(facts: Facts) -> tuple[tuple[str, ...], ...]:
 def _reading(facts: Facts) -> tuple[str, ...]:
     unit = _ONE[_unit(facts["clients"])]
     finite = [client for client in facts["clients"] if client["epsilon"] is not None]
-    example = ()
+    example: tuple[str, ...] = ()
     if finite:
         worst = max(finite, key=lambda client: float(client["epsilon"]))
         factor = math.exp(min(700.0, worst["epsilon"]))
@@ -181,7 +181,7 @@ def _who(facts: Facts) -> Section:
         "in them.",
     }
     groups = [group for client in facts["clients"] for group in client["row_groups"]]
-    more = ()
+    more: tuple[str, ...] = ()
     if groups:
         listed = sorted({(group["budget"], group["epsilon"]) for group in groups})
         shown = "; ".join(f"budget {_number(budget)}: {_number(epsilon)} spent" for budget, epsilon in listed[:6])

@@ -152,9 +152,8 @@ def _words(raw: bytes, path: Path) -> dict[str, str]:
 
 def _check_same(certificate: str, public: keys.PublicKey, path: Path) -> None:
     try:
-        same = keys.public_pem(x509.load_pem_x509_certificate(certificate.encode()).public_key()) == keys.public_pem(
-            public
-        )
+        held: Any = x509.load_pem_x509_certificate(certificate.encode()).public_key()
+        same = keys.public_pem(held) == keys.public_pem(public)
     except (ValueError, AttributeError):
         same = False
     if not same:
