@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,7 @@ def settings() -> list[Setting]:
                 {**TWO, "runs": 3_000}),
         Setting("persons with 20 rows each", worst(rows=20), {**TWO, "runs": 3_000}),
         Setting("a client as a whole", worst(unit="client"), {**TWO, "runs": 3_000}),
-        *(Setting(f"one full batch with {name}", lambda sections=sections: releasing(sections), {**TWO, "runs": 3_000})
+        *(Setting(f"one full batch with {name}", partial(releasing, sections), {**TWO, "runs": 3_000})
           for name, sections in BESIDE.items()),
         Setting("1,000 rows, delta 1e-5", worst(samples=1000, batch=1000, delta=1e-5), {**thousand, "runs": 1}),
         Setting("1,000 rows, delta 1e-5, 8 runs", worst(samples=1000, batch=1000, delta=1e-5),
