@@ -6,7 +6,7 @@ from hush.bench.findings import Findings
 
 
 def measure() -> Findings:
-    """Measure federations of 3 and of 20 members, with TLS and node authentication."""
+    """Measure federations of 3 and of 20 members, and of 2 with a ResNet-18, with TLS and node authentication."""
     from hush.deploy import benchmark
 
     return Findings(benchmark.measure())

@@ -45,6 +45,8 @@ TARGETS: Mapping[str, tuple[str, float]] = {
     "ray.server.pfa.time_2000_over_500": ("<=", 5.0),
     "ray.server.rc-dpfl.time_2000_over_500": ("<=", 5.0),
     "scale.rss_mib_10k": ("<=", 2000.0),
+    "federation.20_members.round_seconds": ("<=", 2.0),
+    "federation.resnet18.round_over_local": ("<=", 1.6),
 }
 
 

@@ -61,6 +61,13 @@ class Program:
         self.process.kill()
         self.process.wait()
 
+    def processor_seconds(self) -> float:
+        """Return the seconds that it has used of a processor, or 0 if it has exited."""
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            words = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+        return 0.0
+
     def memory(self) -> int:
         """Return its memory usage in bytes, or 0 if it has exited."""
         with contextlib.suppress(OSError, IndexError, ValueError):
