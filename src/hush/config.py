@@ -219,6 +219,7 @@ class EngineConfig(_Strict):
 
     `name`: `process` is this one, `ray` the workers of a Ray cluster (hush[cluster]). `address`: of the cluster; none
     starts Ray on this machine. `workers`: how many at most. `block`: clients that train together on a worker.
+    `transport`: how models and updates are sent; `float16` rounds them, in simulations as well.
     """
 
     name: Literal["process", "ray"] = "process"
@@ -228,6 +229,7 @@ class EngineConfig(_Strict):
     device: Literal["cpu", "cuda", "auto"] = "cpu"
     physical_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     precision: Literal["float32", "tf32", "bf16"] = "float32"
+    transport: Literal["float32", "float16"] = "float32"
     strict: bool = False
 
 
@@ -340,6 +342,8 @@ def config_hash(config: Config) -> str:
     for key in _FINE_TUNING:
         if getattr(config.model, key) == getattr(plain, key):
             del content["model"][key]
+    if config.engine.transport == "float32":
+        del content["engine"]["transport"]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

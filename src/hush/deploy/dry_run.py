@@ -157,7 +157,7 @@ def _first_round(node: Node, config: Config, schema: Schema) -> float:
     state = start(federation.terms, federation.starts(), run.enrolment_state)
     number = next(at for at, members in enumerate(federation.terms.participants) if 0 in members)
     tasks = next(serve(federation.terms, replace(state, round=number), lambda new, record: None))
-    letter = task_message(_RUN, next(task for task in tasks if task.client == 0))
+    letter = task_message(_RUN, next(task for task in tasks if task.client == 0), halves=federation.terms.halves)
     began = time.perf_counter()
     _asked(node, replace(letter, says={**letter.says, "head": ""}))
     return time.perf_counter() - began

@@ -21,6 +21,7 @@ from hush.privacy.side_release import ReleaseShape
 from hush.privacy.source import Source
 from hush.recipes import Recipe
 from hush.recipes.slots.clusters import CHOICE, ClusterChoice
+from hush.server import half_precision
 from hush.training.job import Job
 from hush.types import Receipt, SideAnswers, Task, Update
 
@@ -48,7 +49,7 @@ class Client:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A charged task: the training job, and the numbers that accompany the update."""
+    """A charged task: the training job, the numbers that accompany the update, and whether that is sent in 16 bits."""
 
     task: Task
     receipt: Receipt
@@ -57,6 +58,7 @@ class Work:
     plan: PrivacyPlan
     output: Output | None = None
     side: SideAnswers = field(default_factory=SideAnswers)
+    halves: bool = False
 
 
 def source(config: Config, client: int, number: int, *, shared: bool) -> Source:
@@ -102,7 +104,13 @@ def work(task: Task, receipt: Receipt, stage: Stage, client: Client) -> Work:
         output=client.output,
         plan=plan,
         side=SideAnswers(choice=chosen, releases=releases),
+        halves=halves(config),
     )
+
+
+def halves(config: Config) -> bool:
+    """Whether updates are sent as 16-bit numbers. Masked ones are integers."""
+    return config.engine.transport == "float16" and not config.secure_aggregation
 
 
 def choose(task: Task, stage: Stage, client: Client) -> int:
@@ -134,6 +142,8 @@ def sealed(done: Work, vector: Tensor) -> Update:
     vector, project = vector.cpu(), done.recipe.project
     if project.encodes:
         vector = project.encode(vector, task.layout, task.extras)
+    if done.halves:
+        vector = half_precision.rounded(vector)
     return Update(
         client=task.client, round=task.round, vector=vector, layout=task.answer, receipt=done.receipt, side=done.side
     )

@@ -530,6 +530,7 @@ def terms_of(
         quorum=max(config.quorum, _majority(config, recipe, rounds)),
         clip=config.privacy.clip,
         ceiling=fixed(config.max_weight),
+        halves=config.engine.transport == "float16",
         sums=_sum_terms(config, recipe, members, by_stage, stage_table, size),
     )
 

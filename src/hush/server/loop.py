@@ -17,6 +17,7 @@ from hush.recipes.recipe import Recipe, SlotStates
 from hush.recipes.round import aggregate, invite
 from hush.recipes.secure_sums import Sum, SumPlan, SumTerms, aggregate_sums, excess, sum_plans, summed
 from hush.server import evaluation
+from hush.server.half_precision import rounded_models
 from hush.server.participation import Participants
 from hush.server.validation import validate
 from hush.types import Decline, Layout, Member, RoundRecord, Task, Update
@@ -47,6 +48,7 @@ class RunTerms:
             if nothing is evaluated.
         ceiling: The largest share of a model's total pull that one client can have, by how many clients move it.
         sums: With secure aggregation, what the sums of updates depend on; else None.
+        halves: Whether models, and updates unless they are masked, are sent as 16-bit numbers.
     """
 
     recipe: Recipe
@@ -67,6 +69,7 @@ class RunTerms:
     ceiling: Ceiling = NONE
     evaluation_noise: Tensor | None = None
     sums: SumTerms | None = None
+    halves: bool = False
 
     def spec(self, number: int) -> RoundSpec:
         """Return what the round requests from its clients."""
@@ -156,7 +159,8 @@ def serve(terms: RunTerms, state: ServerState, keep: Keep) -> Generator[list[Tas
         # 1. Invite the clients of this round that have budget left.
         gone = set(slots["loop"]["gone"].tolist())
         invited = _facts(terms, number, [c for c in terms.participants[number - 1] if c not in gone])
-        invitation = invite(recipe, invited, state.models, slots, rng, choose=spec.choose)
+        shown = rounded_models(state.models) if terms.halves else state.models
+        invitation = invite(recipe, invited, shown, slots, rng, choose=spec.choose)
 
         # 2. Wait for the answers.
         received = yield invitation.tasks
@@ -164,7 +168,7 @@ def serve(terms: RunTerms, state: ServerState, keep: Keep) -> Generator[list[Tas
 
         # 3. Accept valid updates, and record clients that leave.
         updates = [answer for answer in answers if isinstance(answer, Update)]
-        traffic = sum(map(bytes_of_update, updates)), sum(map(bytes_of_task, invitation.tasks))
+        traffic = _traffic(terms, updates, invitation.tasks)
         declines = [answer for answer in answers if isinstance(answer, Decline)]
         accepted, refused = gate(terms, invitation.tasks, updates)
         refused = {**refused, **{decline.client: decline.reason for decline in declines}}
@@ -258,6 +262,15 @@ def _sums(
     inside = {client for each in sums for client in each.present}
     words = "secure aggregation: too few of the members of its sum were present to the end"
     return sums, {client: words for client in clients if client not in inside}
+
+
+def _traffic(terms: RunTerms, updates: Sequence[Update], tasks: Sequence[Task]) -> tuple[int, int]:
+    """Return the payload of a round in bytes, to the server and from it."""
+    up, down = sum(map(bytes_of_update, updates)), sum(map(bytes_of_task, tasks))
+    if terms.halves:
+        down -= 2 * sum(task.models.numel() for task in tasks)
+        up -= 0 if terms.sums else 2 * sum(update.layout.size for update in updates)
+    return up, down
 
 
 def bytes_of_update(update: Update) -> int:

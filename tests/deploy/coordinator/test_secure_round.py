@@ -330,3 +330,22 @@ def test_a_recipe_that_needs_single_updates_is_refused_before_members_are_asked(
     with pytest.raises(HushError, match=r"secure_aggregation: recipe\.project needs each member's update"):
         coordinator.run(wanted, federation.place.runs / "pfa")
     assert not hub.seen
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_federation_in_half_precision_computes_what_its_simulation_does(tmp_path: Path, secure: bool) -> None:
+    wanted = config(secure_aggregation=secure, engine={"transport": "float16"})
+    made = UnreliableMembers(tmp_path / "federation", wanted)
+    kinds = set()
+
+    def looks(node: Node, letter: Message) -> None:
+        kinds.update(str(value.dtype) for name, value in letter.tensors.items() if name == "models")
+
+    result, out = run(made, looks=looks)
+    made.close()
+    assert kinds == {"torch.float16"}
+    simulated = simulator.run(setup.prepare(wanted))
+    # Where training one client rounds otherwise than training several, a number may be rounded to its neighbour.
+    assert torch.allclose(models(out), simulated.models, atol=1e-3)
+    assert [r["bytes_up"] for r in rounds(out)] == [r.bytes_up for r in simulated.records]
+    assert result.guarantees[0].epsilon_spent == simulated.result.guarantees[0].epsilon_spent

@@ -16,15 +16,18 @@ from hush.deploy.transport.messages import Message, Parcel
 from hush.privacy.ledger.ledger import stated
 from hush.privacy.schedule import RoundSpec
 from hush.privacy.side_release import ReleaseShape
+from hush.server.half_precision import restored
 from hush.types import HushError, SideAnswers, Task, Update
 
 _SMALL = 64
+_EXPONENT = 160  # of two, within which the numbers of an update lie
 
 
-def task_message(run: str, task: Task) -> Message:
-    """Return a task as it is sent, without the head of the member's ledger."""
+def task_message(run: str, task: Task, *, halves: bool = False) -> Message:
+    """Return a task as it is sent, without the head of the member's ledger; `halves`: models as 16-bit numbers."""
     extras = {f"{EXTRAS}{name}": value for name, value in packed(task.extras).items()}
-    return Message("task", {"run": run, "round": task.round}, {"models": task.models, **extras})
+    models = task.models.half() if halves else task.models
+    return Message("task", {"run": run, "round": task.round}, {"models": models, **extras})
 
 
 class SentTasks:
@@ -34,13 +37,14 @@ class SentTasks:
         digests: By member, the digest of its task, which its answer repeats.
     """
 
-    def __init__(self, run: str, asked: Mapping[str, Task]) -> None:
+    def __init__(self, run: str, asked: Mapping[str, Task], *, halves: bool = False) -> None:
         self._groups: dict[tuple[object, ...], tuple[Message, list[str]]] = {}
         self.digests: dict[str, str] = {}
         for name, task in asked.items():
-            letter = task_message(run, task)
-            _, names = self._groups.setdefault(_contents(letter), (letter, []))
-            names.append(name)
+            same = _contents(task_message(run, task))
+            if same not in self._groups:
+                self._groups[same] = (task_message(run, task, halves=halves), [])
+            self._groups[same][1].append(name)
         for letter, names in self._groups.values():
             self.digests |= dict.fromkeys(names, messages.digest(letter))
 
@@ -74,10 +78,12 @@ def _identity(value: Tensor) -> tuple[object, ...]:
     return (value.data_ptr(), value.stride()) if value.numel() > _SMALL else tuple(value.flatten().tolist())
 
 
-def expected(task: Task, spec: RoundSpec, shape: ReleaseShape, *, masked: bool = False) -> messages.Spec:
-    """The types and shapes of the tensors in an answer to a task; `masked` numbers are integers."""
+def expected(
+    task: Task, spec: RoundSpec, shape: ReleaseShape, *, masked: bool = False, halves: bool = False
+) -> messages.Spec:
+    """The types and shapes of the tensors in an answer to a task: `masked` are integers, `halves` of 16 bits."""
     side = {f"{RELEASES}{release.what}": ("F64", (release.width(shape),)) for release in spec.sent}
-    return {"vector": ("I32" if masked else "F32", (task.answer.size,)), **side}
+    return {"vector": ("I32" if masked else "F16" if halves else "F32", (task.answer.size,)), **side}
 
 
 def opened(
@@ -99,16 +105,19 @@ def opened(
     return letter
 
 
-def update_of(letter: Message, run: str, name: str, task: Task, digest: str, attempt: str | None = None) -> Update:
+def update_of(
+    letter: Message, run: str, name: str, task: Task, digest: str, attempt: str | None = None, *, halves: bool = False
+) -> Update:
     """Return the update in an answer to a task, or raise a `HushError` if it answers another run, member or task.
 
-    `digest` is that of the task as it was sent, `attempt` the one of secure aggregation.
+    `digest` is that of the task as it was sent, `attempt` the one of secure aggregation, `halves` whether updates are
+    sent as 16-bit numbers.
     """
-    told_run, number, client, serial, head, asked, choice, *tried = messages.want(
+    told_run, number, client, serial, head, asked, choice, *more = messages.want(
         letter, "run", "round", "client", "serial", "head", "asked", "choice",
-        *(() if attempt is None else ("attempt",)),
+        *(() if attempt is None else ("attempt",)), *(("exponent",) if halves else ()),
     )  # fmt: skip
-    if attempt is not None and tried != [attempt]:
+    if attempt is not None and more[0] != attempt:
         raise HushError("it is masked for another attempt")
     if type(number) is not int or type(serial) is not int or not isinstance(head, str):
         raise HushError("its fields do not have the requested types")
@@ -121,6 +130,10 @@ def update_of(letter: Message, run: str, name: str, task: Task, digest: str, att
     receipt = stated(task.client, number, serial, run, head[:200])
     tensors = dict(letter.tensors)
     vector = tensors.pop("vector")
+    if halves:
+        if type(more[-1]) is not int or abs(more[-1]) > _EXPONENT:
+            raise HushError("its exponent is not that of an update")
+        vector = restored(vector, more[-1])
     releases = {name.removeprefix(RELEASES): answer for name, answer in tensors.items()}
     return Update(
         client=task.client,

@@ -42,6 +42,7 @@ from hush.deploy.shared.run_spec import (
 )
 from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Buffer, Message, Parcel
+from hush.engines.client_round import halves
 from hush.engines.driver import drive, evaluate, measure, run_rounds
 from hush.engines.enrolment import EnrolmentAnswer
 from hush.engines.results import manifest
@@ -329,7 +330,7 @@ class Coordinator:
             Decline(task.client, task.round, left[task.client], final=True) for task in tasks if task.client in left
         ]
         asked = {agreement.names[task.client]: task for task in tasks if task.client not in left}
-        sent = SentTasks(agreement.run, asked)
+        sent = SentTasks(agreement.run, asked, halves=federation.terms.halves)
         letters = sent.parcels(self._heads)
         for name in asked:
             self.log.note("task", run=agreement.run, round=asked[name].round, member=name, digest=sent.digests[name])
@@ -414,7 +415,8 @@ class Coordinator:
         With secure aggregation, its numbers are masked for an attempt.
         """
         terms = federation.terms
-        wanted = expected(task, terms.stage_table.at(task.round), terms.shape, masked=attempt is not None)
+        small = halves(federation.config)
+        wanted = expected(task, terms.stage_table.at(task.round), terms.shape, masked=attempt is not None, halves=small)
         letter = self._opened(name, reply, "update", wanted)
         if letter.kind == REFUSAL:
             final = letter.says.get("final") is True
@@ -422,7 +424,7 @@ class Coordinator:
             self.log.note("refusal", run=agreement.run, round=task.round, member=name, reason=reason, final=final)
             return Decline(task.client, task.round, reason, final, fault=FAULT in letter.says)
         try:
-            update = update_of(letter, agreement.run, name, task, asked, attempt)
+            update = update_of(letter, agreement.run, name, task, asked, attempt, halves=small)
         except Exception as error:  # any error in a reply excludes its sender from the round, and nobody else
             words = printable(error)
             self.log.note("refused", run=agreement.run, round=task.round, member=name, reason=words)

@@ -16,6 +16,7 @@ from hush.config import Config
 from hush.deploy.member.policy import MemberPolicy
 from hush.deploy.shared.protocol import stated
 from hush.deploy.shared.run_spec import MemberSpec
+from hush.engines.client_round import halves
 from hush.privacy.accounting.cost import Cost
 from hush.privacy.ledger import totals
 from hush.privacy.plan import UPDATE
@@ -167,8 +168,8 @@ def preview(
         uncovered=tuple(sorted({f"{r.what}: {r.why}" for r in spec.recipe.releases() if not r.covered})),
         model=spec.config.model.name,
         parameters=size,
-        download=4 * size * models,
-        upload=4 * size,
+        download=(2 if config.engine.transport == "float16" else 4) * size * models,
+        upload=(2 if halves(config) else 4) * size,
     )
 
 

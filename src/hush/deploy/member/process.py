@@ -72,6 +72,7 @@ from hush.privacy.side_release import ReleaseShape
 from hush.recipes import Recipe
 from hush.recipes.slots.protect import CENTRE
 from hush.recipes.slots.weight import COUNT
+from hush.server import half_precision
 from hush.server.loop import plans_of_sums
 from hush.server.run_directory import write_atomically
 from hush.text import printable
@@ -746,7 +747,10 @@ class Node:
             "head": receipt.head, "asked": asked, "choice": update.side.choice,
         }  # fmt: skip
         side = {f"{RELEASES}{what}": answer for what, answer in update.side.releases.items()}
-        return self._signed(Message("update", says, {"vector": update.vector, **side}))
+        vector = update.vector
+        if client_round.halves(config):
+            vector, says["exponent"] = half_precision.halved(vector)
+        return self._signed(Message("update", says, {"vector": vector, **side}))
 
     def _examples(self, own: MemberSpec) -> int:
         """The number of examples that training processes at a time. A config can lower it but not raise it."""

@@ -32,9 +32,10 @@ def check_header(own: MemberSpec, number: int, found: messages.Spec) -> None:
     size = own.model.layout.size
     most = own.recipe.assign.models if own.stage_table.at(number).choose else 1
     dtype, shape = found.get(_MODELS, ("", ()))
-    if dtype != "F32" or len(shape) != 2 or shape[1] != size or not 1 <= shape[0] <= most:
+    sent = "F16" if own.config.engine.transport == "float16" else "F32"
+    if dtype != sent or len(shape) != 2 or shape[1] != size or not 1 <= shape[0] <= most:
         raise HushError(
-            f"task: models of type {dtype} and shape {shape}; accepted: F32, up to {most} of {size} numbers"
+            f"task: models of type {dtype} and shape {shape}; accepted: {sent}, up to {most} of {size} numbers"
         )
     inputs = width_of(own.model) if own.centre else 0
     extras = own.recipe.extras(TaskShape(size, shape[0], inputs))
@@ -53,7 +54,7 @@ def check_header(own: MemberSpec, number: int, found: messages.Spec) -> None:
 def checked(own: MemberSpec, letter: Message, number: int, bounds: Limits) -> Task:
     """Return the task in a message whose header was checked, or raise a `HushError`."""
     layout, tensors = own.model.layout, dict(letter.tensors)
-    given = tensors.pop(_MODELS)
+    given = tensors.pop(_MODELS).float()
     extras = unpacked({name.removeprefix(EXTRAS): tensor for name, tensor in tensors.items()})
     # One pass without a copy; a value that is not finite shows in the extremes.
     extremes = {name: _extremes(tensor) for name, tensor in letter.tensors.items()}
