@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from hush.api import simulate
 from hush.config import config_hash, parse
+from hush.engines import setup, simulator
 from hush.seeds import rng
 from hush.server.half_precision import halved, restored, rounded, rounded_models
 
@@ -56,17 +56,17 @@ def config(transport: str, **more: Any) -> Any:
 
 
 def test_a_run_in_half_precision_sends_half_and_costs_the_same() -> None:
-    whole, half = (simulate(config(transport)) for transport in ("float32", "float16"))
+    whole, half = (simulator.run(setup.prepare(config(transport))) for transport in ("float32", "float16"))
     assert [2 * r.bytes_up for r in half.records] == [r.bytes_up for r in whole.records]
     assert [2 * r.bytes_down for r in half.records] == [r.bytes_down for r in whole.records]
-    assert [g.epsilon_spent for g in half.guarantees] == [g.epsilon_spent for g in whole.guarantees]
-    assert half.run.loss == pytest.approx(whole.run.loss, rel=0.01)
-    assert half.run.loss != whole.run.loss
+    assert [g.epsilon_spent for g in half.result.guarantees] == [g.epsilon_spent for g in whole.result.guarantees]
+    assert half.result.loss == pytest.approx(whole.result.loss, rel=0.01)
+    assert half.result.loss != whole.result.loss
 
 
 def test_masked_updates_stay_whole_and_hashes_of_other_configs_are_as_before() -> None:
-    sums = simulate(config("float16", secure_aggregation=True))
-    plain = simulate(config("float32", secure_aggregation=True))
+    sums = simulator.run(setup.prepare(config("float16", secure_aggregation=True)))
+    plain = simulator.run(setup.prepare(config("float32", secure_aggregation=True)))
     assert [r.bytes_up for r in sums.records] == [r.bytes_up for r in plain.records]
     assert [2 * r.bytes_down for r in sums.records] == [r.bytes_down for r in plain.records]
     hashes = {config_hash(config(t, secure_aggregation=s)) for t in ("float32", "float16") for s in (False, True)}

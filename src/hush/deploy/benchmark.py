@@ -29,7 +29,7 @@ _IMAGES, _IMAGE_ROUNDS = 64, 4  # of each member, and the rounds with a large mo
 _DIGITS = {"local": {"batch_size": 16, "lr": 0.5}, "recipe": {"name": "robust-hdp"}}
 _SUMS = {**_DIGITS, "recipe": {"name": "dp-fedavg"}, "secure_aggregation": True}
 _RESNET = {
-    "model": {"name": "resnet18-gn"}, "local": {"batch_size": 32, "steps": 2, "lr": 0.01},
+    "model": {"name": "resnet18-gn"}, "local": {"batch_size": 32, "steps": 4, "lr": 0.01},
     "recipe": {"name": "robust-hdp"},
 }  # fmt: skip
 

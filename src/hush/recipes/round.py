@@ -192,6 +192,9 @@ def _worked_on(invitation: Invitation, update: Update) -> int:
 def _rebased(view: RoundView, models: Tensor, worked: Sequence[int], joined: Sequence[int]) -> RoundView:
     """Return the view with updates of the models that they are added to, in place of those they were computed on."""
     to = [there if there != NOWHERE else here for here, there in zip(worked, joined, strict=True)]
+    if list(worked) == to:
+        # Nothing to add: no copy of all updates is made.
+        return view
     if view.held is not None:
         return replace(view, held=view.held.rebased(models, worked, to))
     return replace(view, updates=view.updates + (models[list(worked)] - models[to]))
