@@ -175,8 +175,7 @@ def test_the_pdf_is_one_page_also_for_many_participants_with_long_names(made: Pa
         ({"recipe": "fedavg"}, ["No privacy guarantee", "no bound"]),
         ({"person": np.arange(240) // 4}, ["One person", "keys for one person", "persons"]),
         ({"unit": "client"}, ["One participant with all of its data"]),
-        ({"relation": "replace-one"}, ["with other data in its place"]),
-        ({"epsilon": 30.0}, ["some guarantees are weak", "weak"]),
+        ({"relation": "replace-one", "epsilon": 30.0}, ["with other data in its place", "some guarantees are weak"]),
         ({"row_budgets": np.where(np.arange(240) % 3, 0.5, 4.0)}, ["Rows have budgets of their own", "budget 0.5"]),
     ],
 )

@@ -132,6 +132,47 @@ def test_ledger_commands(here: Path) -> None:
         assert refused.stderr.startswith("hush: error: ")
 
 
+@pytest.mark.soak
+def test_ledger_check_and_certificate_commands(here: Path) -> None:
+    small = (
+        FILE.replace("rounds = 3", "rounds = 1")
+        .replace("clients = 4", "clients = 1")
+        .replace("robust-hdp", "dp-fedavg")
+    )
+    (here / "run.toml").write_text(re.sub("budgets = .*", "budgets = 4.0", small))
+    assert command("run", "run.toml", "--out", "out", "--json", cwd=here).returncode == 0
+    checked = command("ledger", "check", "out", cwd=here)
+    assert checked.returncode == 0 and "none differs" in checked.stdout
+    made = command("certificate", "out", "--no-pdf", cwd=here)
+    assert made.stdout.split() == ["out/certificate.html", "out/certificate.signed.json"], made.stderr
+    verified = command("certificate", "--verify", "out/certificate.signed.json", cwd=here)
+    assert verified.returncode == 0 and "certificate.html: as it was signed" in verified.stdout
+    assert "SHA256:" in verified.stdout and "An experiment: not private" in verified.stdout
+    page = here / "out" / "certificate.html"
+    page.write_text(page.read_text().replace("not private", "private"))
+    result = here / "out" / "result.json"
+    result.write_text(result.read_text().replace('"rounds": 1', '"rounds": 2'))
+    for words, status in (
+        (("certificate", "--verify", "out/certificate.signed.json"), 2),
+        (("certificate",), 2),
+        (("certificate", "nowhere"), 2),
+        (("certificate", "out"), 2),
+        (("certificate", "out", "--trust", "x.pub"), 2),
+        (("ledger", "check", "nowhere"), 2),
+        (("ledger", "check", "out", "--json"), 1),
+        (("sweep", "run.toml", "--grid", "local.lr=0.1", "--within-budget"), 2),
+        (("sweep", "run.toml", "--grid", "local.lr=0.1,1.0", "--ledgers", "x"), 2),
+    ):
+        done = command(*words, cwd=here)
+        assert done.returncode == status, (words, done.stderr)
+        assert "Traceback" not in done.stderr
+        assert done.stderr.count("\n") == (status == 2)
+    grid = ("--grid", "local.lr=0.1,1.0", "--within-budget")
+    tuned = command("sweep", "run.toml", *grid, "--out", "tuned", cwd=here)
+    assert tuned.stdout.startswith("Chosen within the budgets: local.lr="), tuned.stderr
+    assert (here / "tuned" / "report.html").exists() and "Price of tuning" in tuned.stdout
+
+
 def test_audit_command(here: Path) -> None:
     done = command("audit", "run.toml", "--runs", "60", "--kind", "two-datasets", "--json", cwd=here)
     assert done.returncode == 0, done.stderr
