@@ -209,3 +209,16 @@ def test_figures_of_held_out_rows_have_their_errors(written: Written) -> None:
         with file.open("a") as out:
             out.write(json.dumps({**raw, "round": 2, "evaluation": figures}) + "\n")
         assert "0.8 ± 0.1 for the model after round 1." in words(parts(page)["evaluation"])
+
+
+def test_lines_that_were_edited_end_no_page(written: Written) -> None:
+    page = FederationPage(written.place.path)
+    with written.serving():
+        written.begin()
+        written.log.note("closed", run=RUN, round="many", refused=[1], seconds=3)
+        written.log.note("proposed", run=RUN, waiting=7)
+        written.log.note("enrolled", run=[RUN], time={}, member=None)
+        written.round(1)
+        found = parts(page)
+        assert "1 of 30" in words(found["tiles"]) and "Seconds from sending a task" in found["times"]
+        assert b"hush_up 1.0" in page.metrics("")[0]

@@ -112,3 +112,17 @@ def test_a_damaged_ledger_is_said_and_proves_nothing(tmp_path: Path) -> None:
     assert "The ledger cannot be used" in words(found["state"])
     metrics = page.metrics("")[0]
     assert b"hush_ledger_ok 0.0" in metrics and b"hush_epsilon_left" not in metrics
+
+
+def test_lines_that_were_edited_end_no_page(tmp_path: Path) -> None:
+    asks = member(tmp_path / "a")
+    page = MemberPage(tmp_path / "a")
+    asks.node.log.note("charged", run="r", round=1, costs=[7])
+    asks.node.log.note("sent", run="r", round="one", seconds="long", spent="much")
+    asks.node.log.note("enrolled", run="r", declared=[])
+    asks.node.log.note("began", run="../../etc/passwd")
+    asks.enrol(kit.config())
+    asks.begin(kit.config())
+    asks.task(1)
+    assert "update, round 1" in words(parts(page)["sent"])
+    assert b"hush_updates_sent_total" in page.metrics("")[0]

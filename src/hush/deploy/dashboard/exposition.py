@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from importlib.util import find_spec
 from typing import Any
-
-from hush.types import HushError
 
 Sample = tuple[dict[str, str], float]
 
@@ -27,8 +24,6 @@ def counter(name: str, meaning: str, samples: Sequence[Sample]) -> Any:
 
 def exposed(families: Iterable[Any], accept: str) -> tuple[bytes, str]:
     """Return metrics as text, in the format that a request accepts, and its content type."""
-    if find_spec("prometheus_client") is None:
-        raise HushError("metrics: need prometheus-client; install it with: pip install 'hush[ui]'")
     from prometheus_client import CollectorRegistry
     from prometheus_client.exposition import choose_encoder
 

@@ -6,6 +6,7 @@ one in `kits/`.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import math
@@ -176,7 +177,9 @@ class FederationState:
         """Read what is new, and return whether anything is."""
         news = False
         for event in self._trail.news():
-            self._count(event)
+            # A line that somebody has edited is left out; it must not end the page.
+            with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):
+                self._count(event)
             news = True
         if news or time.monotonic() - self._looked >= _LOOK:
             self._looked = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from array import array
@@ -130,7 +131,9 @@ class MemberState:
         """Read what is new, and return whether anything is."""
         news = False
         for event in self._trail.news():
-            self._count(event)
+            # A line that somebody has edited is left out; it must not end the page.
+            with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):
+                self._count(event)
             news = True
         if news or time.monotonic() - self._looked >= _LOOK:
             self._looked = time.monotonic()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 from hush.deploy.admin import keys
@@ -39,6 +40,8 @@ def serve_dashboard(
     Raises:
         HushError: The folder is neither, or the address cannot be used.
     """
+    if find_spec("prometheus_client") is None:
+        raise HushError("dashboard: needs prometheus-client; install it with: pip install 'hush[ui]'")
     serve(page_of(path), opened=opened, endpoint=endpoint(path, listen, port, certificate, key))
 
 
