@@ -75,7 +75,7 @@ MUTANTS = (
     ),
     _mutant(
         "centre-bound-x3", "rows are clipped at three times the accounted bound before summation",
-        "engines/enrolment.py", "total = bounded_sum(x, limit)", "total = bounded_sum(x, 3 * limit)",
+        "engines/enrolment.py", "total = bounded_sum(x, limit, ", "total = bounded_sum(x, 3 * limit, ",
         *_release(f"bound of {_CENTRED}"),
     ),
     _mutant(
@@ -96,7 +96,8 @@ MUTANTS = (
     _mutant(
         "below-on-all-rows", "the clip quantile is computed on all rows, but charged as on a batch",
         "engines/side_releases.py",
-        "rows = given.plan.sample(source).to(given.x.device)", "rows = torch.arange(given.plan.samples)",
+        "rows = given.plan.batch_rows(source, given.persons).to(given.x.device)",
+        "rows = torch.arange(given.plan.samples)",
         *_release(f"rate of {_ADAPTIVE}"),
     ),
     _mutant(
@@ -109,7 +110,7 @@ MUTANTS = (
     ),
     _mutant(
         "loss-not-lowered", "losses are not shifted by half their bound", "training/queries.py",
-        ".clamp(0.0, bound) - 0.5 * bound).sum()", ".clamp(0.0, bound)).sum()", *_release(f"bound of {_CHOICE}"),
+        ".clamp(0.0, bound) - 0.5 * bound", ".clamp(0.0, bound)", *_release(f"bound of {_CHOICE}"),
     ),
     Mutant(
         "replace-plain-gaussian-as-add", "replace-one for a Gaussian is accounted as add-remove",
@@ -176,12 +177,12 @@ MUTANTS = (
         *_release("noise of model update: discrete noise"),
     ),
     _mutant(
-        "ledger-same-cost-once", "a ledger counts equal costs once", "privacy/ledger/book.py",
+        "ledger-same-cost-once", "a ledger counts equal costs once", "privacy/ledger/totals.py",
         "summed[key] = summed.get(key, 0) + cost.steps", "summed[key] = max(summed.get(key, 0), cost.steps)",
         "tests/privacy/ledger/test_ledger.py::test_rounds_are_charged_until_the_budget_is_spent[memory]",
     ),
     _mutant(
-        "ledger-slack-5pc", "a ledger allows spending five percent more", "privacy/ledger/account.py",
+        "ledger-slack-5pc", "a ledger allows spending five percent more", "privacy/ledger/totals.py",
         "return spent <= policy.epsilon + SLACK", "return spent <= 1.05 * policy.epsilon + SLACK",
         "tests/privacy/ledger/test_ledger.py::test_a_second_run_goes_on_from_what_is_spent",
     ),
@@ -325,8 +326,9 @@ MUTANTS = (
     ),
     _mutant(
         "mean-over-true-count", "the noisy mean is divided by the true count where only a noisy one is told",
-        "engines/enrolment.py", "known, x = whole(count) if stage.noise_of(COUNT) else samples, rows(client)",
-        "known, x = samples, rows(client)",
+        "engines/enrolment.py",
+        "known, (x, persons) = whole(count) if stage.noise_of(COUNT) else samples, rows(client)",
+        "known, (x, persons) = samples, rows(client)",
         "tests/engines/test_noisy_counts.py::test_neighbours_that_told_the_same_count_tell_the_same_mean",
     ),
     _mutant(

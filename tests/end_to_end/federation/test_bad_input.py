@@ -143,7 +143,7 @@ def test_folders_and_certificates(tmp_path: Path) -> None:
     (kit_path / "ca.crt").unlink()
     assert "expected the CA certificate" in told(lambda: open_kit(kit_path).ca())
     (tmp_path / "fed" / "federation.toml").write_text('name = "x"\naddress = "127.0.0.1:1"\ndeadlin = 3\n')
-    assert "expected address, deadline" in told(lambda: FederationFolder(tmp_path / "fed"))
+    assert "expected address, approval, deadline" in told(lambda: FederationFolder(tmp_path / "fed"))
     with socket.create_server(("127.0.0.1", 0)) as busy:
         assert "cannot listen on this address" in told(lambda: processes.check_port("127.0.0.1", busy.getsockname()[1]))
 
@@ -229,7 +229,7 @@ def test_the_commands_of_a_coordinator(tmp_path: Path, monkeypatch: pytest.Monke
     port = processes.free_port()
     assert "a federation of 2" in call("init", "fed", "--members", "a,b", "--address", f"127.0.0.1:{port}", "--no-keys")
     assert not (tmp_path / "fed" / "kits" / "a" / "key.pem").exists()
-    np.savez("rows.npz", x=np.zeros((3, 2)), y=np.array([0, 1, 1]))
+    np.savez("rows.npz", x=np.arange(120.0).reshape(60, 2), y=np.array([0, 1, 1] * 20))
     call("join", "fed/kits/a", "--data", "rows.npz")
     assert (tmp_path / "fed" / "kits" / "a" / "key.pem").stat().st_mode & 0o077 == 0
     assert "a is now a member" in call("admit", "fed", "a", "fed/kits/a/a.pub")

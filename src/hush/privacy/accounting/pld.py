@@ -232,13 +232,13 @@ def _spectrum(masses: Sequence[Array], counts: Sequence[int], size: int) -> tupl
     """Return the transform of the composition, and a bound on what its rounding does to sums of masses.
 
     Frequencies that matter are transformed by plain sums if there are few, since these have smaller bounds than the
-    FFT.
+    FFT. The bound is infinite where so many steps are composed that their product overflows.
     """
     from scipy.fft import rfft
 
     found = [rfft(mass, size) for mass in masses]
     errors = [_per_transform(size) * math.sqrt(size) * float(np.linalg.norm(mass)) for mass in masses]
-    with np.errstate(under="ignore", divide="ignore"):
+    with np.errstate(under="ignore", divide="ignore", over="ignore", invalid="ignore"):
         sizes = [np.abs(one) + error for one, error in zip(found, errors, strict=True)]
         logs = sum(count * np.log(one) for one, count in zip(sizes, counts, strict=True))
         kept = np.flatnonzero(np.asarray(logs) > _NEGLIGIBLE)
@@ -253,6 +253,8 @@ def _spectrum(masses: Sequence[Array], counts: Sequence[int], size: int) -> tupl
             spread = spread * _power(most, count)
             relative += count * (error / most + _PRODUCT)
         each = float(np.linalg.norm(spread * relative)) * math.sqrt(2.0)
+        if not (math.isfinite(each) and bool(np.isfinite(whole).all())):
+            return np.zeros(size // 2 + 1, dtype=np.complex128), math.inf
         if not plain:
             # By the norm of the whole transform: every factor but one is at most 1.
             return whole, min(
