@@ -88,8 +88,8 @@ def test_the_promise_states_the_measured_loss() -> None:
     measured = json.loads((ROOT / "results" / "discrete.json").read_text())
     text = " ".join((ROOT / "docs" / "privacy-promise.md").read_text().split())
     (shown,) = re.findall(
-        r"over (\d+) seeds \(`scripts/mixed_budgets.toml`, `results/discrete.json`\): the accuracy is ([\d.]+) % with it "
-        r"and ([\d.]+) % without it. "
+        r"over (\d+) seeds \(`scripts/mixed_budgets.toml`, `results/discrete.json`\): the accuracy is ([\d.]+) % with "
+        r"it and ([\d.]+) % without it. "
         r"The difference of (-?[\d.]+) points has a standard error of ([\d.]+)",
         text,
     )
