@@ -9,6 +9,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+_MISSING = """## Not measured yet
+`results/bench` lacks figures of the suite `ray`. This measures them, and adds their sections to this page:
+
+    hush bench --suite ray --json > results/bench/ray.json
+    python -m scripts.scaling
+"""
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "scaling.md"
 RESULTS = ROOT / "results" / "bench"
@@ -17,7 +23,21 @@ RESULTS = ROOT / "results" / "bench"
 def page() -> str:
     """The page."""
     ray, scale, memory = (_read(name) for name in ("ray", "scale", "memory"))
-    return "\n".join([_head(), _measured(ray), _model(ray), _thousand(ray), _one_process(scale, memory)])
+    parts = [
+        (_head(), True),
+        (_measured(ray), ray.has("ray.one.seconds")),
+        (_over_process(ray), ray.has("ray.w1.over_process")),
+        (_others(ray), ray.has("ray.flower_opacus_over_ours")),
+        (_server(ray), ray.has("ray.server.hush.seconds_500")),
+        (_model(), True),
+        (_constants(ray), ray.has("ray.model.client_seconds")),
+        (_thousand(ray), ray.has("ray.model.client_seconds")),
+        (_limits(), True),
+        (_one_process(scale, memory), True),
+    ]
+    return "\n".join(
+        [part for part, known in parts if known] + ([] if all(known for _, known in parts) else [_MISSING])
+    )
 
 
 class Figures:
@@ -31,6 +51,10 @@ class Figures:
             if record
             else "not measured"
         )
+
+    def has(self, key: str) -> bool:
+        """Return whether a figure was measured."""
+        return key in self._figures
 
     def __call__(self, key: str, unit: str = "") -> str:
         """Return a figure with three digits."""
@@ -71,22 +95,38 @@ Seconds on free cores are the processor time of the driver and of the busiest wo
 nothing else uses the cores. Two workers would ideally halve the first row, take as long for the last, and use no more
 processor time.
 
-Against one process of two threads, rounds on two workers take {ray("ray.w1.over_process")} of the time
+"""
+
+
+def _over_process(ray: Figures) -> str:
+    return f"""## Measured: against one process
+Rounds on two workers take {ray("ray.w1.over_process")} of the time of one process of two threads
 ({ray("ray.w1.busy_over_process")} of the processor time): {ray("ray.w1.seconds", " s")} and \
 {ray("ray.w1.process_seconds", " s")} for 20
-clients of 1,200 samples. Other simulators of 200 clients with an Opacus loop each take \
+clients of 1,200 samples ({ray.where}). The time on Ray includes that of Ray's own processes, which share the cores.
+"""
+
+
+def _others(ray: Figures) -> str:
+    return f"""## Measured: other simulators
+Other simulators of 200 clients with an Opacus loop each take \
 {ray("ray.flower_opacus_over_ours")} (Flower's
 simulation, on Ray) and {ray("ray.pfl_opacus_over_ours")} times as long (pfl-research).
 
-Seconds of processor time of the server's part of a round, for updates of a million parameters that wait in files:
-
-| recipe | 500 clients | 1,000 | 2,000 | 2,000 over 500 |
-|---|---:|---:|---:|---:|
-{_server(ray)}
 """
 
 
 def _server(ray: Figures) -> str:
+    return f"""## Measured: the server
+Seconds of processor time of the server's part of a round, for updates of a million parameters that wait in files:
+
+| recipe | 500 clients | 1,000 | 2,000 | 2,000 over 500 |
+|---|---:|---:|---:|---:|
+{_server_rows(ray)}
+"""
+
+
+def _server_rows(ray: Figures) -> str:
     names = ("robust-hdp", "hush", "pfa", "rc-dpfl")
     return "\n".join(
         f"| `{name}` | "
@@ -96,8 +136,8 @@ def _server(ray: Figures) -> str:
     )
 
 
-def _model(ray: Figures) -> str:
-    return f"""## Model
+def _model() -> str:
+    return """## Model
 A round takes, with `b` clients in a block and `w` workers on nodes of 16 cores,
 
     driver + clients x driver_client + max(blocks x driver_block, ceil(blocks / w) x b x client)
@@ -105,7 +145,13 @@ A round takes, with `b` clients in a block and `w` workers on nodes of 16 cores,
 
 where sums of updates are added up in a tree of eight (`levels`), and nodes pass models on to each other.
 
-| constant | measured | |
+`client` is training a client on one worker; `driver` a round, whatever its size; `driver_client` charging, inviting,
+checking and recording a client; `driver_block` sending a block and hearing of it.
+"""
+
+
+def _constants(ray: Figures) -> str:
+    return f"""| constant | measured | |
 |---|---:|---|
 | `client` | {ray("ray.model.client_seconds", " s")} | training a client on one worker |
 | `driver` | {ray("ray.model.driver_milliseconds", " ms")} | a round, whatever its size |
@@ -137,6 +183,11 @@ def _thousand(ray: Figures) -> str:
 |---:|---:|---:|---:|---:|---:|
 {chr(10).join(rows)}
 
+"""
+
+
+def _limits() -> str:
+    return """## What limits a large cluster
 - **Blocks are what is shared out.** By default there are 64 of them, or as many as have 64 clients: sizes that follow
   from the config alone keep results the same bits on any cluster. A large cluster needs smaller ones: set
   `engine.block` to the clients divided by the workers, or by twice as many.
@@ -144,12 +195,14 @@ def _thousand(ray: Figures) -> str:
   largest part of a round, more nodes do not help.
 - **Rows are stored whole on every node.** The data of all clients must fit the object store of one node.
 - **Recipes that estimate noise or cluster clients** (robust-hdp, hush, pfa, rc-dpfl) also send samples of the columns
-  to the driver, at most 2^26 numbers (0.2 s at 10 Gbit/s), and take the server's time in the table above.
+  to the driver, at most 2^26 numbers (0.2 s at 10 Gbit/s), and take the time of the server's part.
 - A node that is lost costs the time of its blocks. What Ray takes to start 16,000 actors is not in the model.
 """
 
 
 def _one_process(scale: Figures, memory: Figures) -> str:
+    driver = memory("memory.resnet18.driver_mib", " MiB")
+    on_ray = f"; on Ray the driver takes {driver}" if memory.has("memory.resnet18.driver_mib") else ""
     return f"""## One process
 Logistic regression 20 -> 4, 50 samples a client, three rounds, set-up included ({scale.where}):
 
@@ -162,8 +215,8 @@ Logistic regression 20 -> 4, 50 samples a client, three rounds, set-up included 
 
 By processor time, 100,000 clients take {scale("scale.time_100k_over_10k")} times as long as 10,000. One round of
 robust-hdp with 200 clients of a ResNet-18, whose updates are 8.3 GiB, takes \
-{memory("memory.resnet18.process_mib", " MiB")} at its peak in one process ({memory.where});
-on Ray the driver takes {memory("memory.resnet18.driver_mib", " MiB")}.
+{memory("memory.resnet18.process_mib", " MiB")} at its peak in one process
+({memory.where}){on_ray}.
 """
 
 
