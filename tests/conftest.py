@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # What remembers ledgers outside their folders: of this process and of all that it starts, and never the user's own.
 os.environ["HUSH_WITNESS"] = tempfile.mkdtemp(prefix="hush-witness-")
 atexit.register(shutil.rmtree, os.environ["HUSH_WITNESS"], ignore_errors=True)
+os.environ["HUSH_CACHE"] = "off"
 
 BESIDE = SHARED / "data"
 # What `make quick` leaves out: whole runs, processes, statistics, and checks of many modules or layers. Single tests

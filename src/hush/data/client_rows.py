@@ -72,10 +72,9 @@ class Clients:
 
     def arrays(self, round_number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs and labels of all clients in a round."""
-        data = self.dataset
-        if all((share.rotate, share.flip, share.salt) == (0, 0, ()) for share in self.shares):
-            everyone = np.concatenate(self._rows())
-            return data.x[everyone], data.y[everyone]
+        data, places = self.dataset, self.places
+        if places is not None:
+            return data.x[places], data.y[places]
         low, high = transforms.limits(data.x)
         parts = [
             transforms.apply(
@@ -84,6 +83,13 @@ class Clients:
             for client, (share, rows) in enumerate(zip(self.shares, self._rows(), strict=True))
         ]
         return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
+
+    @cached_property
+    def places(self) -> np.ndarray | None:
+        """The rows of the dataset that `arrays` returns, in order; none if clients hold other rows made of them."""
+        if any((share.rotate, share.flip, share.salt) != (0, 0, ()) for share in self.shares):
+            return None
+        return np.concatenate(self._rows())
 
     def _rows(self) -> list[np.ndarray]:
         return [np.concatenate(pair) for pair in zip(self.train, self.test, strict=True)]

@@ -20,6 +20,7 @@ from hush.data import ClientData, budgets, client_data, client_rows, datasets, t
 from hush.engines import auto_lr, noisy_counts, run_ledgers
 from hush.engines.client_config import member_names, with_clients
 from hush.engines.client_unit import check_client_unit, uncovered_clients
+from hush.engines.feature_cache import features_of
 from hush.engines.objective import least_outputs, outputs_of, targets_of, task_of, with_objective
 from hush.engines.persons import uncovered_persons
 from hush.engines.row_budgets import check_row_budgets, row_groups, uncovered_budgets
@@ -136,10 +137,23 @@ class Federation:
     def arrays(self, number: int) -> tuple[Tensor, Tensor]:
         """Inputs (behind the model's fixed features) and targets of all clients in a round, on the device."""
         x, y = self.data.arrays(number)
-        inputs = torch.from_numpy(np.ascontiguousarray(x)).to(self.device)
-        features = self.model.features
         targets = self.model.objective.scaled(torch.from_numpy(y)).to(self.device)
-        return inputs if features is None else features(inputs), targets
+        if self.model.features is None:
+            return torch.from_numpy(np.ascontiguousarray(x)).to(self.device), targets
+        return self._features(x), targets
+
+    def _features(self, x: np.ndarray) -> Tensor:
+        """The fixed features of rows, on the device. Rows as they are in the dataset have one order, whatever the seed
+        of the partition, so that runs with other seeds find what was computed before.
+        """
+        features, key = self.model.features, self.model.features_key
+        assert features is not None
+        at = self.data.places
+        if at is None:
+            return features_of(features, key, x, self.device).to(self.device)
+        rows, place = np.unique(at, return_inverse=True)
+        found = features_of(features, key, self.data.dataset.x[rows], self.device)
+        return found.index_select(0, torch.from_numpy(place)).to(self.device)
 
     def persons(self, client: int) -> Persons | None:
         """Whose a client's training rows are, where the unit of privacy is a person."""

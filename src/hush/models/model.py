@@ -27,7 +27,8 @@ class Model:
         module: Computes the logits.
         layout: The trainable parameters.
         start: Their values before training.
-        features: Fixed features in front of the module, if any.
+        features: Fixed features in front of the module, if any; those of a row depend on that row alone.
+        features_key: What tells these features from others, for a cache of them; empty if nothing does.
         isolated: Whether it is a user's module, made safe by `hush.models.isolation`.
         source: That module as the user wrote it, with the same parameters, for its fingerprint.
         probes: Rows, none of them from the data, on which its isolation is checked again in every round.
@@ -51,6 +52,7 @@ class Model:
     keyed: bool = False
     types: Mapping[str, torch.dtype] = field(default_factory=dict)
     adapters: Adapters | None = None
+    features_key: str = ""
 
     @property
     def in_training(self) -> Model:

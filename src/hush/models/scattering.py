@@ -12,9 +12,11 @@ separates into rows and columns and acts as two small matrices that smooth, subs
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -82,6 +84,12 @@ def features(x: Tensor) -> Tensor:
     """Group-normalised scattering features (J = 2, L = 8) of images (n, c, h, w), one flat row an image."""
     s = scatter(x)
     return F.group_norm(s, 27 * x.shape[1]).flatten(1)
+
+
+@lru_cache(maxsize=1)
+def fingerprint() -> str:
+    """Return what changes whenever the features may: the SHA-256 of the code that computes them."""
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 
 
 def _transform(x: Tensor, bank: _Bank) -> Tensor:

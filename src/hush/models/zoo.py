@@ -64,7 +64,8 @@ def build_model(
     module, adapters = given_weights(module, config), adapters_of(config, seed)
     if adapters is not None:
         module = adapted(module, adapters)
-    return replace(wrap(config.name, module, features), adapters=adapters)
+    key = "" if features is None else scattering.fingerprint()
+    return replace(wrap(config.name, module, features), adapters=adapters, features_key=key)
 
 
 def adapters_of(config: ModelConfig, seed: int) -> Adapters | None:
