@@ -336,7 +336,7 @@ def test_a_recipe_that_needs_single_updates_is_refused_before_members_are_asked(
 def test_a_federation_in_half_precision_computes_what_its_simulation_does(tmp_path: Path, secure: bool) -> None:
     wanted = config(secure_aggregation=secure, engine={"transport": "float16"})
     made = UnreliableMembers(tmp_path / "federation", wanted)
-    kinds = set()
+    kinds: set[str] = set()
 
     def looks(node: Node, letter: Message) -> None:
         kinds.update(str(value.dtype) for name, value in letter.tensors.items() if name == "models")

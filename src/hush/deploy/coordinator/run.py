@@ -382,7 +382,7 @@ class Coordinator:
         plans = plans_of_sums(terms, number)
         secure = SecureRound(services, agreement.run, number, plans, agreement.names, list(asked), size)
         done = secure.collect(cap)
-        self._seconds = secure.seconds
+        self._seconds = dict(secure.seconds)
         return SummedAnswers([*answers, *done.answers], done.sums)
 
     def _exclude_revoked(self, agreement: Agreement, left: dict[int, str]) -> None:
