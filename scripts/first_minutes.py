@@ -183,9 +183,6 @@ FACTS = (
 TEXT = """\
 # The first ten minutes, beside Flower and NVFlare
 
-This page is written by `python -m scripts.first_minutes` from `results/first-minutes.json` and the programs in
-`docs/first_minutes`.
-
 The same task in three ways: three clients share scikit-learn's handwritten digits and train logistic regression for
 10 rounds, one epoch each, batches of 32, with DP-SGD. They allow epsilon 1, 2 and 4 at delta 1e-4 for everything.
 Each program is the shortest that we found which does this with the means of its library and prints the epsilon of
@@ -213,7 +210,8 @@ are not compared here. Flower's time has the start of Ray in it, and NVFlare's t
 {code}
 
 ## To repeat it
-Make the environments and measure:
+This page is written by `python -m scripts.first_minutes` from `results/first-minutes.json` and the programs in
+`docs/first_minutes`. Make the environments and measure:
 
 <!-- code: not executed: three environments from a package index -->
 

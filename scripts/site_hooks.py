@@ -20,7 +20,10 @@ ROOT_PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.m
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 _NOTEBOOK = re.compile(r"(\]\((?:\.\./)?(?:notebooks/)?\d\d_\w+)\.py\)")
 _EMPTY_HEADING = re.compile(r"<th( style=\"[^\"]*\")?></th>")
-_NESTED = re.compile(r'(<nav class="md-nav" data-md-level="2") aria-labelledby="[^"]*"')
+_NESTED = re.compile(
+    r'(<nav class="md-nav" data-md-level="2")( aria-labelledby="[^"]*")'
+    r'([^>]*>\s*<label class="md-nav__title"[^>]*>\s*(?:<span[^>]*></span>)?\s*)([^<\n]*[^<\s])'
+)
 # What a search finds first, and last: by how a page's path begins.
 BOOSTS = (("glossary|quickstart|concepts/", 4), ("adr/|changelog|results|dependencies", 0.3))
 _COUNTED = re.compile(r"\]\(#([^)]+)-(\d+)\)")
@@ -99,11 +102,11 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def on_post_page(output: str, **_: Any) -> str:
-    """Name the search dialog and the list of decisions, which the theme leaves without names for screen readers."""
+    """Name the search dialog and nested lists of pages, which the theme leaves without names for screen readers."""
     named = output.replace(
         'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
     )
-    return _NESTED.sub(r'\1 aria-label="Decisions"', named)
+    return _NESTED.sub(r'\1 aria-label="\4"\3\4', named)
 
 
 def on_post_template(output_content: str, **_: Any) -> str:

@@ -4,9 +4,11 @@ const reachable = () =>
   document.querySelectorAll(".md-typeset__scrollwrap, .md-typeset .output").forEach(each => {
     if (each.scrollWidth > each.clientWidth) {
       each.tabIndex = 0;
-      each.setAttribute("role", "region");
+      each.setAttribute("role", "group");
       each.setAttribute("aria-label", each.querySelector("caption")?.textContent || "Table, scrolls sideways");
     } else each.removeAttribute("tabindex");
   });
-document$.subscribe(() => setTimeout(reachable));
+/* The buttons of a code block are no landmark of the page. */
+const grouped = () => document.querySelectorAll(".md-code__nav").forEach(each => each.setAttribute("role", "group"));
+document$.subscribe(() => setTimeout(() => { reachable(); grouped(); }));
 addEventListener("resize", reachable);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -138,11 +139,28 @@ def show_comparison(summary: Mapping[str, Any], path: Path) -> None:
                 console.print(f"{name}, seed {run['seed']}: {run['ended']}.", soft_wrap=True)
     if len(summary["seeds"]) > 1:
         console.print("± std: the sample standard deviation over the seeds")
+    if said := _ranking(ranked, metric):
+        console.print(said, soft_wrap=True)
     shared = [set(entry["not_covered"]) for entry in summary["recipes"].values()]
     _show_gaps(console, tuple(sorted(set.union(*shared))))
     texts = [text for entry in summary["recipes"].values() for text in entry.get("warnings", ())]
     _show_warnings(console, tuple(dict.fromkeys(texts)))
     console.print(f"Report: {path / 'report.html'}", soft_wrap=True)
+
+
+def _ranking(ranked: Sequence[tuple[str, Mapping[str, Any]]], metric: Metric) -> str:
+    """Which of the recipes with a budget is best, and what there is without privacy; best first as in the table."""
+
+    def said(name: str, entry: Mapping[str, Any]) -> str:
+        return f"{name} with {shown(metric, entry['score']['mean'])}"
+
+    spent = {name: max(run["epsilon_spent_max"] or 0.0 for run in entry["runs"]) for name, entry in ranked}
+    bounded = [said(name, entry) for name, entry in ranked if 0.0 < spent[name] < math.inf]
+    free = [said(name, entry) for name, entry in ranked if spent[name] in (0.0, math.inf)]
+    if len(bounded) < 2:
+        return ""
+    words = f"Best within the budgets: {bounded[0]}, before {bounded[1]}."
+    return f"{words} Without privacy: {free[0]}." if free else words
 
 
 def _beside(summary: Mapping[str, Any]) -> Metric | None:

@@ -319,6 +319,9 @@ def test_the_demo_ends_with_a_table_and_its_report(tmp_path: Path) -> None:
     private = re.findall(r"│ ([\w-]+) +│ +[\d.]+%.*│ +[\d.]+ │ +[\d.]+ │", done.stdout)
     assert private[0] == "hush"
     assert len(private) == 5
+    assert re.search(
+        rf"Best within the budgets: hush with [\d.]+%, before {private[1]} with .* Without privacy: fedavg", done.stdout
+    )
     refused = command("demo", "--federation", "--seeds", "2", cwd=tmp_path)
     assert refused.returncode == 2
     assert "leave it out with --federation" in refused.stderr

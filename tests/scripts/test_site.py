@@ -58,7 +58,10 @@ def test_the_home_page_has_its_words_beside_its_figure() -> None:
 
 def test_what_the_theme_leaves_without_a_name_has_one() -> None:
     assert site_hooks.on_page_content('<th style="x"></th><th>a</th>') == '<td style="x"></td><th>a</th>'
-    nested = '<nav class="md-nav" data-md-level="2" aria-labelledby="__nav_1_label" aria-expanded="false">'
+    nested = '<nav class="md-nav" data-md-level="2" aria-labelledby="__nav_1_label" aria-expanded="false">\n'
+    nested += (
+        '<label class="md-nav__title" for="__nav_1">\n<span class="md-nav__icon md-icon"></span>\nDecisions\n</label>'
+    )
     dialog = '<div class="md-search" data-md-component="search" role="dialog">'
     for named in (site_hooks.on_post_page(nested + dialog), site_hooks.on_post_template(nested + dialog)):
         assert 'aria-label="Decisions"' in named

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -110,8 +112,10 @@ def demo(
             run_locally(path, directory=out or _fresh("demo-federation"), sets=list(DEMO_FEDERATION), as_json=as_json)
             return
         if not as_json:
-            print("Ten clients share the digits. Four allow epsilon 0.2 (strict), four allow 1, two allow 5 (loose).")
-            print("\n".join(f"  {name:11} {SUMMARIES[name]}" for name in DEMO_RECIPES.split(",")))
+            print("Ten clients train a model together on handwritten digits, and each sets its own privacy budget:")
+            print("four allow epsilon 0.2 (strict: much noise), four allow 1, two allow 5 (loose: little noise).")
+            print("Which recipe makes the most of it? Six are compared, with the same clients and budgets:")
+            print("\n".join(f"  {name:11} {_short(SUMMARIES[name])}" for name in DEMO_RECIPES.split(",")))
         _compare(path, DEMO_RECIPES, 3 if seeds is None else seeds, out or _fresh("demo"), (), False, None, as_json)
 
 
@@ -359,6 +363,12 @@ def bench(
     with task_progress("measuring", "suites", False if as_json else None) as told:
         found = run(suite or (), lambda name, done, of: told(done, of, f"measuring {name}"))
     print(json.dumps(found, indent=2)) if as_json else show_bench(found)
+
+
+def _short(words: str) -> str:
+    """Words on lines of a table whose first column takes 14 characters."""
+    lines = textwrap.wrap(words, max(shutil.get_terminal_size().columns - 15, 40))
+    return f"\n{' ' * 14}".join(lines)
 
 
 def _compare(
