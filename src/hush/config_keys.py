@@ -155,6 +155,8 @@ def _words(kind: Any, metadata: tuple[Any, ...]) -> str:
         return " or ".join(_words(each, metadata) for each in inside if each is not type(None))
     if origin is dict:
         return "a table"
+    if origin is list:
+        return f"a list, each {_words(inside[0], ())}"
     plain = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}.get(kind, "a value")
     return " ".join([plain, *_limits(metadata)]) if kind in (int, float) else plain
 
