@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "audits.json"
 SEEDS = 20
 CONFIDENCES = (0.95, 0.999)
+CANDIDATES = "scores of candidates"
 TWO = {"kind": "two-datasets"}
 
 
@@ -43,6 +44,7 @@ def settings() -> list[Setting]:
     from hush.auditing.target import target
     from hush.config import load
     from hush.engines.setup import prepare
+    from hush.recipes.evaluation import EVALUATION
     from tests.statistical.checks import BESIDE, releasing
     from tests.support.worst_case import worst_case
 
@@ -64,19 +66,28 @@ def settings() -> list[Setting]:
                 {**TWO, "runs": 3_000}),
         Setting("persons with 20 rows each", worst(rows=20), {**TWO, "runs": 3_000}),
         Setting("a client as a whole", worst(unit="client"), {**TWO, "runs": 3_000}),
-        *(Setting(f"one full batch with {name}", partial(releasing, sections), {**TWO, "runs": 3_000})
-          for name, sections in BESIDE.items()),
+        *(
+            Setting(
+                f"one full batch with {name}",
+                partial(releasing, sections),
+                {**TWO, "runs": 6_000 if name == EVALUATION else 3_000},
+            )
+            for name, sections in BESIDE.items()
+        ),
+        Setting(CANDIDATES, worst()),
         Setting("1,000 rows, delta 1e-5", worst(samples=1000, batch=1000, delta=1e-5), {**thousand, "runs": 1}),
         Setting("1,000 rows, delta 1e-5, 8 runs", worst(samples=1000, batch=1000, delta=1e-5),
                 {**thousand, "runs": 8}),
         Setting("1,000 rows, epsilon 8, delta 1e-8", worst(epsilon=8.0, samples=1000, batch=1000, delta=1e-8),
                 {**thousand, "runs": 1}),
-        Setting("digits, mixed budgets", mixed, {"kind": "one-run", "runs": 40}),
+        Setting("digits, mixed budgets", mixed, {"kind": "one-run"}),
     ]  # fmt: skip
 
 
 def measured(setting: Setting, number: int) -> dict[str, Any]:
     """The bounds for every seed at both confidences, from the same runs."""
+    if setting.name == CANDIDATES:
+        return measured_candidates(number)
     from hush.auditing.run import judged, observe
 
     target, began = setting.target(), time.perf_counter()
@@ -114,6 +125,47 @@ def measured(setting: Setting, number: int) -> dict[str, Any]:
         "bounds": bounds,
         "refuted": refuted,
         "releases": releases,
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+
+
+def measured_candidates(number: int) -> dict[str, Any]:
+    """The same for the scores of candidates, which a sweep releases once, alone."""
+    from hush.auditing import statistics
+    from hush.tuning import SCORES
+    from tests.support.candidates import DELTA, planned, scores_of_candidates
+
+    plan, began, repeats = planned(), time.perf_counter(), 3_000
+    bounds: dict[str, dict[str, list[float]]] = {str(c): {"lower": [], "any": []} for c in CONFIDENCES}
+    refuted = dict.fromkeys(map(str, CONFIDENCES), 0)
+    seeds = [number * SEEDS + seed for seed in range(SEEDS)]
+    for seed in seeds:
+        scores = scores_of_candidates(repeats, seed)
+        for confidence in CONFIDENCES:
+            found = statistics.two_datasets(*scores, DELTA, confidence)
+            scale = plan.least_refuted(found.refutes)
+            lower = 0.0 if math.isinf(scale) else plan.epsilon(scale)
+            bounds[str(confidence)]["lower"].append(round(lower, 4))
+            bounds[str(confidence)]["any"].append(round(found.epsilon(DELTA), 4))
+            refuted[str(confidence)] += scale < 1.0
+    (cost,) = plan.costs
+    lower_bounds = bounds[str(CONFIDENCES[0])]["lower"]
+    return {
+        "kind": "two-datasets",
+        "unit": "row",
+        "relation": plan.relation,
+        "options": {"runs": repeats},
+        "config": {"noise": cost.noise},
+        "canaries": 1,
+        "runs": repeats,
+        "rounds": 1,
+        "steps": 1,
+        "delta": DELTA,
+        "epsilon_claimed": plan.epsilon(),
+        "seeds": seeds,
+        "bounds": bounds,
+        "refuted": refuted,
+        "releases": {SCORES: {"epsilon_claimed": round(plan.epsilon(), 4), "lower": lower_bounds}},
         "seconds": round(time.perf_counter() - began, 1),
     }
 

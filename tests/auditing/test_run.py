@@ -19,7 +19,6 @@ from hush.auditing.target import Target, target
 from hush.config import parse
 from hush.engines import enrolment
 from hush.engines.setup import prepare
-from hush.engines.side_releases import exact_sum
 from hush.privacy.side_release import ReleaseShape, RowModel, SideRelease
 from hush.terminal import show_audit
 from hush.training.queries import bounded_losses
@@ -239,7 +238,7 @@ def test_a_release_of_ones_own_is_audited(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_release_of_ones_own_without_its_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_releases, "noised_sum", lambda release, _stage, given, _source: exact_sum(release, given))
+    monkeypatch.setattr(side_releases, "noised", lambda total, *_rest: total)
     found = examine(with_labels(1.0), kind="one-run", runs=1, confidence=0.999)
     assert found.refuted
     assert [each.what for each in found.releases if each.epsilon_lower > each.epsilon_claimed] == ["label counts"]

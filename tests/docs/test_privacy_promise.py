@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from hush.types import Release
@@ -20,9 +21,12 @@ OUTSIDE_RECIPES = {
 
 def table() -> set[Row]:
     section = PROMISE.read_text().split("## What a client releases")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| (yes|no) \| ([a-z-]*) ?\| [^|]+ \|$", section, re.MULTILINE)
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| (yes|no) \| ([a-z-]*) ?\| [^|]+ \|([^|]*)\|$", section, re.MULTILINE)
     assert len(rows) == len(set(rows)) == section.count("\n| ") - 1 >= 8
-    return {(what, choice.partition(",")[0], covered, event) for what, choice, covered, event in rows}
+    audits = json.loads((ROOT / "results" / "audits.json").read_text())["settings"]
+    for what, _, covered, _, audit in rows:
+        assert (what in audits[audit.strip()]["releases"]) if covered == "yes" else not audit.strip(), what
+    return {(what, choice.partition(",")[0], covered, event) for what, choice, covered, event, _ in rows}
 
 
 def test_the_table_is_what_the_options_declare() -> None:

@@ -37,6 +37,7 @@ from hush.training.train import Job, train
 from hush.types import Policy, Relation, Task, Update
 from tests.statistical.release_harness import RARE, Finding, releases
 from tests.statistical.source_checks import SOURCE_CHECKS
+from tests.support.candidates import planned, scores_of_candidates
 from tests.support.worst_case import worst_case
 
 CONFIDENCE = 0.999
@@ -341,12 +342,20 @@ def audit_evaluation() -> Finding:
     return _audited_beside("evaluation on held-out rows")
 
 
+def audit_candidates() -> Finding:
+    """The audit of the scores of a sweep's candidates."""
+    plan = planned()
+    found = statistics.two_datasets(*scores_of_candidates(REPEATS, 1), plan.delta, CONFIDENCE)
+    scale = plan.least_refuted(found.refutes)
+    return Finding(scale >= 1.0, _against(plan.epsilon(scale) if scale < math.inf else 0.0, plan.epsilon()))
+
+
 CHECKS: dict[str, Callable[[], Finding]] = {
     check.__name__: check
     for check in (
         noise_scale, clip_bound, inclusion, divisor, empty_batches, streams, accounted, relation,
         audit, audit_replaced, audit_alternating, audit_choice, audit_quantile, audit_mean, audit_count,
-        audit_evaluation,
+        audit_evaluation, audit_candidates,
     )
 }  # fmt: skip
 RELEASES: dict[str, Callable[[], Finding]] = releases()

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional
 
+from hush import tuning
 from hush.engines import enrolment, side_releases
 from hush.engines.side_releases import Evidence
 from hush.models import Model
@@ -256,6 +257,13 @@ def _quantile_of_rows(release: Any, given: Evidence) -> Tensor:
     return _quantile(release, replace(given, persons=None))
 
 
+_score_bound = tuning.bound
+
+
+def _half_bound(candidates: int) -> float:
+    return 0.5 * _score_bound(candidates)
+
+
 BUGS = (
     Bug("no-clip", "gradients are not clipped", lambda: with_sums(_unclipped), ("clip_bound", "audit")),
     Bug(
@@ -421,6 +429,12 @@ BUGS = (
         "counts of held-out rows are released without noise",
         _noise_of_aside(EVALUATION, 0.0),
         ("audit_evaluation",),
+    ),
+    Bug(
+        "candidates-noise-halved",
+        "the scores of a sweep's candidates have half of their noise",
+        lambda: patch.object(tuning, "bound", _half_bound),
+        ("audit_candidates",),
     ),
     Bug(
         "person-clipped-row-by-row",

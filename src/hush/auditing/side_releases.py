@@ -18,7 +18,7 @@ from hush.auditing import statistics as statistics
 from hush.auditing.canaries import Canaries, rivals
 from hush.auditing.target import Target
 from hush.engines import client_round, enrolment
-from hush.engines.side_releases import Evidence, exact_sum, noised_sum
+from hush.engines.side_releases import Evidence, exact_sum, noised, noised_sum
 from hush.privacy.persons import Persons
 from hush.privacy.schedule import Stage
 from hush.privacy.side_release import SideRelease
@@ -86,6 +86,7 @@ class SideReleases:
     def __init__(self, target: Target, canary: Canaries) -> None:
         self._target, self._shape = target, target.shape
         self._effects: dict[str, tuple[Tensor, float]] = {}
+        self._sums: dict[tuple[str, int], Tensor] = {}
         self._removing = target.plan.relation == "add-remove"
         self._others = target.rows_before(1)
         others = target.x[: self._others], target.y[: self._others]
@@ -141,7 +142,13 @@ class SideReleases:
         if removed:
             given = replace(given, x=given.x[: self._others], y=given.y[: self._others], persons=self._persons(removed))
             given = replace(given, held_x=given.x, held_y=given.y)
-        return noised_sum(release, stage, given, source)
+        if release.sampled:
+            return noised_sum(release, stage, given, source)
+        # Without a batch, every run has the same sum: it is computed once.
+        key = (release.what, world)
+        if key not in self._sums:
+            self._sums[key] = exact_sum(release, given.for_release(release))
+        return noised(self._sums[key], release, stage, self._shape, source)
 
     def _numbers(self, release: SideRelease, stage: Stage, answer: Tensor) -> list[Observation]:
         """What is computed from a noisy sum relative to its bound: its projection onto the canary's effect, and raw."""

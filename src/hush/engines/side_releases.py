@@ -100,8 +100,12 @@ def noised_sum(release: SideRelease, stage: Stage, given: Evidence, source: Sour
         each = rows.shape[1] if rows.ndim == 2 else 1
         several = Persons(torch.full((len(rows),), each), each) if each > 1 else None
         given = replace(given, x=given.x[rows.flatten()], y=given.y[rows.flatten()], persons=several)
-    total = exact_sum(release, given.for_release(release))
-    spread = stage.noise_of(release.what) * release.bound(given.shape)
+    return noised(exact_sum(release, given.for_release(release)), release, stage, given.shape, source)
+
+
+def noised(total: Tensor, release: SideRelease, stage: Stage, shape: ReleaseShape, source: Source) -> Tensor:
+    """Return a sum with the noise of the client's plan."""
+    spread = stage.noise_of(release.what) * release.bound(shape)
     return total + spread * source.normal(len(total), torch.float64)
 
 
