@@ -44,7 +44,6 @@ def settings() -> list[Setting]:
     from hush.auditing.target import target
     from hush.config import load
     from hush.engines.setup import prepare
-    from hush.recipes.evaluation import EVALUATION
     from tests.statistical.checks import BESIDE, releasing
     from tests.support.worst_case import worst_case
 
@@ -66,21 +65,15 @@ def settings() -> list[Setting]:
                 {**TWO, "runs": 3_000}),
         Setting("persons with 20 rows each", worst(rows=20), {**TWO, "runs": 3_000}),
         Setting("a client as a whole", worst(unit="client"), {**TWO, "runs": 3_000}),
-        *(
-            Setting(
-                f"one full batch with {name}",
-                partial(releasing, sections),
-                {**TWO, "runs": 6_000 if name == EVALUATION else 3_000},
-            )
-            for name, sections in BESIDE.items()
-        ),
-        Setting(CANDIDATES, worst()),
+        *(Setting(f"one full batch with {name}", partial(releasing, sections), {**TWO, "runs": 3_000})
+          for name, sections in BESIDE.items()),
         Setting("1,000 rows, delta 1e-5", worst(samples=1000, batch=1000, delta=1e-5), {**thousand, "runs": 1}),
         Setting("1,000 rows, delta 1e-5, 8 runs", worst(samples=1000, batch=1000, delta=1e-5),
                 {**thousand, "runs": 8}),
         Setting("1,000 rows, epsilon 8, delta 1e-8", worst(epsilon=8.0, samples=1000, batch=1000, delta=1e-8),
                 {**thousand, "runs": 1}),
-        Setting("digits, mixed budgets", mixed, {"kind": "one-run"}),
+        Setting("digits, mixed budgets", mixed, {"kind": "one-run", "runs": 80}),
+        Setting(CANDIDATES, worst()),
     ]  # fmt: skip
 
 
@@ -135,7 +128,7 @@ def measured_candidates(number: int) -> dict[str, Any]:
     from hush.tuning import SCORES
     from tests.support.candidates import DELTA, planned, scores_of_candidates
 
-    plan, began, repeats = planned(), time.perf_counter(), 3_000
+    plan, began, repeats = planned(), time.perf_counter(), 1_000
     bounds: dict[str, dict[str, list[float]]] = {str(c): {"lower": [], "any": []} for c in CONFIDENCES}
     refuted = dict.fromkeys(map(str, CONFIDENCES), 0)
     seeds = [number * SEEDS + seed for seed in range(SEEDS)]
