@@ -98,6 +98,17 @@ def test_a_change_of_any_field_is_found(made: Path, tmp_path: Path) -> None:
             verified(tmp_path / SIGNED)
 
 
+def test_nonsense_that_somebody_signed_is_refused_in_one_line(made: Path, tmp_path: Path) -> None:
+    words, key = json.loads((made / SIGNED).read_bytes()), keys.new_key()
+    good = json.loads(words["statement"])
+    for statement in ("[]", "1", "{}", "{", json.dumps({**good, "files": []}), json.dumps({**good, "text": [1]})):
+        signature = keys.signature(key, MAGIC + statement.encode()).hex()
+        own = {"statement": statement, "signature": signature, "public_key": keys.public_pem(key).decode()}
+        (tmp_path / SIGNED).write_bytes(written({**words, **own}))
+        with pytest.raises(HushError, match="not a certificate of this version"):
+            verified(tmp_path / SIGNED)
+
+
 def written(words: dict[str, str]) -> bytes:
     return json.dumps(words, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
 

@@ -53,6 +53,18 @@ def used(made: Federation, directory: Path) -> list[int]:
     return charges
 
 
+def test_rows_that_are_evaluated_come_under_the_ledger_as_well(tmp_path: Path) -> None:
+    """Held-out rows whose counts are charged to a ledger cannot come under another one."""
+    plain, evaluated = (
+        prepare(parse({**config(), **more})) for more in ({}, {"evaluation": {"share": 0.2}})
+    )  # fmt: skip
+    for made, name in ((plain, "plain"), (evaluated, "evaluated")):
+        for ledger, train, test in zip(made.ledgers(tmp_path / name), made.data.train, made.data.test, strict=True):
+            wanted = len(train) + (len(test) if name == "evaluated" else 0)
+            assert ledger.coverage().now.total() == wanted
+            ledger.close()
+
+
 COVERED = r"client-\d\.ledger: \d+ of .*covered by .*client-\d.*; accepted: "
 
 

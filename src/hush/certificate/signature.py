@@ -119,9 +119,7 @@ def verified(path: Path, trust: Path | None = None) -> Verified:
         raise HushError(f"{path}: its signature does not fit what it says; it was changed after it was signed")
     if words["key_certificate"]:
         _check_same(words["key_certificate"], public, path)
-    statement = json.loads(words["statement"])
-    if not isinstance(statement, dict) or statement.get("format") != facts_of.FORMAT:
-        raise HushError(f"{path}: not a certificate of this version of hush")
+    statement = _statement(words["statement"], path)
     told = [*_files(statement, path), *_trusted(words, statement, public, trust, path)]
     return Verified(statement, fingerprint(public), tuple(told))
 
@@ -148,6 +146,21 @@ def _words(raw: bytes, path: Path) -> dict[str, str]:
             f"{path}: not a signed certificate as it was written; accepted: certificate.signed.json"
         ) from None
     return words
+
+
+def _statement(text: str, path: Path) -> dict[str, Any]:
+    """The statement, if it has the parts of one: whoever holds a key can sign anything."""
+    kinds = {"format": str, "signed": str, "facts": dict, "text": list, "files": dict, "source": dict | None}
+    try:
+        found = json.loads(text)
+        right = isinstance(found, dict) and set(found) == set(kinds) and found["format"] == facts_of.FORMAT
+        right = right and all(isinstance(found[name], kind) for name, kind in kinds.items())
+        right = right and all(isinstance(each, str) for each in [*found["text"], *found["files"].values()])
+    except (ValueError, RecursionError):
+        right = False
+    if not right:
+        raise HushError(f"{path}: not a certificate of this version of hush")
+    return dict(found)
 
 
 def _check_same(certificate: str, public: keys.PublicKey, path: Path) -> None:
@@ -202,9 +215,14 @@ def _trusted(
 
 def _check_delivery(statement: Mapping[str, Any], source: Mapping[str, str], ca: bytes, path: Path) -> None:
     """Raise a `HushError` unless the coordinator signed the facts."""
-    text = source["certificate.json"]
-    content = json.loads(text)
-    stated = delivery.checked(json.loads(source["delivery.json"]), ca, str(content.get("member")))
-    digests = [entry["sha256"] for entry in stated["files"] if entry["name"] == "certificate.json"]
-    if digests != [hashlib.sha256(text.encode()).hexdigest()] or facts_of.of_delivery(content) != statement["facts"]:
+    try:
+        text = source["certificate.json"]
+        content = json.loads(text)
+        stated = delivery.checked(json.loads(source["delivery.json"]), ca, str(content.get("member")))
+        digests = [entry["sha256"] for entry in stated["files"] if entry["name"] == "certificate.json"]
+        same = digests == [hashlib.sha256(text.encode()).hexdigest()]
+        same = same and facts_of.of_delivery(content) == statement["facts"]
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        same = False
+    if not same:
         raise HushError(f"{path}: its facts are not those that the coordinator signed")
