@@ -78,6 +78,8 @@ def test_what_the_images_are_built_from_is_there_and_no_secrets_are() -> None:
     taken = [line[1:] for line in ignored if line.startswith("!")]
     assert all((ROOT / name).exists() for name in taken)
     assert {"src", "pyproject.toml", "constraints.txt"} <= set(taken)
+    links = [path.resolve() for path in (ROOT / "src").rglob("*") if path.is_symlink()]
+    assert [link for link in links if str(link.relative_to(ROOT)) not in taken] == [], "links out of src"
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -192,8 +194,13 @@ class Image:
 
     def build(self) -> None:
         for name in (line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")):
-            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-            copy(ROOT / name, self.root / "source" / name)
+            target = self.root / "source" / name
+            target.parent.mkdir(exist_ok=True)
+            # Links stay links, as a builder has them: what they lead to must be in the context as well.
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, target, symlinks=True)
+            else:
+                shutil.copy(ROOT / name, target)
         shutil.copy(ROOT / "constraints.txt", self.root / "wheels" / "constraints.txt")
         for stage, name, rest in instructions():
             if stage in ("wheel", "hush") and name == "RUN" and "useradd" not in rest:
