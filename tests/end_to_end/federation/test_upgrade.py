@@ -152,7 +152,8 @@ def test_another_installed_version_resumes_a_run_of_processes(tmp_path: Path) ->
     """Two installations with different code and one protocol: the coordinator's process and one member are upgraded."""
     newer = tmp_path / "newer"
     shutil.copytree(ROOT / "src" / "hush", newer / "hush", ignore=shutil.ignore_patterns("__pycache__"))
-    (newer / "hush" / "text.py").open("a").write("\n# a later version\n")
+    changed = newer / "hush" / "text.py"
+    changed.write_text(changed.read_text() + "\n# a later version\n")
     place = localhost.make(tmp_path / "fed", config(2, 4))
 
     def environment(path: Path) -> dict[str, str]:
