@@ -12,6 +12,8 @@ from typing import Any
 _MISSING = """## Not measured yet
 `results/bench` lacks figures of the suite `ray`. This measures them, and adds their sections to this page:
 
+<!-- code: not executed: it measures for many minutes -->
+
     hush bench --suite ray --json > results/bench/ray.json
     python -m scripts.scaling
 """
@@ -140,8 +142,10 @@ def _model() -> str:
     return """## Model
 A round takes, with `b` clients in a block and `w` workers on nodes of 16 cores,
 
-    driver + clients x driver_client + max(blocks x driver_block, ceil(blocks / w) x b x client)
-        + levels x 8 x parameters x (addition + transfer) + log2(nodes) x parameters x transfer / 2
+```text
+driver + clients x driver_client + max(blocks x driver_block, ceil(blocks / w) x b x client)
+    + levels x 8 x parameters x (addition + transfer) + log2(nodes) x parameters x transfer / 2
+```
 
 where sums of updates are added up in a tree of eight (`levels`), and nodes pass models on to each other.
 
