@@ -25,6 +25,8 @@ The accountant computes an *upper* bound on epsilon, under the assumption that t
 mechanism. An audit checks this empirically: it attacks the actual code and computes a *lower* bound on epsilon. If
 the lower bound exceeds the claimed epsilon, the claim is refuted.
 
+<!-- code: executed by tests/cli/test_main.py with fewer runs -->
+
     hush audit FILE.toml
 
 audits the client with the largest budget. The client answers as in a run (the same plan, the same functions, the same
