@@ -8,7 +8,8 @@ const reachable = () =>
       each.setAttribute("aria-label", each.querySelector("caption")?.textContent || "Table, scrolls sideways");
     } else each.removeAttribute("tabindex");
   });
-/* The buttons of a code block are no landmark of the page. */
-const grouped = () => document.querySelectorAll(".md-code__nav").forEach(each => each.setAttribute("role", "group"));
-document$.subscribe(() => setTimeout(() => { reachable(); grouped(); }));
+/* The buttons of each code block have a name of their own. */
+const named = () =>
+  document.querySelectorAll(".md-code__nav").forEach((each, at) => each.setAttribute("aria-label", `Code block ${at + 1}`));
+document$.subscribe(() => setTimeout(() => { reachable(); named(); }));
 addEventListener("resize", reachable);
