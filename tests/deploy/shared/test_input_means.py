@@ -21,14 +21,16 @@ from hush.deploy.shared import input_means, run_spec
 from hush.deploy.shared.roster import MEAN, RosterEntry
 from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Message
+from hush.engines import setup
 from hush.engines.enrolment import answered
-from hush.engines.setup import fitted
+from hush.engines.schedules import privacy_schedules
+from hush.engines.setup import fitted, prepare
 from hush.models import build_model
 from hush.privacy import noise
 from hush.privacy.accounting.cost import Cost, from_json
 from hush.privacy.ledger.statement import export
-from hush.privacy.schedule import ENROLMENT
-from hush.recipes import RECIPES
+from hush.privacy.schedule import ENROLMENT, PrivacySchedule, StageTable
+from hush.recipes import RECIPES, Recipe
 from hush.recipes.slots.protect import CENTRE
 from hush.recipes.slots.weight import COUNT
 from hush.server.run_directory import RunDir
@@ -231,10 +233,29 @@ def test_a_noised_count_is_what_a_mean_is_divided_by(tmp_path: Path) -> None:
     assert torch.allclose(first.tensors[MEAN], scale * exact.tensors[MEAN])
 
 
+def planned_after_enrolment(
+    config: Config, recipe: Recipe, members: Any, table: StageTable, orders: Any, charged: Any
+) -> tuple[PrivacySchedule, ...]:
+    """The schedules of members that were charged for enrolment before training was planned."""
+    drafts = privacy_schedules(config, recipe, members, table, orders, charged)
+    enrolled = [draft.stages[table.of[ENROLMENT]].round_costs for draft in drafts]
+    later = privacy_schedules(config, recipe, members, table, orders, enrolled)
+    at = table.of[ENROLMENT]
+    # What was released at enrolment has the noise of the first plan.
+    return tuple(
+        replace(after, stages=(*after.stages[:at], before.stages[at], *after.stages[at + 1 :]))
+        for before, after in zip(drafts, later, strict=True)
+    )
+
+
 def test_the_recipe_hush_gives_the_model_of_the_simulation_and_survives_its_coordinator(
     live: LiveFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its centre and its rate are agreed once: a coordinator that dies in round 2 goes on with both."""
+    """Its centre and its rate are agreed once: a coordinator that dies in round 2 goes on with both.
+
+    Between machines training is planned after the means were released, with the noise that the privacy filter asks for;
+    the simulation, whose schedule is fixed beforehand, is given the same noise here.
+    """
     run, out, save = config(rounds=3, recipe=HUSH, local={"batch_size": 64, "lr": "auto"}), live.out(), RunDir.save
 
     def dying(self: RunDir, state: Any, record: Any) -> None:
@@ -250,6 +271,11 @@ def test_the_recipe_hush_gives_the_model_of_the_simulation_and_survives_its_coor
         monkeypatch.undo()
         result = live.coordinator().run(run, out, resume=True)
         assert {name: each.charges() - before[name] for name, each in members.items()} == dict.fromkeys(before, 4)
+    planned = prepare(run)
+    monkeypatch.setattr(setup, "privacy_schedules", planned_after_enrolment)
+    later = prepare(run)
+    for one, other in zip(planned.schedules, later.schedules, strict=True):
+        assert 1.0 < other.plan.noise_multiplier / one.plan.noise_multiplier < 1.1
     simulated = simulate(run, out=out.with_name(out.name + "-simulated"))
     ours, theirs = (load_file(path / "model.safetensors") for path in (out, out.with_name(out.name + "-simulated")))
     for name, value in ours.items():
