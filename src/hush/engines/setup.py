@@ -136,24 +136,19 @@ class Federation:
 
     def arrays(self, number: int) -> tuple[Tensor, Tensor]:
         """Inputs (behind the model's fixed features) and targets of all clients in a round, on the device."""
-        x, y = self.data.arrays(number)
-        targets = self.model.objective.scaled(torch.from_numpy(y)).to(self.device)
-        if self.model.features is None:
+        model, data, places = self.model, self.data.dataset, self.data.places
+        if model.features is None or places is None:
+            x, y = self.data.arrays(number)
+        else:
+            # In the order of the dataset, so that runs with other seeds find what was computed before.
+            rows, order = np.unique(places, return_inverse=True)
+            x, y = data.x if len(rows) == len(data.x) else data.x[rows], data.y[places]
+        targets = model.objective.scaled(torch.from_numpy(y)).to(self.device)
+        if model.features is None:
             return torch.from_numpy(np.ascontiguousarray(x)).to(self.device), targets
-        return self._features(x), targets
-
-    def _features(self, x: np.ndarray) -> Tensor:
-        """The fixed features of rows, on the device. Rows as they are in the dataset have one order, whatever the seed
-        of the partition, so that runs with other seeds find what was computed before.
-        """
-        features, key = self.model.features, self.model.features_key
-        assert features is not None
-        at = self.data.places
-        if at is None:
-            return features_of(features, key, x, self.device).to(self.device)
-        rows, place = np.unique(at, return_inverse=True)
-        found = features_of(features, key, self.data.dataset.x[rows], self.device)
-        return found.index_select(0, torch.from_numpy(place)).to(self.device)
+        found = features_of(model.features, model.features_key, x, self.device)
+        found = found if places is None else found.index_select(0, torch.from_numpy(order))
+        return found.to(self.device), targets
 
     def persons(self, client: int) -> Persons | None:
         """Whose a client's training rows are, where the unit of privacy is a person."""
