@@ -214,3 +214,13 @@ def closed_now() -> str:
 
     hour = time.localtime().tm_hour
     return f"{(hour + 2) % 24:02d}:00-{(hour + 3) % 24:02d}:00"
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_preview_says_what_the_coordinator_sees(tmp_path: Path, secure: bool) -> None:
+    asks = asking(tmp_path / "a", recipes=["any"], uncovered=True)
+    offer = kit.config(recipe={"name": "weiavg"}, secure_aggregation=secure, data={"name": "digits", "clients": 3})
+    assert proposed(asks, offer, members=["a", "b", "c"]).says["code"] == "pending"
+    text = "\n".join(sentences(Consents(tmp_path / "a").named(None, "pending").preview, 0.0, 1.0))
+    assert ("sums over a majority of the members" in text) is secure
+    assert ("sees this member's noised updates" in text) is not secure

@@ -70,7 +70,7 @@ def start(place: FederationFolder, programs: list[Program], members: Sequence[st
     link.wait_for("ready at", 120)
     joined = {name: join(place, name, programs) for name in members or place.members()}
     for program in joined.values():
-        program.wait_for("is online", 120)
+        program.wait_for("is online", 120 + 15 * len(joined))
     return {"": link, **joined}
 
 

@@ -223,6 +223,11 @@ def sentences(found: Preview, spent: float, life: float) -> list[str]:
     ]  # fmt: skip
     if found.earlier:
         lines.append(f"this member has taken part in {found.earlier} earlier runs with the same content")
+    lines.append(
+        "the coordinator sees sums over a majority of the members (secure aggregation), which lowers no epsilon"
+        if config.get("secure_aggregation")
+        else "the coordinator sees this member's noised updates (no secure aggregation)"
+    )
     lines += [f"released and charged: {words}" for words in found.releases]
     lines.append(f"declared without noise: {', '.join(found.declared) or 'nothing'}")
     lines += [f"not covered by the guarantee: {printable(words)}" for words in found.uncovered]
