@@ -281,10 +281,6 @@ def guarantee(raw: Mapping[str, Any]) -> Guarantee:
     return Guarantee(**{**raw, **whole, **real, **bounds, **texts, "stages": stages})
 
 
-def _cost(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**raw, "groups": tuple(map(tuple, raw.get("groups", ())))}
-
-
 def _result(raw: Mapping[str, Any]) -> RunResult:
     names = ("accuracy_per_client", "not_covered", "warnings", "clients", "evaluation")
     listed = {key: tuple(raw.get(key, ())) for key in names}
