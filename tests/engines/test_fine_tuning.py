@@ -111,6 +111,23 @@ recipe = {{name = "hush"}}
     assert result.module.get_parameter("first.base.weight").equal(pretrained().get_parameter("first.weight"))
 
 
+def test_a_saved_model_needs_no_pretrained_file(tmp_path: Path) -> None:
+    def weights(*shape: int) -> Tensor:
+        return torch.from_numpy(rng(0, "weights", *shape).normal(size=shape)).float()
+
+    stored = {"1.weight": weights(5, 12), "1.bias": weights(5), "3.weight": weights(2, 5), "3.bias": weights(2)}
+    save_file(stored, tmp_path / "w.safetensors")
+    done = hush.Simulation(
+        hush.data.clients(*rows(), clients=2, classes=2), "mlp", adapters="lora", weights=tmp_path / "w.safetensors",
+        epsilon=8.0, rounds=1, recipe="dp-fedavg", settings={"model.hidden": 5, "model.rank": 1},
+    ).fit()  # fmt: skip
+    done.save(tmp_path / "saved")
+    (tmp_path / "w.safetensors").unlink()
+    loaded = hush.load(tmp_path / "saved")
+    assert torch.equal(loaded.module.get_parameter("1.base.weight"), stored["1.weight"])
+    assert np.array_equal(loaded.predict_proba(rows(20)[0]), done.predict_proba(rows(20)[0]))
+
+
 def Fresh(*_: object) -> nn.Module:  # noqa: N802
     return Pretrained()
 

@@ -153,7 +153,9 @@ def _architecture(path: Path, raw: Mapping[str, Any], reading: InputFormat, give
     if not raw["own"]:
         if given is not None:
             raise HushError(f"model: given, and {path} holds the built-in {name}; accepted: none")
-        return build_model(ModelConfig(**raw["settings"]), shape, outputs, 0, reading.inputs)
+        # The file of pretrained weights is not needed: what was not trained is stored beside what was.
+        settings = ModelConfig(**{**raw["settings"], "weights": None})
+        return build_model(settings, shape, outputs, 0, reading.inputs)
     settings = ModelConfig(**raw["settings"])
     told = objective.classes if objective.task in ("binary", "multiclass") else outputs
     adapters = adapters_of(settings, 0)
