@@ -109,7 +109,8 @@ VALUES: dict[str, Any] = {
     "max_weight": 0.7, "mode": "faithful", "clients": 2, "partition": "iid", "label": "y", "client": "site",
     "schema": "schema.toml", "test_fraction": 0.3, "task": "multiclass", "loss": "cross-entropy",
     "metrics": ["f1"], "batch_size": [8, 16], "epochs": 3, "steps": 4, "lr": "auto",
-    "adapters": "lora", "weights": "model.safetensors", "weight_decay": 0.1, "device": "auto", "precision": "tf32", "person": "patient", "rows_per_person": 2,
+    "adapters": "lora", "weights": "model.safetensors",
+    "weight_decay": 0.1, "device": "auto", "precision": "tf32", "person": "patient", "rows_per_person": 2,
     "unit": "client", "row_budgets": "budget", "engine": "ray", "address": "auto", "secure_aggregation": True,
 }  # fmt: skip
 
