@@ -41,7 +41,7 @@ def _mutant(name: str, what: str, file: str, old: str, new: str, *caught_by: str
 
 _NOISED = "noised = [job.plan.privatise(total, job.source, job.vector.dtype) for"
 _REACH = "return 0.5 * shape.loss_clip * math.sqrt(shape.models) *"
-_SPREAD = "spread = stage.noise_of(release.what) * release.bound(given.shape)"
+_SPREAD = "spread = stage.noise_of(release.what) * release.bound(shape)"
 _BY_DEFAULT = "model update: protect = dp-sgd"
 _CENTRED = "mean of the inputs: protect = dp-sgd, centre = 0.1"
 _ADAPTIVE = "clip quantile: protect = dp-sgd, clip = adaptive"

@@ -30,6 +30,8 @@ class _Named:
 
     name: str
     hidden: int = 0
+    weights: None = None
+    adapters: str = "none"
 
 
 @dataclass(frozen=True, kw_only=True)

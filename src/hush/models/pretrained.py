@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hush.types import HushError, unknown
@@ -28,6 +26,10 @@ TASKS: Mapping[str, str] = {
 
 def weight_tensors(path: str) -> dict[str, Tensor]:
     """Return the tensors of a file of safetensors, or of the one in a directory, by name."""
+    # Imported here, because models are built where PyTorch and NumPy alone are installed.
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     place = Path(path)
     file = place / FILE if place.is_dir() else place
     if not file.is_file():

@@ -168,7 +168,7 @@ def run(
     theta: Array,
     clients: Sequence[Client],
     epsilons: Sequence[float],
-    public: Sequence[bool],
+    public: Sequence[bool] | None,
     sampled: Sequence[Sequence[int]],
     batches: Sequence[Sequence[Sequence[Rows]]],
     noises: Sequence[Sequence[Sequence[Array | None]]],
@@ -179,12 +179,15 @@ def run(
     given: Subspace | None = None,
     gradients: Gradients = toy.gradients,
 ) -> Trace:
-    """Algorithm 2: PFA."""
+    """Algorithm 2: PFA. Without `public`, the clients of each round are divided (line 5)."""
     eps = np.array(epsilons, dtype=np.float64)
     trace = Trace()
     for t, ids in enumerate(sampled):
         updates = np.array([toy.dp_sgd(theta, clients[i], batches[t][i], noises[t][i], lr, gradients) for i in ids])
-        theta = theta + aggregate(updates, eps[list(ids)], [public[i] for i in ids], places, k, centred, given)
+        # One client has the largest budget of its round.
+        found = [True] if len(ids) == 1 else split(eps[list(ids)].tolist())
+        trusted = found if public is None else [public[i] for i in ids]
+        theta = theta + aggregate(updates, eps[list(ids)], trusted, places, k, centred, given)
         trace.models.append(theta)
         trace.sent.append(dict.fromkeys(ids, FLOAT32 * theta.size))
     return trace

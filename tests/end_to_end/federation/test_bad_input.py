@@ -143,7 +143,7 @@ def test_folders_and_certificates(tmp_path: Path) -> None:
     (kit_path / "ca.crt").unlink()
     assert "expected the CA certificate" in told(lambda: open_kit(kit_path).ca())
     (tmp_path / "fed" / "federation.toml").write_text('name = "x"\naddress = "127.0.0.1:1"\ndeadlin = 3\n')
-    assert "expected address, approval, deadline" in told(lambda: FederationFolder(tmp_path / "fed"))
+    assert "expected address, approval, at_once, deadline" in told(lambda: FederationFolder(tmp_path / "fed"))
     with socket.create_server(("127.0.0.1", 0)) as busy:
         assert "cannot listen on this address" in told(lambda: processes.check_port("127.0.0.1", busy.getsockname()[1]))
 
