@@ -112,11 +112,13 @@ def alternated(runs: Mapping[str, Simulated]) -> dict[str, list[Spent]]:
             left[name] = 0
             passed(name)
 
+    before = torch.get_num_threads()
     threads = [threading.Thread(target=work, args=each) for each in runs.items()]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    torch.set_num_threads(before)
     if failed:
         raise failed[0]
     return took

@@ -1,4 +1,4 @@
-"""One Ray for all tests of a test worker: its start takes seconds."""
+"""One Ray for all tests of a test worker, whose start takes seconds, and one arithmetic thread, as in a Ray worker."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from hush.engines.cluster.ray_workers import library
 
@@ -20,3 +21,12 @@ def ray() -> Iterator[Any]:
     )  # fmt: skip
     yield started
     started.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The last bits of sums depend on the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
