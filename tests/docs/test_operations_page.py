@@ -37,7 +37,7 @@ def test_the_commands_of_the_page_do_what_it_says(
 ) -> None:
     (tmp_path / "run.toml").write_text(RUN)
     for name in ("rows.csv", "test.csv"):
-        rows = "".join(f"{n % 7},{n % 3},{int(n % 7 > 3)}\n" for n in range(120))
+        rows = "".join(f"{n % 7 + n / 1000},{n % 3},{int(n % 7 > 3)}\n" for n in range(200))
         (tmp_path / name).write_text(f"a,b,label\n{rows}")
     said: dict[str, str] = {}
     with parent.tidy() as held:

@@ -229,7 +229,7 @@ def test_the_commands_of_a_coordinator(tmp_path: Path, monkeypatch: pytest.Monke
     port = processes.free_port()
     assert "a federation of 2" in call("init", "fed", "--members", "a,b", "--address", f"127.0.0.1:{port}", "--no-keys")
     assert not (tmp_path / "fed" / "kits" / "a" / "key.pem").exists()
-    np.savez("rows.npz", x=np.arange(120.0).reshape(60, 2), y=np.array([0, 1, 1] * 20))
+    np.savez("rows.npz", x=np.arange(400.0).reshape(200, 2), y=np.array([0, 1] * 100))
     call("join", "fed/kits/a", "--data", "rows.npz")
     assert (tmp_path / "fed" / "kits" / "a" / "key.pem").stat().st_mode & 0o077 == 0
     assert "a is now a member" in call("admit", "fed", "a", "fed/kits/a/a.pub")
