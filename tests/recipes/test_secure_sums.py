@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import hush
 from hush.config import parse
 from hush.engines import setup
 from hush.privacy.update_bounds import largest_entry
@@ -154,3 +155,24 @@ def test_a_sum_needs_a_majority_or_the_quorum_if_that_is_more() -> None:
     (made,) = plans_of_sums(federation.terms, 1)
     assert made.threshold == 4
     assert setup.prepare(config(quorum=5)).terms.quorum == 5
+
+
+def test_a_server_step_learns_the_weights_of_sums_as_of_updates() -> None:
+    """Its noise follows the weights of the round: without them the two-sided step would add none."""
+    base: dict[str, Any] = {
+        "seed": 1,
+        "rounds": 3,
+        "data": {"name": "digits", "clients": 4},
+        "privacy": {"budgets": 4.0, "delta": 1e-4, "noise": "seeded"},
+        "local": {"lr": 0.2},
+    }
+    losses = {
+        (step, secure): hush.simulate(
+            {**base, "recipe": {"name": "padpfl", "step": step}, "secure_aggregation": secure}
+        ).loss
+        for step in ("two-sided", "add")
+        for secure in (False, True)
+    }
+    for step in ("two-sided", "add"):
+        assert losses[step, True] == pytest.approx(losses[step, False], rel=1e-5)
+    assert abs(losses["two-sided", True] - losses["add", True]) > 1e-4

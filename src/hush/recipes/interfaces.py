@@ -327,7 +327,10 @@ class ServerStep(Option):
         return {}
 
     def observe(self, view: RoundView, weights: Tensor, state: State) -> State:
-        """Return the state before `step`, given the clients of the round and the weight of each."""
+        """Return the state before `step`, given the clients of the round and the weight of each.
+
+        With secure aggregation the view has the public facts of the clients and no updates.
+        """
         return state
 
     def step(self, models: Tensor, move: Tensor, state: State, rng: ServerRng) -> tuple[Tensor, State]:

@@ -270,8 +270,10 @@ def aggregate_sums(
                 ratio = weighting.noise.double() / view.planned_noise
                 for part, factor in zip(parts, ratio.tolist(), strict=True):
                     noise.update(zip(part.clients, (factor * part.planned_noise).tolist(), strict=True))
+        counted = torch.tensor([weights.get(client, 0.0) for client in facts.clients], dtype=torch.float64)
+        new["step"] = recipe.step.observe(facts, counted, slots["step"])
     if step:
-        models, new["step"] = recipe.step.step(models, move, slots["step"], rng)
+        models, new["step"] = recipe.step.step(models, move, new["step"], rng)
     return Aggregate(
         models=models,
         released=recipe.step.released(models, new["step"]),

@@ -129,7 +129,7 @@ class TwoSided(_Around):
 
     def observe(self, view: RoundView, weights: Tensor, state: State) -> State:
         """Compute the deviation from the weights of the round."""
-        shares = weights * (view.planned_noise / view.matrix.shape[1]).sqrt()
+        shares = weights * (view.planned_noise / view.layout.size).sqrt()
         missing = (view.rounds / self.revelations) ** 2 * shares.square().max() - shares.square().sum()
         return {**self.inner.observe(view, weights, state), "deviation": missing.clamp_min(0.0).sqrt()[None]}
 
