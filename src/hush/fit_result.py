@@ -100,7 +100,7 @@ class FitResult:
     def trained(self) -> TrainedModel:
         """The trained model, to predict with, to save and to export."""
         done = self.completed
-        return trained_model(done.federation, done.models, done.homes, done.result)
+        return trained_model(done.federation, done.models, done.assignments, done.result)
 
     @property
     def module(self) -> nn.Module:

@@ -499,7 +499,7 @@ class Simulation:
         done = self._last
         if not trained(done.records):
             raise HushError(f"measure: {done.result.ended}; only the initial model could be measured")
-        return measure_table(metrics.measures(done.federation, done.models, done.homes, done.result.rounds))
+        return measure_table(metrics.measures(done.federation, done.models, done.assignments, done.result.rounds))
 
     def __repr__(self) -> str:
         config = self.config

@@ -353,7 +353,7 @@ def _sums(runs: Sequence[CompletedRun], client: int) -> Tensor:
     columns = []
     for run in runs:
         model = run.federation.model
-        outputs = model.logits(run.models[run.homes[client]].to(x.device), x[first:end])
+        outputs = model.logits(run.models[run.assignments[client]].to(x.device), x[first:end])
         scores = model.objective.row_scores(outputs, y[first:end]).double().cpu().nan_to_num(0.0).clamp(0.0, 1.0)
         columns.append(scores - 0.5)
     columns.append(torch.full_like(weights, 0.5))
@@ -373,7 +373,7 @@ def _with_cards(run: CompletedRun, held: RunLedgers, warned: list[str], out: Pat
         warnings=(*warned, *run.result.warnings),
     )
     if out is not None:
-        model = trained_model(run.federation, run.models, run.homes, result)
+        model = trained_model(run.federation, run.models, run.assignments, result)
         directory = RunDir(out / comparison.path_of(name, result.seed))
         directory.write_costs(round_costs_of(run.federation, held.ledgers, run.records).to_json())
         directory.finish(result, contents(model))

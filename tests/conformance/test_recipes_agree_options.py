@@ -103,14 +103,14 @@ def test_a_control_variate_is_the_mean_of_the_gradients_it_stands_for(assign: An
 
     played = play(recipe, settings, starts, script, {"kmeans": lambda _: np.array([0.5])})
     known = settings.known(recipe)
-    before, homes, moved = starts, [0, 0, 0], 0
+    before, assignments, moved = starts, [0, 0, 0], 0
     for t, (state, record) in enumerate(zip(played.states, played.records, strict=True)):
         now = [record.placed.get(i, 0) for i in range(3)]
-        worked = now if choosing else homes
-        moved += now != homes
+        worked = now if choosing else assignments
+        moved += now != assignments
         own = state.slots["local"]["own"].numpy()
         for i in range(3):
             H = toy.noised(before[worked[i]], known[i], batches[t][i][0], noises[t][i][0], toy.gradients)
             np.testing.assert_allclose(own[i], H, rtol=0, atol=TIGHT)
-        before, homes = state.models.numpy(), now
+        before, assignments = state.models.numpy(), now
     assert moved or assign.models == 1

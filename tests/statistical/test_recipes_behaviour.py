@@ -51,8 +51,8 @@ def ran(raw: Raw, dataset: Dataset | None = None, root: str | None = None) -> Ra
     records: list[RoundRecord] = []
 
     def keep(state: ServerState, record: RoundRecord) -> None:
-        homes = assign.homes(range(len(federation.members)), state.slots["assign"])
-        accuracies, loss = cohort.evaluate(state.released, homes, state.round)
+        assignments = assign.assignments(range(len(federation.members)), state.slots["assign"])
+        accuracies, loss = cohort.evaluate(state.released, assignments, state.round)
         records.append(replace(record, accuracy_per_client=accuracies, loss=loss))
 
     loop = serve(terms, start(terms, federation.starts()), keep)

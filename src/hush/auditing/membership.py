@@ -195,9 +195,9 @@ def _rows(base: Federation, own: Sequence[NDArray[np.int64]]) -> tuple[Tensor, T
 def _confidence(run: CompletedRun, x: Tensor, y: Tensor, clients: NDArray[np.int64], whose: NDArray[np.int64]) -> Array:
     """How confident the model of its client is in each unit's targets: the mean over its rows."""
     found = np.empty(len(x))
-    homes = np.array(run.homes)[clients]
-    for home in np.unique(homes):
-        rows = torch.from_numpy(np.flatnonzero(homes == home))
+    assignments = np.array(run.assignments)[clients]
+    for home in np.unique(assignments):
+        rows = torch.from_numpy(np.flatnonzero(assignments == home))
         found[rows.numpy()] = confidences(run.federation.model, run.models[home].to(x.device), x[rows], y[rows])
     counts = np.bincount(whose)
     mean: Array = np.bincount(whose, found) / counts

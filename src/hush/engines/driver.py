@@ -45,14 +45,14 @@ class CompletedRun:
         result: As it is saved.
         records: Of every round.
         models: The released models, models x p, for inputs as they are.
-        homes: The model of each client.
+        assignments: The model of each client.
         federation: As it was planned from enrolment.
     """
 
     result: RunResult
     records: tuple[RoundRecord, ...]
     models: Tensor
-    homes: tuple[int, ...]
+    assignments: tuple[int, ...]
     federation: Federation
 
 
@@ -165,27 +165,29 @@ def drive(host: Host, directory: RunDir | None, *, resume: bool, began: float) -
     ended = ended_early(federation.terms, state)
     stopped = ended is None and state.round < len(federation.terms.participants)
     ended = ended or (f"{STOPPED} {state.round}" if stopped else "all rounds are done")
-    models, homes = released(federation, state)
-    metrics = host.measure(models, homes, state.round)
+    models, assignments = released(federation, state)
+    metrics = host.measure(models, assignments, state.round)
     tuned: tuple[str, ...] = ()
     if federation.model.adapters is not None:
-        scores, before = (host.evaluate(each, homes, state.round)[0] for each in (models, federation.starts()))
+        scores, before = (host.evaluate(each, assignments, state.round)[0] for each in (models, federation.starts()))
         metrics["frozen"] = frozen_score(federation, models, scores, before)
         tuned = fine_tuning_warnings(federation, metrics["frozen"])
     result = outcome(federation, host.ledgers, records, ended, host.names, metrics)
     result = replace(result, warnings=(*host.warnings, *tuned, *result.warnings))
     if directory is not None and not stopped:
-        directory.finish(result, contents(trained_model(federation, models, homes, result)))
-    return CompletedRun(result=result, records=tuple(records), models=models, homes=homes, federation=federation)
+        directory.finish(result, contents(trained_model(federation, models, assignments, result)))
+    return CompletedRun(
+        result=result, records=tuple(records), models=models, assignments=assignments, federation=federation
+    )
 
 
 def released(federation: Federation, state: ServerState) -> tuple[Tensor, tuple[int, ...]]:
     """Return the models that a state releases, models x p, for inputs as they are, and the model of each client."""
-    homes = federation.recipe.assign.homes(range(len(federation.members)), state.slots["assign"])
+    assignments = federation.recipe.assign.assignments(range(len(federation.members)), state.slots["assign"])
     asked = federation.recipe.evaluation
     best = None if asked is None else chosen(asked, state.slots.get(SLOT, {}))
     models = state.released if best is None else best
-    return uncentred(federation, models, state.slots["protect"]), tuple(homes)
+    return uncentred(federation, models, state.slots["protect"]), tuple(assignments)
 
 
 def run_rounds(rounds: Rounds, answer: Callable[[list[Task]], Answers]) -> CompletedRun:

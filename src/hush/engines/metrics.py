@@ -49,12 +49,15 @@ def rows_of(federation: Federation, number: int) -> list[Rows]:
     return [Rows(inputs[a:b], labels[a:b], inputs[b:c], labels[b:c]) for a, b, c in federation.data.bounds()]
 
 
-def measures(federation: Federation, models: Tensor, homes: Sequence[int], number: int) -> dict[str, Any]:
-    """Return every metric that applies, by name. `models` are the released ones, `homes` the model of each client."""
+def measures(federation: Federation, models: Tensor, assignments: Sequence[int], number: int) -> dict[str, Any]:
+    """Return every metric that applies, by name.
+
+    `models` are the released ones, `assignments` the model of each client.
+    """
     rows, decay = rows_of(federation, number), federation.config.local.weight_decay
     model, vectors = federation.model, models.double()
     found: dict[str, Any] = {
-        "train_loss": _mean([_loss(model, vectors[h], r, decay) for h, r in zip(homes, rows, strict=True)])
+        "train_loss": _mean([_loss(model, vectors[h], r, decay) for h, r in zip(assignments, rows, strict=True)])
     }
     if len(models) == 1:
         gradients = torch.stack([_gradient(model, vectors[0], each, decay) for each in rows])
@@ -64,7 +67,7 @@ def measures(federation: Federation, models: Tensor, homes: Sequence[int], numbe
             gap = _mean([_loss(model, vectors[0], r, decay) - _loss(model, best, r, decay) for r in rows])
             found["train_loss_gap"] = gap
             found["log10_train_loss_gap"] = math.log10(gap) if gap > 0 else -math.inf
-    return {**found, **fairness(federation, vectors, homes, rows)}
+    return {**found, **fairness(federation, vectors, assignments, rows)}
 
 
 def measure_run(
@@ -95,8 +98,8 @@ def measure_run(
     rows = None if dataset is None else own_data(dataset, config)
     federation = prepare(config, root=data, dataset=rows, module=module)
     check_identity(path, manifest, identity(federation))
-    homes = federation.recipe.assign.homes(range(len(federation.members)), state.slots["assign"])
-    return measures(federation, uncentred(federation, state.released, state.slots["protect"]), homes, state.round)
+    assignments = federation.recipe.assign.assignments(range(len(federation.members)), state.slots["assign"])
+    return measures(federation, uncentred(federation, state.released, state.slots["protect"]), assignments, state.round)
 
 
 def dissimilarity(gradients: Tensor) -> dict[str, float]:
@@ -108,12 +111,14 @@ def dissimilarity(gradients: Tensor) -> dict[str, float]:
     }
 
 
-def fairness(federation: Federation, vectors: Tensor, homes: Sequence[int], rows: Sequence[Rows]) -> dict[str, Any]:
+def fairness(
+    federation: Federation, vectors: Tensor, assignments: Sequence[int], rows: Sequence[Rows]
+) -> dict[str, Any]:
     """Return scores of the worst client, the smallest true cluster and the others, and the cost of privacy."""
     model, decay = federation.model, federation.config.local.weight_decay
     groups, primary = [member.group for member in federation.members], federation.model.objective.primary
     higher = primary.higher_is_better
-    score = [_score(model, vectors[h], r) for h, r in zip(homes, rows, strict=True)]
+    score = [_score(model, vectors[h], r) for h, r in zip(assignments, rows, strict=True)]
     found: dict[str, Any] = {"worst": (min if higher else max)(score), "disparity": max(score) - min(score)}
     found |= by_group(score, groups)
     best = {
@@ -124,7 +129,7 @@ def fairness(federation: Federation, vectors: Tensor, homes: Sequence[int], rows
     lost = gained if higher else [-each for each in gained]
     excess = [
         _loss(model, vectors[h], r, 0.0) - _loss(model, best[g], r, 0.0)
-        for h, g, r in zip(homes, groups, rows, strict=True)
+        for h, g, r in zip(assignments, groups, rows, strict=True)
     ]
     name = "f_acc" if primary.name == ACCURACY else f"f_{primary.name}"
     return {**found, name: max(lost) - min(lost), "f_loss": max(excess) - min(excess)}

@@ -406,8 +406,10 @@ def _finished_run(federation: Federation, directory: RunDir, result: RunResult) 
     """Return a run that was finished before, with its models."""
     state, records = directory.last()
     federation = federation.counted([int(count) for count in state.slots["loop"]["samples"]])
-    models, homes = released(federation, state)
-    return CompletedRun(result=result, records=tuple(records), models=models, homes=homes, federation=federation)
+    models, assignments = released(federation, state)
+    return CompletedRun(
+        result=result, records=tuple(records), models=models, assignments=assignments, federation=federation
+    )
 
 
 def _notify_end(done: CompletedRun, callbacks: Callbacks) -> CompletedRun:

@@ -198,11 +198,11 @@ class LocalRule(Option):
         """Return the state before the first round."""
         return {}
 
-    def drifts(self, clients: Sequence[int], homes: Sequence[int], models: int, state: State) -> Tensor | None:
+    def drifts(self, clients: Sequence[int], assignments: Sequence[int], models: int, state: State) -> Tensor | None:
         """What to add to every gradient of each client on each model, clients x models x p, if anything."""
         return None
 
-    def absorb(self, view: RoundView, placed: Sequence[int], homes: Sequence[int], state: State) -> State:
+    def absorb(self, view: RoundView, placed: Sequence[int], assignments: Sequence[int], state: State) -> State:
         """Return the state after the round."""
         return state
 
@@ -235,13 +235,13 @@ class Assign(Option):
 
     def place(self, view: RoundView, state: State, rng: ServerRng) -> list[int]:
         """Return the model index of each invited client."""
-        return self.homes(view.clients, state)
+        return self.assignments(view.clients, state)
 
     def absorb(self, view: RoundView, placed: Sequence[int], state: State, rng: ServerRng) -> tuple[list[int], State]:
         """Return the model index to which each update is added, and the next state."""
         return list(placed), state
 
-    def homes(self, clients: Sequence[int], state: State) -> list[int]:
+    def assignments(self, clients: Sequence[int], state: State) -> list[int]:
         """Return the current model index of each client."""
         return [0] * len(clients)
 

@@ -60,8 +60,8 @@ def invite(
     everyone = range(len(invited.budgets))
     placed = dict(zip(invited.clients, recipe.assign.place(invited, slots["assign"], rng), strict=True))
     open_choice = choose and recipe.assign.offers(invited.round, slots["assign"])
-    homes = recipe.assign.homes(everyone, slots["assign"])
-    drifts = recipe.local.drifts(invited.clients, homes, len(models), slots["local"])
+    assignments = recipe.assign.assignments(everyone, slots["assign"])
+    drifts = recipe.local.drifts(invited.clients, assignments, len(models), slots["local"])
     clip, input_mean = recipe.protect.round_clip(slots["protect"]), recipe.protect.input_mean(slots["protect"])
     sent: dict[int, list[Mapping[str, Tensor]]] = {}
     tasks = []
@@ -151,9 +151,9 @@ def aggregate(
             if weighting.noise is not None:
                 noise.update(zip(part.clients, weighting.noise.tolist(), strict=True))
         # The model indices with which the tasks were made.
-        homes = recipe.assign.homes(range(len(facts.budgets)), slots["assign"])
+        assignments = recipe.assign.assignments(range(len(facts.budgets)), slots["assign"])
         new["protect"] = recipe.protect.absorb(view, slots["protect"])
-        new["local"] = recipe.local.absorb(view, worked, homes, slots["local"])
+        new["local"] = recipe.local.absorb(view, worked, assignments, slots["local"])
         counted = torch.tensor([weights.get(client, 0.0) for client in view.clients], dtype=torch.float64)
         new["step"] = recipe.step.observe(view, counted, slots["step"])
     if step:

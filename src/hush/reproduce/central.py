@@ -35,9 +35,9 @@ def costs(config: Config, path: Path, data: str | None) -> tuple[list[float], li
     if kept is None:
         raise HushError(f"{path}: no round has finished yet; nothing to measure")
     federation, (state, _) = prepare(config, root=data), kept
-    homes = federation.recipe.assign.homes(range(len(federation.members)), state.slots["assign"])
+    assignments = federation.recipe.assign.assignments(range(len(federation.members)), state.slots["assign"])
     vectors = uncentred(federation, state.released, state.slots["protect"])
-    ours = scores(federation, [vectors[home] for home in homes])
+    ours = scores(federation, [vectors[home] for home in assignments])
     best: Scores = cached(
         table_file(path, "without-privacy.json"),
         config,

@@ -42,7 +42,7 @@ def same(one: CompletedRun, other: CompletedRun) -> None:
     """The same models to seven digits, and ledgers charged alike."""
     largest = float(one.models.abs().max())
     torch.testing.assert_close(other.models, one.models, rtol=1e-6, atol=1e-6 * largest)
-    assert one.homes == other.homes
+    assert one.assignments == other.assignments
     for ours, theirs in zip(one.result.guarantees, other.result.guarantees, strict=True):
         assert (ours.epsilon_spent, ours.rounds, ours.steps) == (theirs.epsilon_spent, theirs.rounds, theirs.steps)
 

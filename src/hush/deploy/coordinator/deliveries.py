@@ -25,7 +25,7 @@ def deliver(place: FederationFolder, done: CompletedRun, agreement: Agreement, n
     """Write the signed delivery of each member of a run; nothing if nothing was trained."""
     if not done.result.trained:
         return []
-    whole = trained_model(done.federation, done.models, done.homes, done.result)
+    whole = trained_model(done.federation, done.models, done.assignments, done.result)
     key, certificate = place.signer()
     name = UNUSUAL.sub("-", name)
     folder = place.deliveries / name

@@ -511,9 +511,9 @@ class _Members:
 
     def measure(self, models: Tensor, placed: Sequence[int], round_number: int) -> dict[str, Any]:
         """All metrics of each member's model on the public test set."""
-        homes, (x, y) = sorted(set(placed)), self._test()
-        tests = [range(len(y))] * len(homes)
-        found = measure(self._federation.model, models, homes, x, y, tests, [str(home) for home in homes])
+        assignments, (x, y) = sorted(set(placed)), self._test()
+        tests = [range(len(y))] * len(assignments)
+        found = measure(self._federation.model, models, assignments, x, y, tests, [str(home) for home in assignments])
         by_model = found["per_client"]
         return {**found, "per_client": {n: by_model[str(h)] for n, h in zip(self.names, placed, strict=True)}}
 

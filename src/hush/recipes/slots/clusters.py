@@ -59,15 +59,15 @@ class _Several(Assign):
 
     def start(self, clients: int) -> State:
         """Return a state with all clients on the first model."""
-        return {"homes": torch.zeros(clients, dtype=torch.int64)}
+        return {"assignments": torch.zeros(clients, dtype=torch.int64)}
 
     def absorb(self, view: RoundView, placed: Sequence[int], state: State, rng: ServerRng) -> tuple[list[int], State]:
         """Store the model of each client."""
         return list(placed), _moved(state, view.clients, placed)
 
-    def homes(self, clients: Sequence[int], state: State) -> list[int]:
+    def assignments(self, clients: Sequence[int], state: State) -> list[int]:
         """Return where each client was last."""
-        return [int(model) for model in state["homes"][list(clients)]]
+        return [int(model) for model in state["assignments"][list(clients)]]
 
     def offers(self, number: int, state: State) -> bool:
         """Return all of them, always."""
@@ -199,7 +199,7 @@ class GmmThenLoss(_Choosing):
     def place(self, view: RoundView, state: State, rng: ServerRng) -> list[int]:
         """On the first model, then drawn, then where they chose to be."""
         if view.round == 1 or view.round > self._last_drawn(state):
-            return self.homes(view.clients, state)
+            return self.assignments(view.clients, state)
         uniforms = rng.uniform("cluster", len(state["soft"]))[list(view.clients)]
         return mixture.drawn(state["soft"][list(view.clients)], uniforms)
 
@@ -250,6 +250,6 @@ def _check_number(clusters: int) -> None:
 
 
 def _moved(state: State, clients: Sequence[int], models: Sequence[int]) -> State:
-    homes = state["homes"].clone()
-    homes[list(clients)] = torch.tensor(list(models))
-    return {**state, "homes": homes}
+    assignments = state["assignments"].clone()
+    assignments[list(clients)] = torch.tensor(list(models))
+    return {**state, "assignments": assignments}

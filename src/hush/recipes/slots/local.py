@@ -90,23 +90,23 @@ class ControlVariates(LocalRule):
         """Return all zero."""
         return {"own": torch.zeros(clients, size)}
 
-    def drifts(self, clients: Sequence[int], homes: Sequence[int], models: int, state: State) -> Tensor | None:
+    def drifts(self, clients: Sequence[int], assignments: Sequence[int], models: int, state: State) -> Tensor | None:
         """Return c of the model minus c_i of the client."""
         own = state["own"]
-        return _means(own, homes, models)[None] - own[list(clients), None]
+        return _means(own, assignments, models)[None] - own[list(clients), None]
 
-    def absorb(self, view: RoundView, placed: Sequence[int], homes: Sequence[int], state: State) -> State:
+    def absorb(self, view: RoundView, placed: Sequence[int], assignments: Sequence[int], state: State) -> State:
         """Move the c_i of those who answered."""
         own, rows = state["own"].clone(), list(view.clients)
-        means = _means(own, homes, max(*homes, *placed) + 1)
+        means = _means(own, assignments, max(*assignments, *placed) + 1)
         for at, updates in view.matrix.blocks():
             some, reach = rows[at], view.reach[at, None]
             own[some] = own[some] - means[list(placed[at])] - (updates / reach).to(own.dtype)
         return {"own": own}
 
 
-def _means(own: Tensor, homes: Sequence[int], models: int) -> Tensor:
+def _means(own: Tensor, assignments: Sequence[int], models: int) -> Tensor:
     """Return the mean over the clients of each model; zero for a model without any."""
-    at = torch.tensor(list(homes))
+    at = torch.tensor(list(assignments))
     total = torch.zeros(models, own.shape[1], dtype=own.dtype).index_add_(0, at, own)
     return total / torch.bincount(at, minlength=models).clamp_min(1)[:, None]
