@@ -77,12 +77,14 @@ class Coordinator:
         if receipt is not None:
             self.node.ledger.sent(receipt)
             self.node.sent(receipt, True, len(payload))
-        letter = messages.decode(keys.opened(self.node._key.public_key(), payload), len(payload))
-        if letter.kind != REFUSAL:
-            return letter
+        message = messages.decode(keys.opened(self.node._key.public_key(), payload), len(payload))
+        if message.kind != REFUSAL:
+            return message
         # A refusal is a code alone. Tests look up in the member's own log what it stands for.
-        assert set(letter.says) == {"run", "code", "final"}
-        return replace(letter, says={**letter.says, "reason": audit_log.read(self.node.log.path)[-1].get("reason", "")})
+        assert set(message.says) == {"run", "code", "final"}
+        return replace(
+            message, says={**message.says, "reason": audit_log.read(self.node.log.path)[-1].get("reason", "")}
+        )
 
     def enrol(self, offer: Config, *, code: str | None = None, shape: Any = SHAPE, classes: int = CLASSES) -> Message:
         schema = {"shape": list(shape), "classes": classes}

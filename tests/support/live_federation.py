@@ -128,8 +128,8 @@ def resigned(
 ) -> bytes:
     """An answer changed by its own member, so that its signature is good."""
     key = open_kit(place.path / "kits" / name).key()
-    letter = messages.decode(keys.opened(key.public_key(), payload), len(payload))
-    return keys.signed(key, messages.encode(change(letter)))
+    message = messages.decode(keys.opened(key.public_key(), payload), len(payload))
+    return keys.signed(key, messages.encode(change(message)))
 
 
 def until(true: Callable[[], bool], seconds: float = 20.0) -> bool:

@@ -14,7 +14,7 @@ from hush.deploy.coordinator.run import Coordinator
 from hush.deploy.member.process import Node
 from hush.deploy.member.service import prepare
 from hush.deploy.transport.inbox import Peer
-from hush.deploy.transport.messages import Buffer, Parcel
+from hush.deploy.transport.messages import Buffer, EncodedMessage
 from hush.privacy.ledger.statement import export
 from hush.types import HushError
 from tests.support import live_federation
@@ -65,25 +65,25 @@ class _Hub:
         keys = self._held.place.members()
         return [Peer(keys[name], number, True, "") for number, name in enumerate(keys) if name in self._held.nodes]
 
-    def send(self, letters: Mapping[int, Parcel], ttl: float) -> dict[int, str]:
+    def send(self, outgoing: Mapping[int, EncodedMessage], ttl: float) -> dict[int, str]:
         names = list(self._held.place.members())
-        sent = {number: uuid.uuid4().hex for number in letters}
+        sent = {number: uuid.uuid4().hex for number in outgoing}
         for number, name in sent.items():
-            letter = letters[number]
-            self._letters[name] = (names[number], b"".join([letter.head, *letter.body]))
+            message = outgoing[number]
+            self._letters[name] = (names[number], b"".join([message.head, *message.body]))
         return sent
 
     def collect(self, names: Sequence[str], cap: int, wait: float = 0.0) -> list[tuple[str, Buffer | HushError]]:
         found: list[tuple[str, Buffer | HushError]] = []
-        for letter in names:
-            if letter in self._letters:
-                name, content = self._letters.pop(letter)
+        for message in names:
+            if message in self._letters:
+                name, content = self._letters.pop(message)
                 node = self._held.nodes[name]
                 payload, receipt = node.handle(content)
                 if receipt is not None:
                     node.ledger.sent(receipt)
                 self._held.seen.append((name, content, bytes(payload)))
-                found.append((letter, payload))
+                found.append((message, payload))
         return found
 
     def close(self, status: str = "completed", details: str = "") -> None:

@@ -95,7 +95,7 @@ def run_of(recipe: str) -> dict[str, Any]:
         first = federation.place.path / "kits" / "m000"
         run = json.loads((out / "federation.json").read_bytes())["run"]
         return {
-            "letters": [
+            "messages": [
                 {"sent": base64.b64encode(sent).decode(), "answer": answer}
                 for sent, answer in (
                     (sent, described(payload)) for name, sent, payload in federation.seen if name == "m000"
@@ -124,21 +124,21 @@ def approve(federation: Loopback) -> None:
 def described(payload: bytes) -> dict[str, Any]:
     """An answer: its kind and fields, the types and shapes of its tensors, and the values of small ones."""
     inner = payload[2 + int.from_bytes(payload[:2], "big") :]
-    letter = messages.decode(inner, len(inner))
+    message = messages.decode(inner, len(inner))
     return {
-        "kind": letter.kind,
-        "fields": sorted(letter.says),
+        "kind": message.kind,
+        "fields": sorted(message.says),
         "tensors": {
             name: {"type": str(value.dtype), "shape": list(value.shape), "values": value.flatten().tolist()[:80]}
-            for name, value in sorted(letter.tensors.items())
+            for name, value in sorted(message.tensors.items())
         },
     }
 
 
 def replayed(content: bytes) -> bytes:
     """A recorded message for another ledger: without the head of the one that it was sent to."""
-    letter = messages.decode(content, len(content))
-    return messages.encode(Message(letter.kind, {**letter.says, "head": ""}, letter.tensors))
+    message = messages.decode(content, len(content))
+    return messages.encode(Message(message.kind, {**message.says, "head": ""}, message.tensors))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from hush.deploy.coordinator.run import Coordinator
 from hush.deploy.member import service
 from hush.deploy.member.process import Node
 from hush.deploy.transport import messages
-from hush.deploy.transport.messages import Buffer, Parcel
+from hush.deploy.transport.messages import Buffer, EncodedMessage
 from hush.types import HushError
 
 # Called with the member, the kind of a message and its fields: "" or when its process ends, "before" or "after" it.
@@ -57,18 +57,18 @@ class UnreliableHub:
             if name not in self._dead
         ]
 
-    def send(self, letters: Mapping[int, Parcel], ttl: float) -> dict[int, str]:
+    def send(self, outgoing: Mapping[int, EncodedMessage], ttl: float) -> dict[int, str]:
         names = list(self._federation.keys)
         sent = {}
-        for number, parcel in letters.items():
+        for number, parcel in outgoing.items():
             name, content = names[number], b"".join([parcel.head, *parcel.body])
-            letter = messages.decode(content, len(content))
-            self._revive(letter)
+            message = messages.decode(content, len(content))
+            self._revive(message)
             if name in self._dead:
                 continue
-            self.seen.append((name, letter.kind))
-            self._looks(self._federation.nodes[name], letter)
-            when = self._dies(name, letter.kind, letter.says)
+            self.seen.append((name, message.kind))
+            self._looks(self._federation.nodes[name], message)
+            when = self._dies(name, message.kind, message.says)
             if when != "before":
                 node = self._federation.nodes[name]
                 payload, receipt = node.handle(content)
@@ -81,9 +81,9 @@ class UnreliableHub:
                 self._dead.add(name)
         return sent
 
-    def _revive(self, letter: messages.Message) -> None:
+    def _revive(self, message: messages.Message) -> None:
         """With the first message of a round, those that died are back, as new processes."""
-        number = letter.says.get("round", 0)
+        number = message.says.get("round", 0)
         if number != self._round:
             self._round = number
             for name in self._dead:
@@ -119,7 +119,7 @@ class UnreliableMembers:
         self.starts[name] += 1
 
     def coordinator(
-        self, dies: Dies = lambda name, kind, says: "", looks: Looks = lambda node, letter: None
+        self, dies: Dies = lambda name, kind, says: "", looks: Looks = lambda node, message: None
     ) -> tuple[Coordinator, UnreliableHub]:
         hub = UnreliableHub(self, dies, looks)
         return localhost.coordinator(self.place, 10, hub), hub

@@ -157,9 +157,9 @@ def _first_round(node: Node, config: Config, schema: Schema) -> float:
     state = start(federation.terms, federation.starts(), run.enrolment_state)
     number = next(at for at, members in enumerate(federation.terms.participants) if 0 in members)
     tasks = next(serve(federation.terms, replace(state, round=number), lambda new, record: None))
-    letter = task_message(_RUN, next(task for task in tasks if task.client == 0), halves=federation.terms.halves)
+    message = task_message(_RUN, next(task for task in tasks if task.client == 0), halves=federation.terms.halves)
     began = time.perf_counter()
-    _asked(node, replace(letter, says={**letter.says, "head": ""}))
+    _asked(node, replace(message, says={**message.says, "head": ""}))
     return time.perf_counter() - began
 
 
@@ -172,8 +172,8 @@ def _with_centre(run: Agreement, test: Dataset) -> Agreement:
     return replace(run, centre=torch.zeros(width_of(model)))
 
 
-def _asked(node: Node, letter: Message) -> Message:
-    payload, _ = node.handle(messages.encode(letter))
+def _asked(node: Node, message: Message) -> Message:
+    payload, _ = node.handle(messages.encode(message))
     content = keys.opened(node.public, payload)
     answer = messages.decode(content, len(content))
     if answer.kind == REFUSAL:

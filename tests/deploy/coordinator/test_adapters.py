@@ -41,8 +41,8 @@ def test_members_get_and_send_adapters_and_head_alone(tmp_path: Path, monkeypatc
     made = UnreliableMembers(tmp_path / "federation", wanted)
     sizes: set[int] = set()
 
-    def looks(node: Node, letter: Message) -> None:
-        sizes.update(value.shape[-1] for name, value in letter.tensors.items() if name == "models")
+    def looks(node: Node, message: Message) -> None:
+        sizes.update(value.shape[-1] for name, value in message.tensors.items() if name == "models")
 
     coordinator, _ = made.coordinator(looks=looks)
     result = coordinator.run(wanted, made.place.runs / "run")

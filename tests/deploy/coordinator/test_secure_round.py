@@ -229,55 +229,55 @@ def test_what_a_hostile_coordinator_asks_for_is_refused_and_costs_nothing(federa
     tried: dict[str, str] = {}
     forged = keys.new_key()
 
-    def asked(node: Node, letter: Message, what: str, **changes: Any) -> None:
-        before = len(node.ledger.charged(str(letter.says["run"])))
-        said = {key: value for key, value in {**letter.says, **changes}.items() if value is not None}
-        payload, receipt = node.handle(messages.encode(Message(letter.kind, said, letter.tensors)))
+    def asked(node: Node, message: Message, what: str, **changes: Any) -> None:
+        before = len(node.ledger.charged(str(message.says["run"])))
+        said = {key: value for key, value in {**message.says, **changes}.items() if value is not None}
+        payload, receipt = node.handle(messages.encode(Message(message.kind, said, message.tensors)))
         answer = messages.decode(keys.opened(node.public, payload), len(payload))
         assert answer.kind == REFUSAL, what
         assert receipt is None
         assert set(answer.says) == {"run", "code", "final"}
-        assert len(node.ledger.charged(str(letter.says["run"]))) == before
+        assert len(node.ledger.charged(str(message.says["run"]))) == before
         tried[what] = refusals(node)[-1]
 
     def resigned(content: bytes) -> bytes:
         end = 2 + int.from_bytes(content[:2], "big")
         return keys.signed(forged, content[end:])
 
-    def looks(node: Node, letter: Message) -> None:
-        says = letter.says
+    def looks(node: Node, message: Message) -> None:
+        says = message.says
         if node.name != "m000" or says.get("round") != 1:
             return
-        if letter.kind == "keys":
-            asked(node, letter, "one weight", weights=[1.0, 0.0, 0.0, 0.0])
-            asked(node, letter, "other step", step=2 * says["step"])
-            asked(node, letter, "fewer members", clients=[0, 1], weights=says["weights"][:2])
-            asked(node, letter, "another round", round=77)
-        if letter.kind == "shares":
+        if message.kind == "keys":
+            asked(node, message, "one weight", weights=[1.0, 0.0, 0.0, 0.0])
+            asked(node, message, "other step", step=2 * says["step"])
+            asked(node, message, "fewer members", clients=[0, 1], weights=says["weights"][:2])
+            asked(node, message, "another round", round=77)
+        if message.kind == "shares":
             told = sum_messages.bytes_of(says["keys"])
             forgery = sum_messages.said_bytes({**told, 1: resigned(told[1])})
-            asked(node, letter, "forged key", keys=forgery)
-            asked(node, letter, "replayed key", keys=sum_messages.said_bytes({**told, 1: told[2]}))
-            asked(node, letter, "two members", keys=sum_messages.said_bytes({c: told[c] for c in (0, 1)}))
-        if letter.kind == "task":
-            asked(node, letter, "no shares", shares=None, attempt=None)
-            asked(node, letter, "another attempt", attempt="1234")
-            asked(node, letter, "too few shares", shares={"1": says["shares"]["1"]})
-        if letter.kind == "confirm":
-            asked(node, letter, "sum of two", survivors=[0, 1])
-            asked(node, letter, "sum without", survivors=[1, 2, 3])
-            asked(node, letter, "sum of strangers", survivors=[0, 1, 7])
-            node.handle(messages.encode(letter))
-            asked(node, letter, "second sum", survivors=[0, 1, 2])
-        if letter.kind == "reveal":
+            asked(node, message, "forged key", keys=forgery)
+            asked(node, message, "replayed key", keys=sum_messages.said_bytes({**told, 1: told[2]}))
+            asked(node, message, "two members", keys=sum_messages.said_bytes({c: told[c] for c in (0, 1)}))
+        if message.kind == "task":
+            asked(node, message, "no shares", shares=None, attempt=None)
+            asked(node, message, "another attempt", attempt="1234")
+            asked(node, message, "too few shares", shares={"1": says["shares"]["1"]})
+        if message.kind == "confirm":
+            asked(node, message, "sum of two", survivors=[0, 1])
+            asked(node, message, "sum without", survivors=[1, 2, 3])
+            asked(node, message, "sum of strangers", survivors=[0, 1, 7])
+            node.handle(messages.encode(message))
+            asked(node, message, "second sum", survivors=[0, 1, 2])
+        if message.kind == "reveal":
             told = sum_messages.bytes_of(says["confirmed"])
             few = dict(list(told.items())[:2])
-            asked(node, letter, "two confirmations", confirmed=sum_messages.said_bytes(few))
+            asked(node, message, "two confirmations", confirmed=sum_messages.said_bytes(few))
             third = next(c for c in told if c not in few)
             repeated = {**few, third: told[next(iter(few))]}
-            asked(node, letter, "repeated confirmation", confirmed=sum_messages.said_bytes(repeated))
+            asked(node, message, "repeated confirmation", confirmed=sum_messages.said_bytes(repeated))
             invented = {**few, third: resigned(told[third])}
-            asked(node, letter, "invented confirmation", confirmed=sum_messages.said_bytes(invented))
+            asked(node, message, "invented confirmation", confirmed=sum_messages.said_bytes(invented))
 
     _, out = run(federation, looks=looks)
     assert {len(record["weights"]) for record in rounds(out)} == {4}
@@ -338,8 +338,8 @@ def test_a_federation_in_half_precision_computes_what_its_simulation_does(tmp_pa
     made = UnreliableMembers(tmp_path / "federation", wanted)
     kinds: set[str] = set()
 
-    def looks(node: Node, letter: Message) -> None:
-        kinds.update(str(value.dtype) for name, value in letter.tensors.items() if name == "models")
+    def looks(node: Node, message: Message) -> None:
+        kinds.update(str(value.dtype) for name, value in message.tensors.items() if name == "models")
 
     result, out = run(made, looks=looks)
     made.close()

@@ -90,17 +90,17 @@ def test_no_order_ends_a_member_or_makes_it_pay_for_nothing(tmp_path: Path, seed
     for number in range(messages):
         kind = ("enrol", "begin", "task")[int(drawn.integers(3))]
         if kind == "task":
-            letter = task(int(drawn.integers(1, 5)), drawn)
+            message = task(int(drawn.integers(1, 5)), drawn)
         else:
             says = offer(kind, f"r{number}", RECIPES[int(drawn.integers(len(RECIPES)))])
-            letter = Message(kind, changed(says, drawn))
+            message = Message(kind, changed(says, drawn))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of numbers that overflow, in what is refused
-            payload, receipt = node.handle(wire.encode(letter))
+            payload, receipt = node.handle(wire.encode(message))
         answer = wire.decode(keys.opened(node._key.public_key(), payload), len(payload))
         told[answer.kind] += 1
         told["paid"] += receipt is not None
-        assert answer.kind in (("no",) if kind == "task" else ("no", "ready", "facts")), letter
+        assert answer.kind in (("no",) if kind == "task" else ("no", "ready", "facts")), message
         if receipt is not None:
             node.ledger.sent(receipt)
     rows = Counter(row["kind"] for row in export(tmp_path / "a" / "ledger.db"))

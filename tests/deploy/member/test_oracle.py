@@ -107,11 +107,11 @@ def _opened(node: Node, payload: bytes, head: str) -> bytes:
     A refusal holds nothing but a code of the fixed list.
     """
     content = keys.opened(node._key.public_key(), payload)
-    letter = messages.decode(content, len(content))
-    if letter.kind == REFUSAL:
-        assert set(letter.says) == {"run", "code", "final"}
-        assert letter.says["code"] in set(RefusalCode)
-    return messages.encode(letter).replace(head.encode(), b"*" * 8)
+    message = messages.decode(content, len(content))
+    if message.kind == REFUSAL:
+        assert set(message.says) == {"run", "code", "final"}
+        assert message.says["code"] in set(RefusalCode)
+    return messages.encode(message).replace(head.encode(), b"*" * 8)
 
 
 @contextmanager

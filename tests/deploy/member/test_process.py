@@ -175,13 +175,13 @@ def test_a_run_cannot_change_once_it_has_begun(tmp_path: Path) -> None:
 
 def test_a_forked_round_gets_nothing_and_the_same_task_the_same_bytes(tmp_path: Path) -> None:
     asks = begun(tmp_path / "a")
-    letter = messages.Message("task", {"run": asks.run, "round": 1, "head": ""}, {"models": torch.zeros(1, 21)})
-    first, receipt = asks.node.handle(messages.encode(letter))
+    message = messages.Message("task", {"run": asks.run, "round": 1, "head": ""}, {"models": torch.zeros(1, 21)})
+    first, receipt = asks.node.handle(messages.encode(message))
     assert receipt is not None
-    again, _ = asks.node.handle(messages.encode(letter))
+    again, _ = asks.node.handle(messages.encode(message))
     assert again == first
     asks.node.ledger.sent(receipt)
-    assert asks.node.handle(messages.encode(letter))[0] == first
+    assert asks.node.handle(messages.encode(message))[0] == first
     spent = asks.node.ledger.spent()
     for fork in (torch.ones(1, 21), torch.full((1, 21), 1e-7)):
         assert "for a different model" in asks.task(1, fork).says["reason"]
@@ -191,13 +191,13 @@ def test_a_forked_round_gets_nothing_and_the_same_task_the_same_bytes(tmp_path: 
 
 def test_a_restarted_member_goes_on_and_resends_the_same_bytes(tmp_path: Path) -> None:
     asks = begun(tmp_path / "a")
-    letter = messages.encode(
+    message = messages.encode(
         messages.Message("task", {"run": asks.run, "round": 1, "head": ""}, {"models": torch.zeros(1, 21)})
     )
-    first, _ = asks.node.handle(letter)
+    first, _ = asks.node.handle(message)
     asks.node.ledger.close()
     after = kit.member(tmp_path / "a")
-    assert after.handle(letter)[0] == first
+    assert after.handle(message)[0] == first
     later = kit.Coordinator(after)
     assert later.task(2).kind == "update"
     assert charges(tmp_path / "a") == 2

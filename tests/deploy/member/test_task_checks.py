@@ -104,14 +104,14 @@ def test_every_recipe_declares_what_its_tasks_carry(recipe: str) -> None:
     tasks, seen = next(loop), set[str]()
     while True:
         for task in tasks:
-            letter = task_message("run", task)
+            message = task_message("run", task)
             declared = federation.recipe.extras(TaskShape(task.layout.size, len(task.models)))
             names = {"F32": torch.float32, "F64": torch.float64}
             sent = packed(task.extras)
             for name, tensor in sent.items():
                 assert (tensor.dtype, tuple(tensor.shape)) == (names[declared[name].dtype], declared[name].shape)
             assert {name for name, extra in declared.items() if extra.always} <= set(sent)
-            assert set(letter.tensors) == {"models", *(f"extras.{name}" for name in sent)}
+            assert set(message.tensors) == {"models", *(f"extras.{name}" for name in sent)}
             seen |= set(sent)
         try:
             tasks = loop.send([kit.answer(federation, task) for task in tasks])

@@ -90,14 +90,14 @@ def test_a_mean_is_charged_before_it_is_told_as_in_the_simulation(tmp_path: Path
 def test_asked_again_a_member_sends_the_same_bytes_also_after_a_restart(tmp_path: Path) -> None:
     secure = offer(privacy__noise="secure")
     asks = kit.Coordinator(kit.member(tmp_path / "a", recipes=["hush"], more="lifetime = 3.0"))
-    letter = _enrol(asks, secure)
-    first, receipt = asks.node.handle(letter)
+    message = _enrol(asks, secure)
+    first, receipt = asks.node.handle(message)
     assert receipt is not None
-    assert asks.node.handle(letter)[0] == first
+    assert asks.node.handle(message)[0] == first
     asks.node.ledger.sent(receipt)
     asks.node.ledger.close()
     after = kit.Coordinator(kit.member(tmp_path / "a", recipes=["hush"], more="lifetime = 3.0"))
-    assert after.node.handle(letter)[0] == first
+    assert after.node.handle(message)[0] == first
     assert len(charged(tmp_path / "a")) == 1
     after.run = "another"
     other = after.node.handle(_enrol(after, secure))[0]
@@ -296,7 +296,7 @@ def test_who_sends_a_mean_of_its_own_making_stays_out_alone(live: LiveFederation
             if messages.decode(content, 1 << 30).kind != "enrol":
                 return payload, receipt
             far = {MEAN: torch.full((64,), 1e5, dtype=torch.float64)}
-            return resigned(live.place, "m001", payload, lambda letter: replace(letter, tensors=far)), receipt
+            return resigned(live.place, "m001", payload, lambda message: replace(message, tensors=far)), receipt
 
         members["m001"].node.handle = lying  # type: ignore[method-assign]
         coordinator, out = live.coordinator(), live.out()

@@ -81,18 +81,18 @@ def test_defaults_are_those_of_the_record(held: dict[str, Any]) -> None:
 @pytest.mark.parametrize("recipe", recorder.RUNS)
 def test_a_recorded_coordinator_gets_the_recorded_answers(held: dict[str, Any], recipe: str, tmp_path: Path) -> None:
     """Every message of a whole run, as an earlier version sent it, with the numbers of the updates."""
-    federation, letters = Loopback(tmp_path / "fed", recorder.config(recipe)), held["runs"][recipe]["letters"]
+    federation, outgoing = Loopback(tmp_path / "fed", recorder.config(recipe)), held["runs"][recipe]["messages"]
     edited(tmp_path / "fed" / "kits" / "m000" / "policy.toml", auto_approve="false")
     federation.join("m000")
     recorder.approve(federation)
     kinds = []
-    for letter in letters:
-        content = recorder.replayed(base64.b64decode(letter["sent"]))
+    for message in outgoing:
+        content = recorder.replayed(base64.b64decode(message["sent"]))
         payload, receipt = federation.nodes["m000"].handle(content)
         if receipt is not None:
             federation.nodes["m000"].ledger.sent(receipt)
         answer = json.loads(json.dumps(recorder.described(payload)))
-        check(differs(letter["answer"], answer, messages.kind_of(content)))
+        check(differs(message["answer"], answer, messages.kind_of(content)))
         kinds.append(messages.kind_of(content))
     assert kinds == ["propose", "enrol", "begin", "task", "task", "ended"]
     federation.leave()
@@ -105,13 +105,13 @@ def test_this_coordinator_sends_what_the_record_has(held: dict[str, Any], recipe
 
     def sent(run: dict[str, Any]) -> Any:
         found = []
-        for each in run["letters"]:
-            letter = messages.decode(base64.b64decode(each["sent"]), 1 << 30)
+        for each in run["messages"]:
+            message = messages.decode(base64.b64decode(each["sent"]), 1 << 30)
             found.append(
                 [
-                    letter.kind,
-                    sorted(letter.says),
-                    {n: [str(t.dtype), list(t.shape)] for n, t in letter.tensors.items()},
+                    message.kind,
+                    sorted(message.says),
+                    {n: [str(t.dtype), list(t.shape)] for n, t in message.tensors.items()},
                 ]
             )
         return json.loads(json.dumps(found))
@@ -134,10 +134,10 @@ def test_a_change_is_found(held: dict[str, Any]) -> None:
         raw["plans"]["hush"][0]["plan"]["noise_multiplier"] *= 0.9999
 
     def a_field(raw: Any) -> None:
-        raw["runs"]["hush"]["letters"][0]["answer"]["fields"].append("more")
+        raw["runs"]["hush"]["messages"][0]["answer"]["fields"].append("more")
 
     def a_type(raw: Any) -> None:
-        raw["runs"]["robust-hdp"]["letters"][3]["answer"]["tensors"]["vector"]["type"] = "torch.float64"
+        raw["runs"]["robust-hdp"]["messages"][3]["answer"]["tensors"]["vector"]["type"] = "torch.float64"
 
     def a_default(raw: Any) -> None:
         raw["defaults"]["rounds"] += 1

@@ -25,7 +25,7 @@ from hush.deploy.transport.mailbox import (
     ANSWER_PATH,
     COLLECT_PATH,
     DONE_HEADER,
-    LETTER_HEADER,
+    MESSAGE_HEADER,
     NEXT_PATH,
     SEND_PATH,
     Mailbox,
@@ -77,9 +77,9 @@ class Behind:
         named: dict[str, Any] = {LIMIT_HEADER: str(size), RUN_HEADER: run, SECONDS_HEADER: seconds}
         return self.post(LIMIT_PATH, **{SECRET_HEADER: secret, **named})
 
-    def letter(self, name: str, key: str = "one", run: str = "1", text: bytes = b"letter") -> int:
+    def message(self, name: str, key: str = "one", run: str = "1", text: bytes = b"message") -> int:
         """The coordinator of a run sends a message."""
-        words = {"letters": [{"name": name, "to": key, "parts": ["text"]}], "ttl": 60.0}
+        words = {"messages": [{"name": name, "to": key, "parts": ["text"]}], "ttl": 60.0}
         named: dict[str, Any] = {RUN_HEADER: run, SECRET_HEADER: "secret"}
         return self.post(SEND_PATH, body=b"".join(packed(words, {"text": [text]})), **named)
 
@@ -92,7 +92,7 @@ class Behind:
         return self.post(path, size, flwr_public_key=key, **headers)
 
     def answer(self, name: str, size: int, key: str = "one") -> int:
-        return self.post(ANSWER, size, ((LETTER_HEADER.encode(), name.encode()),), flwr_public_key=key)
+        return self.post(ANSWER, size, ((MESSAGE_HEADER.encode(), name.encode()),), flwr_public_key=key)
 
 
 def joined(*keys: str) -> Behind:
@@ -118,10 +118,10 @@ def test_only_nodes_paths_are_open_without_the_secret() -> None:
 def test_a_message_reaches_its_member_and_the_answer_its_coordinator() -> None:
     behind = joined("one", "two")
     assert behind.member(NEXT) == 204
-    assert behind.letter("a", text=b"to one") == 200
+    assert behind.message("a", text=b"to one") == 200
     assert behind.member(NEXT, "two") == 204
     assert behind.member(NEXT) == 200
-    assert (behind.body, behind.headers[LETTER_HEADER.encode()]) == (b"to one", b"a")
+    assert (behind.body, behind.headers[MESSAGE_HEADER.encode()]) == (b"to one", b"a")
     assert behind.member(NEXT) == 200, "a response may be lost: it is delivered until the member has dealt with it"
     assert behind.collected("a") == {}
     assert behind.answer("a", 7) == 200
@@ -129,18 +129,18 @@ def test_a_message_reaches_its_member_and_the_answer_its_coordinator() -> None:
     assert behind.collected("a") == {"a": bytes(7)}, "this response may be lost as well"
     assert behind.collected() == {}
     assert behind.answer("a", 7) == 410
-    assert behind.letter("b") == 200
-    assert behind.letter("c") == 200
+    assert behind.message("b") == 200
+    assert behind.message("c") == 200
     done: dict[str, Any] = {DONE_HEADER: "b"}
     assert behind.member(NEXT, **done) == 200
-    assert behind.headers[LETTER_HEADER.encode()] == b"c"
+    assert behind.headers[MESSAGE_HEADER.encode()] == b"c"
 
 
 def test_no_answer_is_longer_than_its_run_allows() -> None:
     behind = joined("one")
     assert behind.limit(1000, "guess") == 403
     assert behind.limit("much") == 400
-    behind.letter("a")
+    behind.message("a")
     read = behind.read
     assert behind.answer("a", 1 << 20) == 413
     assert behind.read == read, "it was not read"
@@ -152,7 +152,7 @@ def test_no_answer_is_longer_than_its_run_allows() -> None:
 
 def test_a_message_is_answered_once_and_by_its_member_alone() -> None:
     behind = joined("one", "two")
-    behind.letter("a")
+    behind.message("a")
     assert [behind.answer(name, 10, key) for name, key in (("a", "two"), ("", "one"), ("b", "one"))] == [410] * 3
     assert behind.answer("a", 10) == 200
     assert behind.answer("a", 20) == 200, "sent again because the response was lost"
@@ -163,7 +163,7 @@ def test_who_is_not_genuine_gets_and_sends_nothing() -> None:
     behind = joined("one")
     behind.gate = Gateway(behind, "secret", genuine=lambda headers: headers[b"flwr-public-key"] != b"one")
     behind.limit(1000)
-    behind.letter("a")
+    behind.message("a")
     assert [behind.member(NEXT), behind.answer("a", 10)] == [401, 401]
     assert behind.collected("a") == {}
 
@@ -171,7 +171,7 @@ def test_who_is_not_genuine_gets_and_sends_nothing() -> None:
 def test_a_member_registers_again_after_a_restart() -> None:
     behind = joined("one")
     behind.gate = Gateway(behind, "secret")
-    assert behind.letter("a") == 410
+    assert behind.message("a") == 410
     assert (behind.member(NEXT), behind.body) == (410, b"this node is not active")
     assert behind.member(JOIN) == 200
     assert behind.member(NEXT) == 204
@@ -222,7 +222,7 @@ def test_each_run_has_a_limit_of_its_own() -> None:
     behind.limit(large, run="large")
     behind.limit(1000, run="small")
     for number in range(3):
-        assert (behind.letter(f"l{number}", run="large"), behind.letter(f"s{number}", run="small")) == (200, 200)
+        assert (behind.message(f"l{number}", run="large"), behind.message(f"s{number}", run="small")) == (200, 200)
     assert behind.answer("l0", large + (1 << 17)) == 413
     assert behind.answer("s0", large) == 413
     assert (behind.answer("l0", large), behind.answer("s0", small)) == (200, 200)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hush.deploy.transport.mailbox import LETTER_HEADER, Buffer, Mailbox, packed, unpacked
+from hush.deploy.transport.mailbox import MESSAGE_HEADER, Buffer, Mailbox, packed, unpacked
 from hush.types import HushError
 
 
@@ -29,9 +29,9 @@ async def at_once() -> None:
     return
 
 
-def letters(*names: str) -> list[bytes]:
-    words: dict[str, Any] = {"letters": [{"name": n, "to": "key", "parts": ["text"]} for n in names], "ttl": 60.0}
-    return [b"".join(packed(words, {"text": [b"letter"]}))]
+def outgoing(*names: str) -> list[bytes]:
+    words: dict[str, Any] = {"messages": [{"name": n, "to": "key", "parts": ["text"]} for n in names], "ttl": 60.0}
+    return [b"".join(packed(words, {"text": [b"message"]}))]
 
 
 def test_who_waits_is_woken_and_nobody_waits_longer_than_asked() -> None:
@@ -48,9 +48,9 @@ def test_who_waits_is_woken_and_nobody_waits_longer_than_asked() -> None:
         await asyncio.sleep(0.05)
         assert not next_one.done()
         assert not collected.done()
-        await post.send(b"run", letters("a"), ignored)
+        await post.send(b"run", outgoing("a"), ignored)
         await next_one
-        assert (message.status, message.body, message.headers[LETTER_HEADER]) == (200, b"letter", "a")
+        assert (message.status, message.body, message.headers[MESSAGE_HEADER]) == (200, b"message", "a")
         assert not collected.done()
 
         async def body() -> list[bytes]:
@@ -72,7 +72,7 @@ def test_an_answer_that_breaks_off_can_be_sent_again() -> None:
     async def run() -> None:
         post, sent = Mailbox(), Answer()
         post.limit(b"run", 100, 60)
-        await post.send(b"run", letters("a"), sent)
+        await post.send(b"run", outgoing("a"), sent)
 
         async def broken() -> list[bytes]:
             raise ConnectionError

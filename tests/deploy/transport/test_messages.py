@@ -37,12 +37,12 @@ def header(change: str, value: object) -> bytes:
     return len(text).to_bytes(8, "little") + text + GOOD[8 + length :]
 
 
-def test_a_letter_comes_out_as_it_went_in() -> None:
-    letter = messages.decode(GOOD, CAP, SPEC)
-    assert (letter.kind, dict(letter.says)) == ("update", SAYS)
-    assert torch.equal(letter.tensors["vector"], torch.arange(SIZE, dtype=torch.float32))
+def test_a_message_comes_out_as_it_went_in() -> None:
+    message = messages.decode(GOOD, CAP, SPEC)
+    assert (message.kind, dict(message.says)) == ("update", SAYS)
+    assert torch.equal(message.tensors["vector"], torch.arange(SIZE, dtype=torch.float32))
     assert messages.kind_of(GOOD) == "update"
-    assert messages.encode(letter) == GOOD
+    assert messages.encode(message) == GOOD
 
 
 WRONG = {
@@ -101,30 +101,30 @@ def survivors(numbers: range) -> list[Message]:
     through = []
     for number in numbers:
         try:
-            letter = messages.decode(mutated(number), CAP, SPEC)
+            message = messages.decode(mutated(number), CAP, SPEC)
         except HushError:
             continue
-        through.append(letter)
+        through.append(message)
     return through
 
 
 @pytest.mark.parametrize("numbers", [range(2000), pytest.param(range(10_000), marks=pytest.mark.soak)])
 def test_mutants_never_pass_as_another_update(numbers: range) -> None:
-    """A flipped bit in the words can leave a whole letter, with other words; the coordinator compares all of these."""
+    """A flipped bit in the words can leave a whole message, with other words; the coordinator compares all of these."""
     tracemalloc.start()
     through = survivors(numbers)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     good = messages.digest(messages.decode(GOOD, CAP, SPEC))
-    for letter in through:
-        assert letter.tensors["vector"].shape == (SIZE,)
-        # One kind of space for another leaves the same letter.
-        assert letter.kind != "update" or dict(letter.says) != SAYS or messages.digest(letter) == good
+    for message in through:
+        assert message.tensors["vector"].shape == (SIZE,)
+        # One kind of space for another leaves the same message.
+        assert message.kind != "update" or dict(message.says) != SAYS or messages.digest(message) == good
     assert len(through) < len(numbers) // 5
     assert peak < 20 * CAP
 
 
 def test_unknown_fields_are_named() -> None:
-    letter = messages.decode(GOOD, CAP, SPEC)
+    message = messages.decode(GOOD, CAP, SPEC)
     with pytest.raises(HushError, match="update: expected run; found asked"):
-        messages.want(letter, "run")
+        messages.want(message, "run")

@@ -29,7 +29,7 @@ from hush.deploy.shared.roster import RosterEntry
 from hush.deploy.shared.run_spec import assemble
 from hush.deploy.transport import messages
 from hush.deploy.transport.flower import CoordinatorClient
-from hush.deploy.transport.messages import Message, Parcel
+from hush.deploy.transport.messages import EncodedMessage, Message
 from hush.privacy.ledger.statement import export
 from hush.types import HushError
 from tests.support.fork_server import ForkServer
@@ -52,8 +52,8 @@ class HostileCoordinator:
         self.path = live.place.path / "kits" / name
 
     def ask(self, kind: str, tensors: dict[str, torch.Tensor] | None = None, **says: Any) -> Message:
-        letter = Parcel(messages.encode(Message(kind, {**says, "head": ""}, tensors or {})))
-        (reply,) = self._post.ask({self.name: letter}, 1 << 20, 1).values()
+        message = EncodedMessage(messages.encode(Message(kind, {**says, "head": ""}, tensors or {})))
+        (reply,) = self._post.ask({self.name: message}, 1 << 20, 1).values()
         assert not isinstance(reply, HushError), reply
         return messages.decode(keys.opened(self._public, reply), len(reply))
 
@@ -117,7 +117,7 @@ def test_a_malicious_coordinator_gets_refusals_and_the_ledger_does_not_move(live
                 "more rounds of the same run": hostile.begin(config(rounds=5), "fair"),
                 "a run that nobody agreed to": hostile.task("evil2", 1, torch.zeros(1, SIZE)),
             }
-            codes = {what: (letter.kind, letter.says.get("code")) for what, letter in refused.items()}
+            codes = {what: (message.kind, message.says.get("code")) for what, message in refused.items()}
             assert all(kind == "no" and code in set(RefusalCode) for kind, code in codes.values()), codes
             assert hostile.ledger() == before
             again = hostile.task("fair", 1, torch.zeros(1, SIZE))
@@ -285,8 +285,8 @@ def test_a_fraction_beyond_what_a_plan_can_reach_is_refused(live: LiveFederation
 def test_a_poisoned_update_is_capped_by_its_senders_plan(live: LiveFederation, scale: float) -> None:
     """Row 16 over the wire: a sign-flipped update pulls no further than its bound times its weight."""
 
-    def flip(letter: Message) -> Message:
-        return replace(letter, tensors={"vector": -scale * letter.tensors["vector"]})
+    def flip(message: Message) -> Message:
+        return replace(message, tensors={"vector": -scale * message.tensors["vector"]})
 
     def twist(_: bytes, payload: bytes) -> bytes:
         return resigned(live.place, "m002", payload, flip)

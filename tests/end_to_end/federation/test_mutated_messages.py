@@ -96,38 +96,38 @@ class Liar:
                 parcel = self.line.poll(1 << 24)
                 if parcel is None:
                     continue
-                letter = messages.decode(parcel.payload, 1 << 24)
-                payload = self._answer(letter)
+                message = messages.decode(parcel.payload, 1 << 24)
+                payload = self._answer(message)
                 # What the gate does not let pass never arrives, which is the point.
                 with contextlib.suppress(HushError):
                     self.line.reply(parcel, payload)
-                self._bell.wait(letter.says.get("round", 0), 20.0)
+                self._bell.wait(message.says.get("round", 0), 20.0)
                 time.sleep(self._bell.pause * float(self._drawn.random()))
         except Exception as error:
             self.fault = repr(error)
         finally:
             self.line.close()
 
-    def _answer(self, letter: Message) -> bytes:
-        run = letter.says["run"]
-        if letter.kind == "propose":
+    def _answer(self, message: Message) -> bytes:
+        run = message.says["run"]
+        if message.kind == "propose":
             return keys.signed(self.key, messages.encode(Message("approved", {"run": run, "head": ""})))
-        if letter.kind == "enrol":
+        if message.kind == "enrol":
             fact = RosterEntry(name=self.name, epsilon=4.0, delta=1e-5, relation="add-remove", samples=60)
             return keys.signed(self.key, messages.encode(Message("facts", {"run": run, **asdict(fact), "head": ""})))
-        if letter.kind == "begin":
+        if message.kind == "begin":
             return keys.signed(self.key, messages.encode(Message("ready", {"run": run, "head": ""})))
-        good = self._good(letter)
-        if letter.says["round"] <= HONEST_ROUNDS:
+        good = self._good(message)
+        if message.says["round"] <= HONEST_ROUNDS:
             return keys.signed(self.key, messages.encode(good))
         self.sent += 1
         return mutant(good, self.key, self._drawn)
 
-    def _good(self, letter: Message) -> Message:
-        says = {"run": letter.says["run"], "round": letter.says["round"]}
-        asked = messages.digest(Message("task", says, letter.tensors))
+    def _good(self, message: Message) -> Message:
+        says = {"run": message.says["run"], "round": message.says["round"]}
+        asked = messages.digest(Message("task", says, message.tensors))
         more = {"client": self.name, "serial": says["round"], "head": "1:00", "asked": asked, "choice": None}
-        return Message("update", {**says, **more}, {"vector": torch.zeros(letter.tensors["models"].shape[1])})
+        return Message("update", {**says, **more}, {"vector": torch.zeros(message.tensors["models"].shape[1])})
 
 
 def mutant(good: Message, key: keys.PrivateKey, drawn: np.random.Generator) -> bytes:
@@ -165,13 +165,13 @@ def _flipped(content: bytes, drawn: np.random.Generator, begin: int, end: int) -
 
 
 def _the_same(content: bytes, good: Message) -> bool:
-    """Whether a change left a letter that says the same, but for what only its sender can know of its ledger."""
+    """Whether a change left a message that says the same, but for what only its sender can know of its ledger."""
     try:
-        letter = messages.decode(content, len(content))
+        message = messages.decode(content, len(content))
     except HushError:
         return False
     kept = [key for key in good.says if key not in ("serial", "head")]
-    return letter.kind == "update" and all(letter.says.get(key) == good.says[key] for key in kept)
+    return message.kind == "update" and all(message.says.get(key) == good.says[key] for key in kept)
 
 
 def _numbers(good: Message, drawn: np.random.Generator) -> bytes:

@@ -78,12 +78,15 @@ def test_a_member_that_stalls_is_evicted_and_told(live: LiveFederation, monkeypa
 
 
 def garbage(live: LiveFederation, payload: bytes) -> bytes:
-    return b"no letter"
+    return b"no message"
 
 
 def too_long(live: LiveFederation, payload: bytes) -> bytes:
     return resigned(
-        live.place, "m002", payload, lambda letter: replace(letter, tensors={"vector": 1e6 + letter.tensors["vector"]})
+        live.place,
+        "m002",
+        payload,
+        lambda message: replace(message, tensors={"vector": 1e6 + message.tensors["vector"]}),
     )
 
 

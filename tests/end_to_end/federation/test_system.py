@@ -60,17 +60,17 @@ def test_bad_answers_cost_their_sender_the_round_and_nothing_else(
         return twist
 
     def vector(value: torch.Tensor) -> Any:
-        return tensors(lambda letter: replace(letter, tensors={"vector": value}))
+        return tensors(lambda message: replace(message, tensors={"vector": value}))
 
     def says(**words: Any) -> Any:
-        return tensors(lambda letter: replace(letter, says={**letter.says, **words}))
+        return tensors(lambda message: replace(message, says={**message.says, **words}))
 
     bad = {
         "not finite": vector(torch.full((650,), torch.nan)),
         "vector is F32": vector(torch.zeros(651)),
         "vector is F64": vector(torch.zeros(650, dtype=torch.float64)),
         "norm exceeds": vector(torch.full((650,), 1e6)),
-        "it holds other": tensors(lambda letter: replace(letter, tensors={"other": torch.zeros(650)})),
+        "it holds other": tensors(lambda message: replace(message, tensors={"other": torch.zeros(650)})),
         "more than": lambda task, payload: payload + b"\0" * 120_000,
         "it is not signed by": lambda task, payload: keys.signed(keys.new_key(), payload[200:]),
         "header": lambda task, payload: keys.signed(_key(live), b"\xff" * 64),

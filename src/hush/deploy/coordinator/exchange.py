@@ -14,7 +14,7 @@ from enum import Enum, auto
 from typing import Any, Protocol
 
 from hush.deploy.admin.folders import Settings
-from hush.deploy.transport.messages import Buffer, Parcel
+from hush.deploy.transport.messages import Buffer, EncodedMessage
 from hush.deploy.transport.retry import ForgottenError
 from hush.types import HushError
 
@@ -56,7 +56,7 @@ class Hub(Protocol):
         """The nodes that are online now."""
         ...
 
-    def send(self, letters: Mapping[int, Parcel], ttl: float) -> dict[int, str]:
+    def send(self, outgoing: Mapping[int, EncodedMessage], ttl: float) -> dict[int, str]:
         """Send each node its message; returns the message identifiers."""
         ...
 
@@ -85,7 +85,13 @@ class Exchange:
         self.absent: dict[str, str] = {}
 
     def ask(
-        self, letters: Mapping[str, Parcel], cap: int, quorum: int, *, gather: bool = False, judge: Judge = _any
+        self,
+        outgoing: Mapping[str, EncodedMessage],
+        cap: int,
+        quorum: int,
+        *,
+        gather: bool = False,
+        judge: Judge = _any,
     ) -> dict[str, Buffer | HushError]:
         """Send each member its message, and return the replies that arrived before the round ended.
 
@@ -100,11 +106,11 @@ class Exchange:
         """
         for _ in range(_RESENDS):
             try:
-                return self._ask(letters, cap, quorum, gather, judge)
+                return self._ask(outgoing, cap, quorum, gather, judge)
             except ForgottenError:
                 # The SuperLink lost all messages in transit. Members still have their answers and send the same bytes.
                 self._hub.open()
-        return self._ask(letters, cap, quorum, gather, judge)
+        return self._ask(outgoing, cap, quorum, gather, judge)
 
     def here(self) -> set[str]:
         """The members that are online now."""
@@ -113,18 +119,18 @@ class Exchange:
         except ForgottenError:
             return set()
 
-    def tell(self, letters: Mapping[str, Parcel]) -> None:
+    def tell(self, outgoing: Mapping[str, EncodedMessage]) -> None:
         """Send each online member its message without waiting for an answer."""
         try:
             online = {self._names[peer.key]: peer for peer in self._hub.online() if peer.key in self._names}
-            self._hub.send({online[name].node: letter for name, letter in letters.items() if name in online}, _LATE)
+            self._hub.send({online[name].node: message for name, message in outgoing.items() if name in online}, _LATE)
         except ForgottenError:
             return
 
-    def close(self, letters: Mapping[str, Parcel], cap: int) -> None:
+    def close(self, outgoing: Mapping[str, EncodedMessage], cap: int) -> None:
         """Send each online member a last message, and wait a few seconds until it has arrived."""
         try:
-            present = {name: letters[name] for name in sorted(self.here() & set(letters))}
+            present = {name: outgoing[name] for name in sorted(self.here() & set(outgoing))}
             self._ask(present, cap, 0, False, _any, _LEAST)
         except HushError:
             # The run has ended well; a member that does not hear of it loses nothing.
@@ -141,7 +147,7 @@ class Exchange:
 
     def _ask(
         self,
-        letters: Mapping[str, Parcel],
+        outgoing: Mapping[str, EncodedMessage],
         cap: int,
         quorum: int,
         gather: bool,
@@ -161,7 +167,7 @@ class Exchange:
         usable: set[str] = set()
         unusable: set[str] = set()
         looked, reached, half = 0.0, 0.0, 0.0
-        missing, steady = set(letters), set(letters) - set(self._failing)
+        missing, steady = set(outgoing), set(outgoing) - set(self._failing)
         while missing and time.monotonic() < closes:
             now = time.monotonic()
             if now - looked > _LOOK or now == began:
@@ -170,12 +176,12 @@ class Exchange:
                 # Only members that were not sent anything yet, or were restarted since; not those excluded in the
                 # meantime.
                 due = {n: online[n] for n in sorted(missing & set(online)) if seen.get(n) != online[n].since}
-                posted = self._hub.send({peer.node: letters[n] for n, peer in due.items()}, max(1.0, closes - looked))
+                posted = self._hub.send({peer.node: outgoing[n] for n, peer in due.items()}, max(1.0, closes - looked))
                 sent |= {n: posted[peer.node] for n, peer in due.items() if peer.node in posted}
                 seen |= {n: peer.since for n, peer in due.items()}
                 posted_at = {**dict.fromkeys(due, looked), **posted_at}
                 # An offline member may come back while a quorum is waited for; after that it is not waited for.
-                enough = len(usable) >= min(quorum, len(letters))
+                enough = len(usable) >= min(quorum, len(outgoing))
                 if not gather and enough and not missing & set(online) and now - began > 2 * _LOOK:
                     break
             waiting = {sent[name]: name for name in missing if name in sent}

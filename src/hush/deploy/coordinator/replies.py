@@ -12,7 +12,7 @@ from hush.deploy.admin import keys
 from hush.deploy.shared.extras import EXTRAS, RELEASES, packed
 from hush.deploy.shared.refusal import REFUSAL
 from hush.deploy.transport import messages
-from hush.deploy.transport.messages import Message, Parcel
+from hush.deploy.transport.messages import EncodedMessage, Message
 from hush.privacy.ledger.ledger import stated
 from hush.privacy.schedule import RoundSpec
 from hush.privacy.side_release import ReleaseShape
@@ -45,32 +45,32 @@ class SentTasks:
             if same not in self._groups:
                 self._groups[same] = (task_message(run, task, halves=halves), [])
             self._groups[same][1].append(name)
-        for letter, names in self._groups.values():
-            self.digests |= dict.fromkeys(names, messages.digest(letter))
+        for message, names in self._groups.values():
+            self.digests |= dict.fromkeys(names, messages.digest(message))
 
-    def parcels(
+    def encode_each(
         self, heads: Mapping[str, str], more: Mapping[str, Mapping[str, Any]] | None = None
-    ) -> dict[str, Parcel]:
+    ) -> dict[str, EncodedMessage]:
         """Return the messages by member, each with the latest head of its ledger.
 
         With `more` fields for some members, only these get one.
         """
-        made: dict[str, Parcel] = {}
-        for letter, names in self._groups.values():
+        made: dict[str, EncodedMessage] = {}
+        for message, names in self._groups.values():
             each = {
                 name: {"head": heads.get(name, ""), **({} if more is None else more[name])}
                 for name in names
                 if more is None or name in more
             }
-            made |= messages.parcels(letter, each)
+            made |= messages.encode_each(message, each)
         return made
 
 
-def _contents(letter: Message) -> tuple[object, ...]:
+def _contents(message: Message) -> tuple[object, ...]:
     """What tells tasks of a round apart: large tensors by where they are in memory, others by their values."""
     return tuple(
         (name, str(value.dtype), tuple(value.shape), *_identity(value))
-        for name, value in sorted(letter.tensors.items())
+        for name, value in sorted(message.tensors.items())
     )
 
 
@@ -97,16 +97,16 @@ def opened(
         raise reply
     content = keys.opened(public, reply)
     spec = expected if messages.kind_of(content) == kind else {}
-    letter = messages.decode(content, len(content), spec)
-    if letter.kind not in (kind, REFUSAL):
-        raise HushError(f"an answer of kind {letter.kind[:20]!r}")
-    if letter.kind == REFUSAL:
-        messages.want(letter, "run", "code", "final")
-    return letter
+    message = messages.decode(content, len(content), spec)
+    if message.kind not in (kind, REFUSAL):
+        raise HushError(f"an answer of kind {message.kind[:20]!r}")
+    if message.kind == REFUSAL:
+        messages.want(message, "run", "code", "final")
+    return message
 
 
 def update_of(
-    letter: Message, run: str, name: str, task: Task, digest: str, attempt: str | None = None, *, halves: bool = False
+    message: Message, run: str, name: str, task: Task, digest: str, attempt: str | None = None, *, halves: bool = False
 ) -> Update:
     """Return the update in an answer to a task, or raise a `HushError` if it answers another run, member or task.
 
@@ -114,7 +114,7 @@ def update_of(
     sent as 16-bit numbers.
     """
     told_run, number, client, serial, head, asked, choice, *more = messages.want(
-        letter, "run", "round", "client", "serial", "head", "asked", "choice",
+        message, "run", "round", "client", "serial", "head", "asked", "choice",
         *(() if attempt is None else ("attempt",)), *(("exponent",) if halves else ()),
     )  # fmt: skip
     if attempt is not None and more[0] != attempt:
@@ -128,7 +128,7 @@ def update_of(
     if number == task.round and asked != digest:
         raise HushError("it answers another task of this round")
     receipt = stated(task.client, number, serial, run, head[:200])
-    tensors = dict(letter.tensors)
+    tensors = dict(message.tensors)
     vector = tensors.pop("vector")
     if halves:
         if type(more[-1]) is not int or abs(more[-1]) > _EXPONENT:

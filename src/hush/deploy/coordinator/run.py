@@ -41,7 +41,7 @@ from hush.deploy.shared.run_spec import (
     width_of,
 )
 from hush.deploy.transport import messages
-from hush.deploy.transport.messages import Buffer, Message, Parcel
+from hush.deploy.transport.messages import Buffer, EncodedMessage, Message
 from hush.engines.client_round import halves
 from hush.engines.driver import drive, evaluate, measure, run_rounds
 from hush.engines.enrolment import EnrolmentAnswer
@@ -74,7 +74,7 @@ class Coordinator:
         self.log = AuditLog(place.server / "audit.jsonl")
         self._keys = place.members()
         self._public = {name: keys.load_public(pem, name) for name, pem in self._keys.items()}
-        self._post = Exchange(hub, self._keys, place.settings)
+        self._exchange = Exchange(hub, self._keys, place.settings)
         self._heads = place.heads()
         self._under_way = False
         self._begun: set[str] = set()
@@ -137,7 +137,7 @@ class Coordinator:
             self.log.note("delivery", run=agreement.run, member=path.stem, path=str(path))
         self.log.note("ended", run=agreement.run, rounds=result.rounds, why=result.ended)
         says = {"run": agreement.run, "rounds": result.rounds}
-        self._post.close({name: self._words("ended", says, name) for name in self._begun}, _WORDS_CAP)
+        self._exchange.close({name: self._words("ended", says, name) for name in self._begun}, _WORDS_CAP)
         return result
 
     def _enrolment(self, config: Config) -> Agreement:
@@ -154,7 +154,7 @@ class Coordinator:
         ).config
         says = {"run": run, "config": as_offered(offer), "code": str(protocol.own()), "schema": self._schema()}
         out = self._approved(says, numbers)
-        letters = {
+        outgoing = {
             name: self._words("enrol", {**says, "number": number}, name)
             for name, number in numbers.items()
             if out.get(name) == ""
@@ -166,22 +166,22 @@ class Coordinator:
         centre = tells_centre(recipe, config.rounds)
         width = width_of(model) if centre else 0
         expected: messages.Spec = {MEAN: ("F64", (width,))} if centre else {}
-        replies = self._post.ask(letters, _WORDS_CAP + 8 * width, len(letters), gather=True) if letters else {}
+        replies = self._exchange.ask(outgoing, _WORDS_CAP + 8 * width, len(outgoing), gather=True) if outgoing else {}
         declared, heard = dict[str, RosterEntry](), dict[str, EnrolmentAnswer]()
         for name, number in numbers.items():
             if name not in replies:
-                out |= {name: self._post.absent[name]} if name in letters else {}
+                out |= {name: self._exchange.absent[name]} if name in outgoing else {}
                 continue
-            letter = self._opened(name, replies[name], "facts", expected)
+            message = self._opened(name, replies[name], "facts", expected)
             try:
-                if letter.kind != "facts":
-                    raise HushError(reason_of(letter))
-                fact, self._heads[name] = facts_of(letter, name, run)
+                if message.kind != "facts":
+                    raise HushError(reason_of(message))
+                fact, self._heads[name] = facts_of(message, name, run)
                 check_asked(recipe, fact)
                 check_rows(fact, self.place.settings.max_rows)
                 plausible(offer, recipe, fact, number)
                 if centre:
-                    heard[name] = input_means.checked_mean(offer, recipe, fact, number, letter)
+                    heard[name] = input_means.checked_mean(offer, recipe, fact, number, message)
                 declared[name] = fact
             except Exception as error:  # an invalid declaration excludes its sender only
                 out[name] = printable(error)
@@ -211,23 +211,23 @@ class Coordinator:
         run, found, waiting = says["run"], dict[str, str](), set(numbers)
         told = {**says, "purpose": self._purpose, "members": list(numbers)}
         ends, pause, gather = time.monotonic() + self.place.settings.approval, _FIRST_PAUSE, True
-        if offline := sorted(waiting - self._post.here()):
+        if offline := sorted(waiting - self._exchange.here()):
             self._say(f"offline: {', '.join(offline)}; waiting up to {self.place.settings.gather:g} s for them")
         while waiting:
-            letters = {
+            outgoing = {
                 name: self._words("propose", {**told, "number": numbers[name]}, name)
                 for name in numbers
                 if name in waiting
             }
-            replies = self._post.ask(letters, _WORDS_CAP, len(letters) if gather else 1, gather=gather)
-            for name, why in self._post.absent.items() if gather else ():
+            replies = self._exchange.ask(outgoing, _WORDS_CAP, len(outgoing) if gather else 1, gather=gather)
+            for name, why in self._exchange.absent.items() if gather else ():
                 found[name] = why
                 self._leave_out(run, name, why)
             waiting, gather = set(), False
             for name, reply in replies.items():
-                letter = self._opened(name, reply, "approved", {})
-                found[name] = reason_of(letter) if letter.kind == REFUSAL else ""
-                if letter.kind == REFUSAL and letter.says.get("code") == RefusalCode.PENDING:
+                message = self._opened(name, reply, "approved", {})
+                found[name] = reason_of(message) if message.kind == REFUSAL else ""
+                if message.kind == REFUSAL and message.says.get("code") == RefusalCode.PENDING:
                     waiting.add(name)
                 elif found[name]:
                     self._leave_out(run, name, found[name])
@@ -284,25 +284,25 @@ class Coordinator:
         if agreement.config.secure_aggregation:
             # Members verify each other's keys of a round with these.
             peers = {"peers": {name: self._keys[name].decode("ascii") for name in agreement.names}}
-        letters = {}
+        outgoing = {}
         for name in names:
             client = agreement.names.index(name)
             says = {
                 "run": agreement.run, "config": as_offered(agreement.config), "code": str(protocol.own()),
                 "schema": self._schema(), "client": client, "roster": roster, "centre": agreement.centre_name, **peers,
             }  # fmt: skip
-            letters[name] = self._words("begin", says, name)
+            outgoing[name] = self._words("begin", says, name)
         left = {}
-        for name, reply in self._post.ask(letters, _WORDS_CAP, quorum).items():
+        for name, reply in self._exchange.ask(outgoing, _WORDS_CAP, quorum).items():
             if isinstance(reply, HushError):
                 # A lost message is not a refusal: the member is asked again.
                 continue
-            letter = self._opened(name, reply, "ready", {})
+            message = self._opened(name, reply, "ready", {})
             self._begun.add(name)
-            if letter.kind == REFUSAL:
+            if message.kind == REFUSAL:
                 client = agreement.names.index(name)
-                left[client] = reason_of(letter)
-                self._spent |= {client} if letter.says.get("final") is True else set()
+                left[client] = reason_of(message)
+                self._spent |= {client} if message.says.get("final") is True else set()
                 self.log.note("does not begin", run=agreement.run, member=name, reason=left[client])
         return left
 
@@ -321,7 +321,7 @@ class Coordinator:
         """Send the tasks of a round, and return the replies that arrived before it ended."""
         # A member that was offline when the run began has not agreed to it, and would refuse every task.
         if late := {name for name in agreement.names if name not in self._begun and self._again[name] < _AGAIN}:
-            late &= self._post.here()
+            late &= self._exchange.here()
             self._again.update(late)
             left |= self._begin(agreement, sorted(late), 0)
         self._exclude_revoked(agreement, left)
@@ -331,7 +331,7 @@ class Coordinator:
         ]
         asked = {agreement.names[task.client]: task for task in tasks if task.client not in left}
         sent = SentTasks(agreement.run, asked, halves=federation.terms.halves)
-        letters = sent.parcels(self._heads)
+        outgoing = sent.encode_each(self._heads)
         for name in asked:
             self.log.note("task", run=agreement.run, round=asked[name].round, member=name, digest=sent.digests[name])
         side = sum(
@@ -351,9 +351,9 @@ class Coordinator:
             accepted, _ = gate(federation.terms, [asked[name]], [answer])
             return Verdict.USABLE if accepted else Verdict.UNUSABLE
 
-        replies = self._post.ask(letters, cap, federation.terms.quorum, judge=judge)
-        self._seconds = self._post.seconds
-        silent = [Decline(asked[name].client, asked[name].round, why) for name, why in self._post.absent.items()]
+        replies = self._exchange.ask(outgoing, cap, federation.terms.quorum, judge=judge)
+        self._seconds = self._exchange.seconds
+        silent = [Decline(asked[name].client, asked[name].round, why) for name, why in self._exchange.absent.items()]
         return [*answers, *(read[name] for name in replies), *silent]
 
     def _summed(
@@ -369,10 +369,10 @@ class Coordinator:
             return self._admitted(federation, agreement, name, asked[name], sent.digests[name], reply, attempt)
 
         services = SumServices(
-            post=self._post,
+            exchange=self._exchange,
             words=self._words,
             opened=lambda name, reply, kind: self._opened(name, reply, kind, {}),
-            tasks=lambda more: sent.parcels(self._heads, more),
+            tasks=lambda more: sent.encode_each(self._heads, more),
             admitted=admitted,
             usable=lambda name, update: bool(gate(terms, [asked[name]], [update])[0]),
             log=self.log,
@@ -398,13 +398,13 @@ class Coordinator:
 
     def _evict(self, agreement: Agreement, left: dict[int, str]) -> None:
         """Evict members that were online without a usable answer in several consecutive rounds, and notify them."""
-        for name, rounds in self._post.failing().items():
+        for name, rounds in self._exchange.failing().items():
             client = agreement.names.index(name) if name in agreement.names else -1
             if client < 0 or client in left:
                 continue
             left[client] = f"evicted: online but without a usable answer in {rounds} consecutive rounds"
             self.log.note("evicted", run=agreement.run, member=name, reason=left[client])
-            self._post.tell({name: self._words("evicted", {"run": agreement.run}, name)})
+            self._exchange.tell({name: self._words("evicted", {"run": agreement.run}, name)})
 
     def _admitted(
         self, federation: Federation, agreement: Agreement, name: str, task: Task, asked: str,
@@ -417,14 +417,14 @@ class Coordinator:
         terms = federation.terms
         small = halves(federation.config)
         wanted = expected(task, terms.stage_table.at(task.round), terms.shape, masked=attempt is not None, halves=small)
-        letter = self._opened(name, reply, "update", wanted)
-        if letter.kind == REFUSAL:
-            final = letter.says.get("final") is True
-            reason = reason_of(letter)
+        message = self._opened(name, reply, "update", wanted)
+        if message.kind == REFUSAL:
+            final = message.says.get("final") is True
+            reason = reason_of(message)
             self.log.note("refusal", run=agreement.run, round=task.round, member=name, reason=reason, final=final)
-            return Decline(task.client, task.round, reason, final, fault=FAULT in letter.says)
+            return Decline(task.client, task.round, reason, final, fault=FAULT in message.says)
         try:
-            update = update_of(letter, agreement.run, name, task, asked, attempt, halves=small)
+            update = update_of(message, agreement.run, name, task, asked, attempt, halves=small)
         except Exception as error:  # any error in a reply excludes its sender from the round, and nobody else
             words = printable(error)
             self.log.note("refused", run=agreement.run, round=task.round, member=name, reason=words)
@@ -445,8 +445,8 @@ class Coordinator:
             self.log.note("refused", member=name, reason=words)
             return Message(REFUSAL, {"run": "", FAULT: f"refused: {words}", "final": False})
 
-    def _words(self, kind: str, says: Mapping[str, Any], name: str) -> Parcel:
-        return Parcel(messages.encode(Message(kind, {**says, "head": self._heads.get(name, "")})))
+    def _words(self, kind: str, says: Mapping[str, Any], name: str) -> EncodedMessage:
+        return EncodedMessage(messages.encode(Message(kind, {**says, "head": self._heads.get(name, "")})))
 
     def _directory(
         self, federation: Federation, agreement: Agreement, out: Path, resume: bool, held: bool, command: str

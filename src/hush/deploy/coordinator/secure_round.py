@@ -25,7 +25,7 @@ from hush.deploy.shared import sum_messages
 from hush.deploy.shared.masks import PublicKeys, unmask
 from hush.deploy.shared.refusal import FAULT, REFUSAL, reason_of
 from hush.deploy.shared.sum_messages import CONFIRM, KEYS, REVEAL, SHARES
-from hush.deploy.transport.messages import Buffer, Message, Parcel
+from hush.deploy.transport.messages import Buffer, EncodedMessage, Message
 from hush.recipes.secure_sums import Sum, SumPlan
 from hush.server.loop import Answer, SummedAnswers
 from hush.server.run_directory import read_json, to_json, write_atomically
@@ -42,7 +42,7 @@ class SumServices:
     """What a round needs of its coordinator.
 
     Attributes:
-        post: The exchange of messages.
+        exchange: The exchange of messages.
         words: Encodes a message to a member.
         opened: Opens a member's signed message; an invalid one is a refusal with the coordinator's reason.
         tasks: Encodes the tasks, with more fields for each member.
@@ -52,10 +52,10 @@ class SumServices:
         out: The run directory.
     """
 
-    post: Exchange
-    words: Callable[[str, Says, str], Parcel]
+    exchange: Exchange
+    words: Callable[[str, Says, str], EncodedMessage]
     opened: Callable[[str, Buffer | HushError, str], Message]
-    tasks: Callable[[Mapping[str, Says]], Mapping[str, Parcel]]
+    tasks: Callable[[Mapping[str, Says]], Mapping[str, EncodedMessage]]
     admitted: Callable[[str, Buffer | HushError, str], Answer]
     usable: Callable[[str, Update], bool]
     log: AuditLog
@@ -135,30 +135,30 @@ class SecureRound:
         self, kind: str, says: Callable[[_Progress], Says], take: Callable[[_Progress, int, Message, bytes], None]
     ) -> None:
         """Ask all who are left in sums that are going; who does not answer usably is left out from now on."""
-        letters: dict[str, Parcel] = {}
+        outgoing: dict[str, EncodedMessage] = {}
         for each in self._going():
             said = {"run": self._run, "round": self._number, "attempt": self._attempt, **says(each)}
-            letters |= {name: self._services.words(kind, said, name) for name in sorted(each.left)}
-        if not letters:
+            outgoing |= {name: self._services.words(kind, said, name) for name in sorted(each.left)}
+        if not outgoing:
             return
         arrived: set[str] = set()
         why: dict[str, str] = {}
 
         def judge(name: str, reply: Buffer | HushError) -> Verdict:
             each = self._of(name)
-            letter = self._services.opened(name, reply, kind)
-            if letter.kind == REFUSAL:
-                why[name] = reason_of(letter)
+            message = self._services.opened(name, reply, kind)
+            if message.kind == REFUSAL:
+                why[name] = reason_of(message)
                 if name not in self._answers:
-                    final = letter.says.get("final") is True
-                    self._answers[name] = self._declined(name, why[name], final=final, fault=FAULT in letter.says)
-                return Verdict.UNUSABLE if FAULT in letter.says else Verdict.REFUSAL
+                    final = message.says.get("final") is True
+                    self._answers[name] = self._declined(name, why[name], final=final, fault=FAULT in message.says)
+                return Verdict.UNUSABLE if FAULT in message.says else Verdict.REFUSAL
             try:
-                if [letter.says.get(key) for key in ("run", "round", "attempt", "client")] != [
+                if [message.says.get(key) for key in ("run", "round", "attempt", "client")] != [
                     self._run, self._number, self._attempt, each.numbers[name],
                 ]:  # fmt: skip
                     raise HushError("it answers another step")
-                take(each, each.numbers[name], letter, b"" if isinstance(reply, HushError) else bytes(reply))
+                take(each, each.numbers[name], message, b"" if isinstance(reply, HushError) else bytes(reply))
             except Exception as error:  # any error in a reply leaves its sender out, and nobody else
                 why[name] = f"refused: {error}"
                 if name not in self._answers:
@@ -168,8 +168,8 @@ class SecureRound:
             return Verdict.USABLE
 
         least = sum(each.plan.threshold for each in self._going())
-        self._services.post.ask(letters, _CAP, least, judge=judge)
-        missing = sorted(set(letters) - arrived)
+        self._services.exchange.ask(outgoing, _CAP, least, judge=judge)
+        missing = sorted(set(outgoing) - arrived)
         for each in self._going():
             each.left &= arrived
         for name in missing:
@@ -187,8 +187,8 @@ class SecureRound:
     def _keys_says(self, each: _Progress) -> Says:
         return sum_messages.asked_sum(each.plan)
 
-    def _take_keys(self, each: _Progress, client: int, letter: Message, reply: bytes) -> None:
-        each.keys[client] = sum_messages.keys_of(letter, each.digest, client)
+    def _take_keys(self, each: _Progress, client: int, message: Message, reply: bytes) -> None:
+        each.keys[client] = sum_messages.keys_of(message, each.digest, client)
         each.signed_keys[client] = reply
 
     def _shares_says(self, each: _Progress) -> Says:
@@ -197,8 +197,8 @@ class SecureRound:
             "keys": sum_messages.said_bytes({c: content for c, content in each.signed_keys.items() if c in present})
         }
 
-    def _take_shares(self, each: _Progress, client: int, letter: Message, reply: bytes) -> None:
-        shares = sum_messages.bytes_of(letter.says.get("shares"))
+    def _take_shares(self, each: _Progress, client: int, message: Message, reply: bytes) -> None:
+        shares = sum_messages.bytes_of(message.says.get("shares"))
         if set(shares) != set(each.keys) - {client}:
             raise HushError("its shares are not for those that sent keys")
         each.shares[client] = shares
@@ -237,8 +237,8 @@ class SecureRound:
         least = sum(each.plan.threshold for each in going)
         for each in going:
             each.shares = {each.numbers[name]: {} for name in each.left}
-        self._services.post.ask(self._services.tasks(more), cap, least, judge=judge)
-        self.seconds = self._services.post.seconds
+        self._services.exchange.ask(self._services.tasks(more), cap, least, judge=judge)
+        self.seconds = self._services.exchange.seconds
         for each in going:
             each.left &= arrived
             if len(each.left) >= each.plan.threshold:
@@ -247,8 +247,8 @@ class SecureRound:
     def _confirm_says(self, each: _Progress) -> Says:
         return {"survivors": list(each.survivors)}
 
-    def _take_confirmation(self, each: _Progress, client: int, letter: Message, reply: bytes) -> None:
-        if sum_messages.survivors_of(letter, each.digest, client) != frozenset(each.survivors):
+    def _take_confirmation(self, each: _Progress, client: int, message: Message, reply: bytes) -> None:
+        if sum_messages.survivors_of(message, each.digest, client) != frozenset(each.survivors):
             raise HushError("it confirms another sum")
         each.confirmed[client] = reply
 
@@ -256,8 +256,8 @@ class SecureRound:
         enough = dict(sorted(each.confirmed.items())[: each.plan.threshold])
         return {"confirmed": sum_messages.said_bytes(enough)}
 
-    def _take_revealed(self, each: _Progress, client: int, letter: Message, reply: bytes) -> None:
-        masks, secrets = (sum_messages.bytes_of(letter.says.get(key)) for key in ("masks", "secrets"))
+    def _take_revealed(self, each: _Progress, client: int, message: Message, reply: bytes) -> None:
+        masks, secrets = (sum_messages.bytes_of(message.says.get(key)) for key in ("masks", "secrets"))
         if set(masks) != set(each.survivors) or set(secrets) != set(each.shares) - set(each.survivors):
             raise HushError("it reveals shares of other members")
         each.revealed[client] = (masks, secrets)

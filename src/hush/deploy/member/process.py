@@ -171,8 +171,8 @@ class Node:
 
         try:
             with refusing(RefusalCode.MESSAGE):
-                letter = messages.decode(content, self.policy.message_cap, accept)
-            return self._answer(letter)
+                message = messages.decode(content, self.policy.message_cap, accept)
+            return self._answer(message)
         except OSError:
             # A disk error is not caused by the coordinator, and is not reported to it.
             raise
@@ -235,46 +235,46 @@ class Node:
             raise RefusalError(RefusalCode.TASK, f"task: this member does not take part in round {number!r:.20}")
         return own, number
 
-    def _answer(self, letter: Message) -> tuple[bytes, Receipt | None]:
-        if letter.kind in ("propose", "enrol", "begin"):
-            self._version(letter.says)
-        if letter.kind in ("propose", "enrol", "begin", "task", sum_messages.KEYS):
-            self._check_open(letter)
-        if letter.kind == "propose":
-            return self._propose(letter), None
-        if letter.kind == "enrol":
-            return self._enrol(letter)
-        if letter.kind == "begin":
-            return self._begin(letter), None
-        if letter.kind == "task":
-            return self._task(letter)
-        if letter.kind in sum_messages.STEPS:
-            return self._sum(letter), None
-        if letter.kind == "evicted":
-            return self._evicted(letter), None
-        if letter.kind == "ended":
-            return self._ended(letter), None
-        text = f"message: unknown kind {letter.kind[:40]!r}; accepted: propose, enrol, begin, task, evicted, ended, "
+    def _answer(self, message: Message) -> tuple[bytes, Receipt | None]:
+        if message.kind in ("propose", "enrol", "begin"):
+            self._version(message.says)
+        if message.kind in ("propose", "enrol", "begin", "task", sum_messages.KEYS):
+            self._check_open(message)
+        if message.kind == "propose":
+            return self._propose(message), None
+        if message.kind == "enrol":
+            return self._enrol(message)
+        if message.kind == "begin":
+            return self._begin(message), None
+        if message.kind == "task":
+            return self._task(message)
+        if message.kind in sum_messages.STEPS:
+            return self._sum(message), None
+        if message.kind == "evicted":
+            return self._evicted(message), None
+        if message.kind == "ended":
+            return self._ended(message), None
+        text = f"message: unknown kind {message.kind[:40]!r}; accepted: propose, enrol, begin, task, evicted, ended, "
         text += ", ".join(sum_messages.STEPS)
         raise RefusalError(RefusalCode.MESSAGE, text)
 
-    def _check_open(self, letter: Message) -> None:
+    def _check_open(self, message: Message) -> None:
         """Raise a refusal outside the hours of the policy, or for one run too many within 24 hours."""
         with refusing(RefusalCode.MESSAGE):
-            run = str(letter.says.get("run"))
+            run = str(message.says.get("run"))
             self._state(run)
         with refusing(RefusalCode.CLOSED):
             opening.check_hours(self.policy.limits.hours)
             opening.check_runs(self._runs, run, self.policy.limits.runs_per_day)
 
-    def _propose(self, letter: Message) -> bytes:
+    def _propose(self, message: Message) -> bytes:
         """Answer whether this run is approved here; a run that nobody has decided on waits in the kit."""
         with refusing(RefusalCode.MESSAGE):
             run, _, code, _, number, _, text, names = want(
-                letter, "run", "config", "code", "schema", "number", "head", "purpose", "members"
+                message, "run", "config", "code", "schema", "number", "head", "purpose", "members"
             )
             purpose, members = check_words(text, names, self.name)
-        offer = self._offer(letter.says)
+        offer = self._offer(message.says)
         found = self._preview(offer, number, code, purpose, members)
         if why := asks_why(self.policy, found.epsilon, found.rounds):
             try:
@@ -394,11 +394,11 @@ class Node:
             check_model(self.policy, model.layout.size)
         return Offer(config, name, recipe, schema, model)
 
-    def _enrol(self, letter: Message) -> tuple[bytes, Receipt | None]:
+    def _enrol(self, message: Message) -> tuple[bytes, Receipt | None]:
         """Answer whether this member takes part, and with which declaration; repeated requests get the same answer."""
         with refusing(RefusalCode.MESSAGE):
-            run, _, code, _, number, _ = want(letter, "run", "config", "code", "schema", "number", "head")
-        offer = self._offer(letter.says)
+            run, _, code, _, number, _ = want(message, "run", "config", "code", "schema", "number", "head")
+        offer = self._offer(message.says)
         approved = self._check_consent(run, offer, code)
         disclosures = self._disclosures(offer, number)
         costs = disclosures.costs()
@@ -507,16 +507,16 @@ class Node:
         given, features = torch.from_numpy(shaped(replace(data, x=x), offer.config).x), offer.model.features
         return given if features is None else features(given), torch.from_numpy(y)
 
-    def _begin(self, letter: Message) -> bytes:
+    def _begin(self, message: Message) -> bytes:
         """Agree to a run as a whole. Its config is fixed from now on."""
         with refusing(RefusalCode.MESSAGE):
-            more = [name for name in ("peers",) if name in letter.says]
+            more = [name for name in ("peers",) if name in message.says]
             run, client, roster, *_ = want(
-                letter, "run", "client", "roster", "config", "code", "schema", "centre", "head", *more
+                message, "run", "client", "roster", "config", "code", "schema", "centre", "head", *more
             )
             path = self._state(run)
-        own = self._computed(letter.says)
-        agreed = json.dumps(dict(letter.says, head=""), sort_keys=True)
+        own = self._computed(message.says)
+        agreed = json.dumps(dict(message.says, head=""), sort_keys=True)
         before = path.read_text(encoding="utf-8") if path.exists() else ""
         if before and _content(json.loads(before)) != _content(json.loads(agreed)):
             text = "begin: this run was started with a different config, roster or code"
@@ -592,13 +592,13 @@ class Node:
                 )
         return replace(own, sums=terms, peers=keys_of_all)
 
-    def _sum(self, letter: Message) -> bytes:
+    def _sum(self, message: Message) -> bytes:
         """Answer a step of secure aggregation. Nothing in it depends on rows, and nothing is charged."""
-        own, _ = self._invited(letter.says.get("run"), letter.says.get("round"))
-        if letter.says["run"] in self._by_person:
-            self._check_standing(letter.says["run"])
+        own, _ = self._invited(message.says.get("run"), message.says.get("round"))
+        if message.says["run"] in self._by_person:
+            self._check_standing(message.says["run"])
         with refusing(RefusalCode.SUM):
-            return self._signed(self._sums.answer(letter, own))
+            return self._signed(self._sums.answer(message, own))
 
     def agreed(self, run: str) -> MemberSpec:
         """Return the agreed run, from memory or from the file that survives this process."""
@@ -612,18 +612,18 @@ class Node:
             self._approve(run, own)
         return self._own[run][1]
 
-    def _task(self, letter: Message) -> tuple[bytes, Receipt | None]:
+    def _task(self, message: Message) -> tuple[bytes, Receipt | None]:
         """Charge, train and seal; or return the same bytes for a repeated task."""
         with refusing(RefusalCode.MESSAGE):
             run, number, head, *sums = want(
-                letter, "run", "round", "head", *(each for each in ("attempt", "shares") if each in letter.says)
+                message, "run", "round", "head", *(each for each in ("attempt", "shares") if each in message.says)
             )
         own, number = self._invited(run, number)
         with refusing(RefusalCode.LEDGER):
             self.ledger.check_head(head)
         with refusing(RefusalCode.TASK):
-            task = checked(own, letter, number, self.policy.bounds)
-            asked = messages.digest(Message("task", {"run": run, "round": number}, letter.tensors))
+            task = checked(own, message, number, self.policy.bounds)
+            asked = messages.digest(Message("task", {"run": run, "round": number}, message.tensors))
         if run in self._by_person:
             self._check_standing(run)
         with refusing(RefusalCode.SUM):
@@ -661,19 +661,19 @@ class Node:
         self.ledger.forfeit_unsealed(run, number)
         return self.ledger.next_attempt(run, number)
 
-    def _evicted(self, letter: Message) -> bytes:
+    def _evicted(self, message: Message) -> bytes:
         """The coordinator has evicted this member because its answers were too slow or not usable."""
         with refusing(RefusalCode.MESSAGE):
-            run, _ = want(letter, "run", "head")
+            run, _ = want(message, "run", "head")
         self.agreed(run)
         self.log.note("evicted", run=run, reason=_EVICTED, **self.balance())
         self.say(f"{self.name}: {_EVICTED}")
         return self._signed(Message("ready", {"run": run, "head": self.ledger.head}))
 
-    def _ended(self, letter: Message) -> bytes:
+    def _ended(self, message: Message) -> bytes:
         """The coordinator has ended the run: nothing of it is asked for again."""
         with refusing(RefusalCode.MESSAGE):
-            run, _, rounds = want(letter, "run", "head", "rounds")
+            run, _, rounds = want(message, "run", "head", "rounds")
             if type(rounds) is not int or not 0 <= rounds < 1 << 31:
                 raise HushError(f"ended: {rounds!r:.20} rounds")
         self.agreed(run)
@@ -809,5 +809,5 @@ class Node:
             raise HushError(f"run {run!r:.40}: accepted: letters and digits")
         return self._runs / f"{run}.json"
 
-    def _signed(self, letter: Message) -> bytes:
-        return keys.signed(self._key, *messages.pieces(letter))
+    def _signed(self, message: Message) -> bytes:
+        return keys.signed(self._key, *messages.pieces(message))

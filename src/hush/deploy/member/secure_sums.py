@@ -54,22 +54,22 @@ class SecureSums:
         self._records = records
         self._attempts: dict[str, _Attempt] = {}
 
-    def answer(self, letter: Message, own: MemberSpec) -> Message:
+    def answer(self, message: Message, own: MemberSpec) -> Message:
         """Return the answer to a message of these steps, or raise a `HushError`."""
-        run, number, name = sum_messages.attempt_of(letter)
+        run, number, name = sum_messages.attempt_of(message)
         said = {"run": run, "round": number, "attempt": name, "client": own.client}
-        if letter.kind == KEYS:
-            attempt = self._begun(letter, own, run, number, name)
+        if message.kind == KEYS:
+            attempt = self._begun(message, own, run, number, name)
             found: Mapping[str, Any] = {"sum": attempt.digest, **sum_messages.said_keys(attempt.member.keys)}
-        elif letter.kind == SHARES:
-            found = {"shares": sum_messages.said_bytes(self._shares(letter, own, self._attempt(run, number, name)))}
-        elif letter.kind == CONFIRM:
+        elif message.kind == SHARES:
+            found = {"shares": sum_messages.said_bytes(self._shares(message, own, self._attempt(run, number, name)))}
+        elif message.kind == CONFIRM:
             attempt = self._attempt(run, number, name)
-            found = {"sum": attempt.digest, "survivors": sorted(self._confirmed(letter, run, attempt))}
+            found = {"sum": attempt.digest, "survivors": sorted(self._confirmed(message, run, attempt))}
         else:
-            alive, missing = self._revealed(letter, own, run, self._attempt(run, number, name))
+            alive, missing = self._revealed(message, own, run, self._attempt(run, number, name))
             found = {"masks": sum_messages.said_bytes(alive), "secrets": sum_messages.said_bytes(missing)}
-        return Message(letter.kind, {**said, **found})
+        return Message(message.kind, {**said, **found})
 
     def masking(self, run: str, number: int, name: Any, shares: Any) -> Callable[[Message], Message]:
         """Take the shares that come with a task. Returns what turns the sealed answer into the one that is sent.
@@ -79,11 +79,11 @@ class SecureSums:
         attempt = self._attempt(run, number, name)
         attempt.member.receive(sum_messages.bytes_of(shares))
 
-        def masked(letter: Message) -> Message:
-            quantised = attempt.plan.quantised(attempt.member.client, letter.tensors["vector"])
+        def masked(message: Message) -> Message:
+            quantised = attempt.plan.quantised(attempt.member.client, message.tensors["vector"])
             attempt.masked = True
-            tensors = {**letter.tensors, "vector": attempt.member.masked(quantised)}
-            return Message(letter.kind, {**letter.says, "attempt": attempt.name}, tensors)
+            tensors = {**message.tensors, "vector": attempt.member.masked(quantised)}
+            return Message(message.kind, {**message.says, "attempt": attempt.name}, tensors)
 
         return masked
 
@@ -96,9 +96,9 @@ class SecureSums:
             )
         return found
 
-    def _begun(self, letter: Message, own: MemberSpec, run: str, number: int, name: str) -> _Attempt:
+    def _begun(self, message: Message, own: MemberSpec, run: str, number: int, name: str) -> _Attempt:
         """Return the attempt that a message begins, with new keys unless it was begun before."""
-        *_, clients, weights, step, _ = want(letter, "run", "round", "attempt", "clients", "weights", "step", "head")
+        *_, clients, weights, step, _ = want(message, "run", "round", "attempt", "clients", "weights", "step", "head")
         if own.sums is None:
             raise HushError("secure aggregation: the agreed run does without it")
         mine = next(plan for plan in plans_of_sums(own.sums, number) if own.client in plan.clients)
@@ -115,8 +115,8 @@ class SecureSums:
         self._attempts[run] = made
         return made
 
-    def _shares(self, letter: Message, own: MemberSpec, attempt: _Attempt) -> dict[int, bytes]:
-        *_, told = want(letter, "run", "round", "attempt", "head", "keys")
+    def _shares(self, message: Message, own: MemberSpec, attempt: _Attempt) -> dict[int, bytes]:
+        *_, told = want(message, "run", "round", "attempt", "head", "keys")
         found = {
             client: sum_messages.keys_of(_signed_by(own, client, content), attempt.digest, client)
             for client, content in sum_messages.bytes_of(told).items()
@@ -124,8 +124,8 @@ class SecureSums:
         }
         return attempt.member.shares(found)
 
-    def _confirmed(self, letter: Message, run: str, attempt: _Attempt) -> frozenset[int]:
-        *_, told = want(letter, "run", "round", "attempt", "head", "survivors")
+    def _confirmed(self, message: Message, run: str, attempt: _Attempt) -> frozenset[int]:
+        *_, told = want(message, "run", "round", "attempt", "head", "survivors")
         survivors, member = sum_messages.numbers(told), attempt.member
         if not attempt.masked or member.client not in survivors or not survivors <= member.summed:
             raise HushError("secure aggregation: a sum without this member, or of others than those that are masked")
@@ -144,9 +144,9 @@ class SecureSums:
         return survivors
 
     def _revealed(
-        self, letter: Message, own: MemberSpec, run: str, attempt: _Attempt
+        self, message: Message, own: MemberSpec, run: str, attempt: _Attempt
     ) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        *_, told = want(letter, "run", "round", "attempt", "head", "confirmed")
+        *_, told = want(message, "run", "round", "attempt", "head", "confirmed")
         mine = self._confirmation(run)
         if mine["round"] != attempt.round:
             raise HushError("secure aggregation: this member has not confirmed a sum of this round")

@@ -51,13 +51,13 @@ def check_header(own: MemberSpec, number: int, found: messages.Spec) -> None:
             raise HushError(f"task: {name} of {spec}; accepted: {(extras[name].dtype, extras[name].shape)}")
 
 
-def checked(own: MemberSpec, letter: Message, number: int, bounds: Limits) -> Task:
+def checked(own: MemberSpec, message: Message, number: int, bounds: Limits) -> Task:
     """Return the task in a message whose header was checked, or raise a `HushError`."""
-    layout, tensors = own.model.layout, dict(letter.tensors)
+    layout, tensors = own.model.layout, dict(message.tensors)
     given = tensors.pop(_MODELS).float()
     extras = unpacked({name.removeprefix(EXTRAS): tensor for name, tensor in tensors.items()})
     # One pass without a copy; a value that is not finite shows in the extremes.
-    extremes = {name: _extremes(tensor) for name, tensor in letter.tensors.items()}
+    extremes = {name: _extremes(tensor) for name, tensor in message.tensors.items()}
     if not all(map(math.isfinite, extremes.values())):
         raise HushError("task: it contains values that are not finite")
     if extremes[_MODELS] > LARGEST_WEIGHT:

@@ -25,14 +25,14 @@ from hush.types import HushError, Policy
 _DEVIATIONS = 8.0
 
 
-def checked_mean(config: Config, recipe: Recipe, fact: RosterEntry, number: int, letter: Message) -> EnrolmentAnswer:
+def checked_mean(config: Config, recipe: Recipe, fact: RosterEntry, number: int, message: Message) -> EnrolmentAnswer:
     """Return a member's mean with the noise of its plan, or raise a `HushError` if no honest member could have sent it.
 
     `config`, `recipe` and `number` are those of the offer.
     """
-    if CENTRE not in fact.noised or MEAN not in letter.tensors:
+    if CENTRE not in fact.noised or MEAN not in message.tensors:
         raise HushError("enrolment answer: no mean of the inputs, which the recipe requires")
-    mean = letter.tensors[MEAN]
+    mean = message.tensors[MEAN]
     if not bool(torch.isfinite(mean).all()):
         raise HushError("enrolment answer: a mean that is not finite")
     least = run_spec.batch_of(config, number)

@@ -100,13 +100,13 @@ def refusal(run: str, error: Exception) -> Message:
     return Message(REFUSAL, {"run": run, "code": code.value, "final": code in _FINAL})
 
 
-def reason_of(letter: Message) -> str:
+def reason_of(message: Message) -> str:
     """A refusal in words, on the coordinator's side: no text comes from the wire.
 
     `FAULT` is an error that the coordinator itself found in an answer; members do not send it.
     """
-    if FAULT in letter.says:
-        return str(letter.says[FAULT])
-    found = str(letter.says.get("code"))
+    if FAULT in message.says:
+        return str(message.says[FAULT])
+    found = str(message.says.get("code"))
     known = {code.value: words for code, words in MEANING.items()}
     return known.get(found, "unknown reason")

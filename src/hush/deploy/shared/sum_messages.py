@@ -60,9 +60,9 @@ def sum_digest(run: str, number: int, attempt: str, plan: SumPlan) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def attempt_of(letter: Message) -> tuple[str, int, str]:
+def attempt_of(message: Message) -> tuple[str, int, str]:
     """Return run, round and attempt of a message of these steps, or raise a `HushError`."""
-    run, number, attempt = (letter.says.get(key) for key in ("run", "round", "attempt"))
+    run, number, attempt = (message.says.get(key) for key in ("run", "round", "attempt"))
     if not isinstance(run, str) or type(number) is not int or not isinstance(attempt, str) or len(attempt) > _LONGEST:
         raise HushError("secure aggregation: accepted: a run, a round and an attempt")
     return run, number, attempt
@@ -73,22 +73,22 @@ def said_keys(keys: PublicKeys) -> dict[str, str]:
     return {"mask": keys.mask.decode("ascii"), "sealing": keys.sealing.decode("ascii"), "own": keys.own}
 
 
-def keys_of(letter: Message, digest: str, client: int) -> PublicKeys:
+def keys_of(message: Message, digest: str, client: int) -> PublicKeys:
     """Return the public keys in a member's message, or raise a `HushError` unless it sent them for this sum."""
     *_, number, told, mask, sealing, own = want(
-        letter, "run", "round", "attempt", "client", "sum", "mask", "sealing", "own"
+        message, "run", "round", "attempt", "client", "sum", "mask", "sealing", "own"
     )
-    if letter.kind != KEYS or number != client or told != digest:
+    if message.kind != KEYS or number != client or told != digest:
         raise HushError("secure aggregation: keys of another member or for another sum")
     if not all(isinstance(each, str) and each.isascii() and len(each) < 1000 for each in (mask, sealing, own)):
         raise HushError("secure aggregation: accepted: keys in PEM")
     return PublicKeys(mask.encode(), sealing.encode(), own)
 
 
-def survivors_of(letter: Message, digest: str, client: int) -> frozenset[int]:
+def survivors_of(message: Message, digest: str, client: int) -> frozenset[int]:
     """Return whose numbers a member confirms to be added up, or raise a `HushError`."""
-    *_, number, told, survivors = want(letter, "run", "round", "attempt", "client", "sum", "survivors")
-    if letter.kind != CONFIRM or number != client or told != digest:
+    *_, number, told, survivors = want(message, "run", "round", "attempt", "client", "sum", "survivors")
+    if message.kind != CONFIRM or number != client or told != digest:
         raise HushError("secure aggregation: a confirmation of another member or for another sum")
     return numbers(survivors)
 

@@ -122,7 +122,7 @@ class Gateway:
         self._app, self._listed, self._genuine = app, listed, genuine
         self._secret, self._most = secret.encode(), cap
         self._instances = instances or Instances()
-        self._post = post or Mailbox()
+        self._mailbox = post or Mailbox()
         self._active: set[bytes] = set()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -164,17 +164,17 @@ class Gateway:
             if not wanted.isdigit() or not run or not seconds.isdigit():
                 return await reply(400, [b"a limit is a number of bytes, of a run, for some seconds"], {})
             # The limit of a coordinator that died is never revoked, so it expires.
-            self._post.limit(run, int(wanted), int(seconds))
+            self._mailbox.limit(run, int(wanted), int(seconds))
             return await reply(200, [], {})
         body = await read_body(receive, size)
         try:
             if path == mailbox.SEND_PATH:
-                return await self._post.send(run, body, reply)
+                return await self._mailbox.send(run, body, reply)
             asked = json.loads(b"".join(body))
             names, wait = [str(name) for name in asked["names"]], float(asked["wait"])
         except (HushError, ValueError, TypeError, KeyError, AttributeError):
             return await reply(400, [b"malformed"], {})
-        return await self._post.collect(run, names, wait, _gone(receive), reply)
+        return await self._mailbox.collect(run, names, wait, _gone(receive), reply)
 
     async def _node(self, headers: Mapping[bytes, bytes], path: str, size: int, *rest: Any) -> None:
         """Handle a member's request."""
@@ -220,17 +220,17 @@ class Gateway:
         """Give a member its next message, or take its answer to one."""
         words = {
             name: headers.get(name.encode(), b"").decode("ascii", "replace")
-            for name in (mailbox.LETTER_HEADER, mailbox.DONE_HEADER, mailbox.WAIT_HEADER)
+            for name in (mailbox.MESSAGE_HEADER, mailbox.DONE_HEADER, mailbox.WAIT_HEADER)
         }
         if path == mailbox.ANSWER_PATH:
-            letter = words[mailbox.LETTER_HEADER]
-            return await self._post.answer(key, letter, size, lambda: read_body(receive, size), replier(send))
+            message = words[mailbox.MESSAGE_HEADER]
+            return await self._mailbox.answer(key, message, size, lambda: read_body(receive, size), replier(send))
         await read_body(receive, size)
         wait = words[mailbox.WAIT_HEADER]
         self._instances.hold(key, headers.get(INSTANCE_HEADER.encode(), b""))
         milliseconds = int(wait) if wait.isdigit() and len(wait) < 8 else 0
         done = words[mailbox.DONE_HEADER]
-        return await self._post.next(key, done, 0.001 * milliseconds, _gone(receive), replier(send))
+        return await self._mailbox.next(key, done, 0.001 * milliseconds, _gone(receive), replier(send))
 
 
 async def _download(send: Any, status: int, found: bytes | Path) -> None:

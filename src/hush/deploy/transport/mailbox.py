@@ -30,7 +30,7 @@ from hush.types import HushError
 
 SEND_PATH, COLLECT_PATH = "/hush/send", "/hush/collect"
 NEXT_PATH, ANSWER_PATH = "/hush/next", "/hush/answer"
-LETTER_HEADER, DONE_HEADER, WAIT_HEADER = "hush-letter", "hush-done", "hush-wait"
+MESSAGE_HEADER, DONE_HEADER, WAIT_HEADER = "hush-message", "hush-done", "hush-wait"
 UNKNOWN_RUN, NOT_AWAITED = b"this run is not known here", b"this answer is not awaited any more"
 BATCH = 64 << 20  # bytes of messages or answers in one request of a coordinator, unless a single one is larger
 _LONGEST_WAIT = 20.0
@@ -43,7 +43,7 @@ Gone: TypeAlias = Callable[[], Awaitable[None]]  # ends when the connection does
 
 
 @dataclass(kw_only=True, eq=False)
-class _Letter:
+class _QueuedMessage:
     """A message to a member, and its answer."""
 
     name: str
@@ -61,7 +61,7 @@ class _Run:
 
     size: int
     ends: float
-    letters: dict[str, _Letter] = field(default_factory=dict)
+    messages: dict[str, _QueuedMessage] = field(default_factory=dict)
 
 
 class Mailbox:
@@ -70,17 +70,17 @@ class Mailbox:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._runs: dict[bytes, _Run] = {}
-        self._queues: dict[bytes, dict[str, _Letter]] = {}
+        self._queues: dict[bytes, dict[str, _QueuedMessage]] = {}
         self._waiting: dict[bytes, set[asyncio.Event]] = {}
 
     def limit(self, run: bytes, size: int, seconds: int) -> None:
         """Set the maximum size of an answer to a run, for some seconds; 0 ends the run."""
         now = self._clock()
         for name in [name for name, each in self._runs.items() if each.ends <= now or (name == run and not size)]:
-            for letter in list(self._runs.pop(name).letters.values()):
-                self._drop(letter)
+            for message in list(self._runs.pop(name).messages.values()):
+                self._drop(message)
         if size:
-            kept = self._runs[run].letters if run in self._runs else {}
+            kept = self._runs[run].messages if run in self._runs else {}
             self._runs[run] = _Run(size + _ROOM, now + seconds, kept)
 
     async def send(self, run: bytes, body: Iterable[bytes], reply: Reply) -> None:
@@ -90,14 +90,14 @@ class Mailbox:
             return await reply(410, [UNKNOWN_RUN], {})
         head, parts = unpacked(b"".join(body))
         ends = self._clock() + float(head["ttl"])
-        for words in head["letters"]:
-            letter = _Letter(
+        for words in head["messages"]:
+            message = _QueuedMessage(
                 name=words["name"], run=run, key=words["to"].encode(), parts=tuple(parts[at] for at in words["parts"]),
                 ends=ends,
             )  # fmt: skip
-            known.letters[letter.name] = letter
-            self._queues.setdefault(letter.key, {})[letter.name] = letter
-            self._wake(letter.key)
+            known.messages[message.name] = message
+            self._queues.setdefault(message.key, {})[message.name] = message
+            self._wake(message.key)
         return await reply(200, [], {})
 
     async def collect(self, run: bytes, names: Sequence[str], wait: float, gone: Gone, reply: Reply) -> None:
@@ -105,58 +105,58 @@ class Mailbox:
         known = self._known(run)
         if known is None:
             return await reply(410, [UNKNOWN_RUN], {})
-        for letter in [each for name, each in known.letters.items() if name not in names and each.answer is not None]:
-            self._drop(letter)
+        for message in [each for name, each in known.messages.items() if name not in names and each.answer is not None]:
+            self._drop(message)
 
-        def answered() -> list[_Letter]:
-            letters = (known.letters.get(name) for name in names)
-            return [letter for letter in letters if letter is not None and letter.answer is not None]
+        def answered() -> list[_QueuedMessage]:
+            messages = (known.messages.get(name) for name in names)
+            return [message for message in messages if message is not None and message.answer is not None]
 
         await self._until(run, lambda: bool(answered()), wait, gone)
-        found, size = list[_Letter](), 0
-        for letter in answered():
-            size += sum(map(len, letter.answer or ()))
+        found, size = list[_QueuedMessage](), 0
+        for message in answered():
+            size += sum(map(len, message.answer or ()))
             if found and size > BATCH:
                 break
-            found.append(letter)
-        return await reply(200, packed({}, {letter.name: letter.answer or [] for letter in found}), {})
+            found.append(message)
+        return await reply(200, packed({}, {message.name: message.answer or [] for message in found}), {})
 
     async def next(self, key: bytes, done: str, wait: float, gone: Gone, reply: Reply) -> None:
         """Wait for a member's next message; `done` names the message that it has dealt with."""
         queue = self._queues.setdefault(key, {})
         queue.pop(done, None)
 
-        def first() -> _Letter | None:
+        def first() -> _QueuedMessage | None:
             now = self._clock()
-            for letter in [each for each in queue.values() if each.ends <= now]:
-                self._drop(letter)
+            for message in [each for each in queue.values() if each.ends <= now]:
+                self._drop(message)
             return next(iter(queue.values()), None)
 
         await self._until(key, lambda: first() is not None, wait, gone)
-        letter = first()
-        if letter is None:
+        message = first()
+        if message is None:
             return await reply(204, [], {})
-        return await reply(200, letter.parts, {LETTER_HEADER: letter.name})
+        return await reply(200, message.parts, {MESSAGE_HEADER: message.name})
 
     async def answer(
         self, key: bytes, name: str, size: int, receive: Callable[[], Awaitable[list[bytes]]], reply: Reply
     ) -> None:
         """Take the answer to a message. An answer that is not awaited, or is too long, is refused before it is read."""
-        letter = next((run.letters[name] for run in self._runs.values() if name in run.letters), None)
-        known = None if letter is None else self._known(letter.run)
-        if letter is None or known is None or letter.key != key or letter.receiving:
+        message = next((run.messages[name] for run in self._runs.values() if name in run.messages), None)
+        known = None if message is None else self._known(message.run)
+        if message is None or known is None or message.key != key or message.receiving:
             return await reply(410, [NOT_AWAITED], {})
         if size > known.size:
             return await reply(413, [b"larger than this run allows"], {})
-        if letter.answer is None:
-            letter.receiving = True
+        if message.answer is None:
+            message.receiving = True
             try:
-                letter.answer = await receive()
+                message.answer = await receive()
             finally:
-                letter.receiving = False
-            letter.parts = ()
+                message.receiving = False
+            message.parts = ()
             self._queues.get(key, {}).pop(name, None)
-            self._wake(letter.run)
+            self._wake(message.run)
         return await reply(200, [], {})
 
     def _known(self, run: bytes) -> _Run | None:
@@ -164,10 +164,10 @@ class Mailbox:
         found = self._runs.get(run)
         return found if found is not None and found.ends > self._clock() else None
 
-    def _drop(self, letter: _Letter) -> None:
-        self._queues.get(letter.key, {}).pop(letter.name, None)
-        if letter.run in self._runs:
-            self._runs[letter.run].letters.pop(letter.name, None)
+    def _drop(self, message: _QueuedMessage) -> None:
+        self._queues.get(message.key, {}).pop(message.name, None)
+        if message.run in self._runs:
+            self._runs[message.run].messages.pop(message.name, None)
 
     def _wake(self, who: bytes) -> None:
         for event in self._waiting.get(who, ()):

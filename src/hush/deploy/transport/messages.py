@@ -44,15 +44,15 @@ class Message:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def encode(letter: Message) -> bytes:
+def encode(message: Message) -> bytes:
     """Encode a message; equal messages give equal bytes."""
-    return b"".join(pieces(letter))
+    return b"".join(pieces(message))
 
 
-def pieces(letter: Message) -> list[Buffer]:
+def pieces(message: Message) -> list[Buffer]:
     """Return an encoded message in pieces: the header, and the memory of each tensor."""
-    tensors, buffers = _laid_out(letter.tensors)
-    return [_head(letter, tensors), *buffers]
+    tensors, buffers = _laid_out(message.tensors)
+    return [_head(message, tensors), *buffers]
 
 
 def _laid_out(named: Mapping[str, Tensor]) -> tuple[dict[str, Any], list[Buffer]]:
@@ -72,25 +72,25 @@ def _laid_out(named: Mapping[str, Tensor]) -> tuple[dict[str, Any], list[Buffer]
     return entries, buffers
 
 
-def _head(letter: Message, entries: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> bytes:
-    says = {"kind": letter.kind, **letter.says, **(more or {})}
+def _head(message: Message, entries: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> bytes:
+    says = {"kind": message.kind, **message.says, **(more or {})}
     words = json.dumps(says, sort_keys=True, separators=(",", ":"), allow_nan=False)
     text = json.dumps({"__metadata__": {_WORDS: words}, **entries}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
-class Parcel(NamedTuple):
+class EncodedMessage(NamedTuple):
     """An encoded message in two parts: its header, and its numbers, which several messages can share."""
 
     head: bytes
     body: Sequence[Buffer] = ()
 
 
-def parcels(letter: Message, each: Mapping[str, Mapping[str, Any]]) -> dict[str, Parcel]:
+def encode_each(message: Message, each: Mapping[str, Mapping[str, Any]]) -> dict[str, EncodedMessage]:
     """Encode a message for several receivers, with more fields for each of them; they share the numbers."""
-    entries, body = _laid_out(letter.tensors)
-    return {name: Parcel(_head(letter, entries, more), body) for name, more in each.items()}
+    entries, body = _laid_out(message.tensors)
+    return {name: EncodedMessage(_head(message, entries, more), body) for name, more in each.items()}
 
 
 def decode(content: Buffer, cap: int, expected: Spec | Accepts | None = None) -> Message:
@@ -145,10 +145,10 @@ def _words(content: Buffer) -> dict[str, Any]:
     return _object(text) if isinstance(text, str) else {}
 
 
-def digest(letter: Message) -> str:
+def digest(message: Message) -> str:
     """Return a digest of the complete message."""
     found = hashlib.sha256()
-    for piece in pieces(letter):
+    for piece in pieces(message):
         found.update(piece)
     return found.hexdigest()
 
@@ -158,12 +158,12 @@ def name_of(tensor: Tensor) -> str:
     return digest(Message("tensor", {}, {"": tensor}))
 
 
-def want(letter: Message, *names: str) -> list[Any]:
+def want(message: Message, *names: str) -> list[Any]:
     """Return the values of exactly these fields, or raise a `HushError`."""
-    if set(letter.says) != set(names):
-        found = printable(", ".join(sorted(letter.says)), 200)
-        raise HushError(f"{printable(letter.kind, 40)}: expected {', '.join(names)}; found {found}")
-    return [letter.says[name] for name in names]
+    if set(message.says) != set(names):
+        found = printable(", ".join(sorted(message.says)), 200)
+        raise HushError(f"{printable(message.kind, 40)}: expected {', '.join(names)}; found {found}")
+    return [message.says[name] for name in names]
 
 
 def _header(content: Buffer) -> tuple[dict[str, Any], int]:

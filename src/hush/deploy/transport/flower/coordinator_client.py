@@ -31,7 +31,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from hush.deploy.transport import mailbox
 from hush.deploy.transport.gateway import LIMIT_HEADER, LIMIT_PATH, RUN_HEADER, SECONDS_HEADER, SECRET_HEADER
 from hush.deploy.transport.inbox import Peer, read_message
-from hush.deploy.transport.messages import Buffer, Parcel
+from hush.deploy.transport.messages import Buffer, EncodedMessage
 from hush.deploy.transport.retry import ForgottenError, RefusedError, called, trusting
 from hush.types import HushError
 
@@ -178,37 +178,37 @@ class CoordinatorClient:
         self._keys = {peer.node: peer.key for peer in found}
         return found
 
-    def send(self, letters: Mapping[int, Parcel], ttl: float) -> dict[int, str]:
+    def send(self, outgoing: Mapping[int, EncodedMessage], ttl: float) -> dict[int, str]:
         """Send messages to nodes that are online, valid for `ttl` seconds. Returns the message names by node.
 
         What several messages share is sent once.
         """
-        names = {node: uuid.uuid4().hex for node in letters if node in self._keys}
-        batch: dict[int, Parcel] = {}
+        names = {node: uuid.uuid4().hex for node in outgoing if node in self._keys}
+        batch: dict[int, EncodedMessage] = {}
         size, bodies = 0, set[int]()
         for node in names:
-            body = letters[node].body
-            whole = len(letters[node].head) + sum(map(len, body))
-            more = len(letters[node].head) if id(body) in bodies else whole
+            body = outgoing[node].body
+            whole = len(outgoing[node].head) + sum(map(len, body))
+            more = len(outgoing[node].head) if id(body) in bodies else whole
             if batch and size + more > mailbox.BATCH:
                 self._push(batch, names, ttl)
                 batch, size, bodies, more = {}, 0, set(), whole
-            batch[node] = letters[node]
+            batch[node] = outgoing[node]
             size += more
             bodies.add(id(body))
         if batch:
             self._push(batch, names, ttl)
         return names
 
-    def _push(self, batch: Mapping[int, Parcel], names: Mapping[int, str], ttl: float) -> None:
+    def _push(self, batch: Mapping[int, EncodedMessage], names: Mapping[int, str], ttl: float) -> None:
         parts: dict[str, Sequence[Buffer]] = {}
         words = []
-        for node, letter in batch.items():
-            shared = f"body {id(letter.body)}"
-            parts |= {names[node]: [letter.head], shared: letter.body}
+        for node, message in batch.items():
+            shared = f"body {id(message.body)}"
+            parts |= {names[node]: [message.head], shared: message.body}
             to = b64encode(self._keys[node]).decode()
             words.append({"name": names[node], "to": to, "parts": [names[node], shared]})
-        body = mailbox.packed({"letters": words, "ttl": ttl}, parts)
+        body = mailbox.packed({"messages": words, "ttl": ttl}, parts)
         self._call(lambda: self._post(mailbox.SEND_PATH, body))
 
     def collect(self, names: Sequence[str], cap: int, wait: float = 0.0) -> list[tuple[str, Buffer | HushError]]:

@@ -29,7 +29,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from hush.deploy.transport import about
 from hush.deploy.transport.gateway import COPIED_HEADER, INSTANCE_HEADER
 from hush.deploy.transport.inbox import InboxMessage, read_message
-from hush.deploy.transport.mailbox import ANSWER_PATH, DONE_HEADER, LETTER_HEADER, NEXT_PATH, NOT_AWAITED, WAIT_HEADER
+from hush.deploy.transport.mailbox import ANSWER_PATH, DONE_HEADER, MESSAGE_HEADER, NEXT_PATH, NOT_AWAITED, WAIT_HEADER
 from hush.deploy.transport.retry import RefusedError, called, trusting
 from hush.types import HushError
 
@@ -129,7 +129,7 @@ class NodeClient:
                 response.raise_for_status()
                 return None
             # Asked for again, it is passed over: also if it is too long.
-            name = response.headers.get(LETTER_HEADER, "")
+            name = response.headers.get(MESSAGE_HEADER, "")
             try:
                 payload = read_message(response.headers.get("content-length"), response.iter_raw(1 << 20), cap)
             except HushError:
@@ -144,7 +144,7 @@ class NodeClient:
         """Send the answer to a message. Returns false if the coordinator does not wait for it any more."""
 
         def push() -> bool:
-            response = self._request(ANSWER_PATH, {LETTER_HEADER: parcel.name}, payload)
+            response = self._request(ANSWER_PATH, {MESSAGE_HEADER: parcel.name}, payload)
             try:
                 if response.read() == NOT_AWAITED:
                     return False
