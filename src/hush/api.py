@@ -113,8 +113,8 @@ def compare(
         `{"command", "seeds", "recipes": {name: {"accuracy": spread over seeds, "runs": [...], "not_covered": [...]}}}`;
         the spread's `std` is the sample standard deviation, NaN with a single seed.
     """
-    given, told = _simulation(config, overrides, data, dataset, model), False if progress is None else progress
-    return dict(given.compare(recipes, seeds=seeds, out=out, resume=resume, progress=told, command=command).facts)
+    given, shown = _simulation(config, overrides, data, dataset, model), False if progress is None else progress
+    return dict(given.compare(recipes, seeds=seeds, out=out, resume=resume, progress=shown, command=command).facts)
 
 
 def sweep(
@@ -155,9 +155,9 @@ def sweep(
         As `compare`, with a variant such as "local.lr=0.01" in place of a recipe; with `within_budget`, the choice and
         its price under "tuning".
     """
-    given, told = _simulation(config, overrides, data, dataset, model), False if progress is None else progress
+    given, shown = _simulation(config, overrides, data, dataset, model), False if progress is None else progress
     found = given.sweep(
-        grid, within_budget=within_budget, ledgers=ledgers, seeds=seeds, out=out, resume=resume, progress=told,
+        grid, within_budget=within_budget, ledgers=ledgers, seeds=seeds, out=out, resume=resume, progress=shown,
         command=command,
     )  # fmt: skip
     return dict(found.facts)

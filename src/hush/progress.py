@@ -202,10 +202,10 @@ def task_progress(words: str, unit: str, show: bool | None = None) -> Iterator[C
     with RichProgress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(words, total=None)
 
-        def told(done: int, of: int, words: str = words) -> None:
+        def update(done: int, of: int, words: str = words) -> None:
             progress.update(task, completed=done, total=of, description=printable(words))
 
-        yield told
+        yield update
 
 
 def progress_bar(total: int, show: bool | None = None) -> Bar:

@@ -187,7 +187,7 @@ def tuning_words(found: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the price of tuning within the budgets, in sentences."""
     ratio, error = statistics.fmean(found["noise_ratio"]), found["score_error"]
     spent = max(s / b for s, b in zip(found["epsilons"], found["budgets"], strict=True))
-    told = (
+    choice = (
         "The noise hides the scores: the choice is arbitrary."
         if error is None
         else f"The choice is by noised scores, whose noise has a standard deviation of {error:.2g}; scores without "
@@ -203,7 +203,7 @@ def tuning_words(found: Mapping[str, Any]) -> tuple[str, ...]:
         )
     )
     return (
-        told,
+        choice,
         f"All {len(found['candidates'])} candidates and the evaluation spend at most {100 * spent:.1f} % of any "
         f"budget; the noise of training is {ratio:.3g} times that of one run with the whole budget.",
         *price,

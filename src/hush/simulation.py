@@ -458,11 +458,11 @@ class Simulation:
             A row for each release that the claim covers, with what was found in it alone; `facts` has the bounds of
             all together, and their meaning in plain words.
         """
-        with self._citing(), task_progress("auditing", "training runs", progress) as told:
+        with self._citing(), task_progress("auditing", "training runs", progress) as callback:
             rows, module = self._inputs(self.config, self._loaded)
             found = audit(
                 self.config, root=self._data_dir, dataset=rows, module=module, client=client, kind=kind,
-                canaries=canaries, runs=runs, confidence=confidence, seed=seed, progress=told,
+                canaries=canaries, runs=runs, confidence=confidence, seed=seed, progress=callback,
             )  # fmt: skip
         return audit_table(asdict(found))
 
@@ -518,7 +518,7 @@ class Simulation:
     ) -> dict[str, Any]:  # fmt: skip
         path = _directory(out, resume)
         comparison.check_seeds(seeds)
-        told = progress if callable(progress) else None
+        callback = progress if callable(progress) else None
         show = progress if progress is None or isinstance(progress, bool) else False
         total = seeds * sum(variant.rounds for variant in variants.values())
         federation_of = self._preparation()
@@ -537,8 +537,8 @@ class Simulation:
                 over.append(record)
                 bar.show(name, record)
                 bar.advance(None, round_words(record, f"{name}, seed {seed}"))
-                if told is not None:
-                    told(name, seed, record)
+                if callback is not None:
+                    callback(name, seed, record)
 
             return comparison.compared(
                 self.config, variants, seeds, path, resume, federation_of, command, advance, axes, callbacks
@@ -550,7 +550,7 @@ class Simulation:
     ) -> dict[str, Any]:  # fmt: skip
         """Tune within the budgets, and return the summary of a sweep with the choice in it."""
         path = _directory(out, False)
-        told = progress if callable(progress) else None
+        callback = progress if callable(progress) else None
         show = progress if progress is None or isinstance(progress, bool) else False
         total = sum(variant.rounds for variant in variants.values())
         with self._citing(), progress_bar(total, show) as bar:
@@ -559,8 +559,8 @@ class Simulation:
                 def advance(record: RoundRecord) -> None:
                     bar.show(name, record)
                     bar.advance(None, round_words(record, name))
-                    if told is not None:
-                        told(name, seed, record)
+                    if callback is not None:
+                        callback(name, seed, record)
 
                 return [advance]
 
@@ -583,8 +583,8 @@ class Simulation:
             if module is None:
                 return prepare(config, root=self._data_dir, dataset=rows)
             shape, which = rows.dataset.x.shape[1:], None if self._factory is None else config.seed
-            told = (config.model.model_dump_json(), config.seed if config.model.adapters != "none" else None)
-            key = (which, shape, rows.dataset.classes, config.objective.task, config.engine.device, told)
+            variant = (config.model.model_dump_json(), config.seed if config.model.adapters != "none" else None)
+            key = (which, shape, rows.dataset.classes, config.objective.task, config.engine.device, variant)
             federation = prepare(config, root=self._data_dir, dataset=rows, module=isolated.get(key, module))
             isolated[key] = federation.model
             return federation

@@ -117,13 +117,13 @@ def written(words: dict[str, str]) -> bytes:
 def test_a_changed_page_is_found_and_a_missing_one_is_said(made: Path, tmp_path: Path, name: str) -> None:
     for each in (PAGE, PDF, SIGNED):
         (tmp_path / each).write_bytes((made / each).read_bytes())
-    assert f"{name}: as it was signed" in verified(tmp_path / SIGNED).told
+    assert f"{name}: as it was signed" in verified(tmp_path / SIGNED).checks
     content = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(HushError, match="not the file that was signed"):
         verified(tmp_path / SIGNED)
     (tmp_path / name).unlink()
-    assert f"{name}: not here, so not verified" in verified(tmp_path / SIGNED).told
+    assert f"{name}: not here, so not verified" in verified(tmp_path / SIGNED).checks
 
 
 def test_who_signs_it_again_is_found_with_trust_alone(made: Path, tmp_path: Path) -> None:
@@ -131,14 +131,14 @@ def test_who_signs_it_again_is_found_with_trust_alone(made: Path, tmp_path: Path
     honest = verified(made / SIGNED)
     public = tmp_path / "officer.pub"
     public.write_text(json.loads((made / SIGNED).read_bytes())["public_key"])
-    assert any("signed with the key in" in each for each in verified(made / SIGNED, public).told)
+    assert any("signed with the key in" in each for each in verified(made / SIGNED, public).checks)
     facts = copy.deepcopy(dict(honest.statement["facts"]))
     facts["clients"][0]["epsilon"] = 0.01
     stranger = keys.new_key()
     (tmp_path / SIGNED).write_bytes(signed(facts, content(facts), {}, stranger))
     found = verified(tmp_path / SIGNED)
     assert found.fingerprint == fingerprint(stranger) != honest.fingerprint
-    assert "not who that is" in found.told[-1]
+    assert "not who that is" in found.checks[-1]
     with pytest.raises(HushError, match="another key"):
         verified(tmp_path / SIGNED, public)
 
@@ -205,9 +205,9 @@ def test_right_guesses_are_the_most_that_a_guarantee_allows() -> None:
 
     rng = np.random.default_rng(1)
     for epsilon, delta in ((0.5, 0.0), (2.0, 0.05)):
-        told = rng.random(200_000) < delta
+        revealed = rng.random(200_000) < delta
         honest = rng.random(200_000) < np.exp(epsilon) / (1 + np.exp(epsilon))
-        assert right_guesses(epsilon, delta) == pytest.approx(float((told | honest).mean()), abs=0.005)
+        assert right_guesses(epsilon, delta) == pytest.approx(float((revealed | honest).mean()), abs=0.005)
     assert right_guesses(0.0, 0.0) == 0.5
 
 
@@ -277,7 +277,7 @@ def test_the_certificate_of_a_delivery_is_the_coordinators(
     folder, ca = delivered(place, card, tmp_path), tmp_path / "ca.crt"
     ca.write_bytes(place.ca())
     write(folder)
-    assert "that the coordinator of this federation signed for this member" in verified(folder / SIGNED, ca).told[-1]
+    assert "that the coordinator of this federation signed for this member" in verified(folder / SIGNED, ca).checks[-1]
     assert "federation fed" in text_of(folder) and "north" in text_of(folder)
     # A member who states another epsilon, with a valid signature of its own, is found.
     statement = json.loads(json.loads((folder / SIGNED).read_bytes())["statement"])
@@ -304,7 +304,7 @@ def test_facts_of_a_run_of_a_federation_are_signed_by_its_coordinator(
     write(folder, with_pdf=False, recompute=False)
     ca = tmp_path / "ca.crt"
     ca.write_bytes(place.ca())
-    assert "signed by the coordinator of this federation" in verified(folder / SIGNED, ca).told
+    assert "signed by the coordinator of this federation" in verified(folder / SIGNED, ca).checks
     other = folders.create(tmp_path / "other", ["north"], "127.0.0.1:8443")
     ca.write_bytes(other.ca())
     with pytest.raises(HushError, match="not signed by the CA"):

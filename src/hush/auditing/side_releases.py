@@ -108,16 +108,16 @@ class SideReleases:
         removed = self._removing and world == 0 and counted
         samples = self._target.plan.samples - int(removed)
         rows = self._x[world], self._target.persons
-        told = enrolment.answered(stage, samples, lambda _: rows, self._target.client, source)
+        disclosed = enrolment.answered(stage, samples, lambda _: rows, self._target.client, source)
         found = []
         if counted:
             found.append(
-                Observation(what=COUNT, value=told.count, move=float(self._removing), noise=stage.noise_of(COUNT))
+                Observation(what=COUNT, value=disclosed.count, move=float(self._removing), noise=stage.noise_of(COUNT))
             )
-        if told.mean is not None:
+        if disclosed.mean is not None:
             spread = stage.noise_of(CENTRE)
             # The sum of the rows relative to their bound, whatever number it was divided by.
-            mean = told.mean.cpu().double() * (spread / told.deviation)
+            mean = disclosed.mean.cpu().double() * (spread / disclosed.deviation)
             found.append(Observation(what=CENTRE, value=float(mean @ self._along), move=self._move, noise=spread))
             found += (
                 [Observation(what=CENTRE, value=float(each)) for each in mean] if len(mean) <= _MOST_COORDINATES else []
@@ -235,20 +235,20 @@ def scored(worlds: Sequence[Sequence[Sequence[Observation]]], relation: str) -> 
         own = [column for column, kind in enumerate(kinds) if kind.what == what]
         scores = [np.zeros(len(world)) for world in worlds]
         for column in own:
-            told = [world[:, column] for world in values]
-            more = _likelihoods(kinds[column], told, [one[:, column] for one in known], relation)
+            observed = [world[:, column] for world in values]
+            more = _likelihoods(kinds[column], observed, [one[:, column] for one in known], relation)
             scores = [one + own_more for one, own_more in zip(scores, more, strict=True)]
         tables = [np.column_stack([one, world[:, own]]) for one, world in zip(scores, values, strict=True)]
         found[what] = (tables[0], tables[1])
     return found
 
 
-def _likelihoods(kind: Observation, told: list[Array], known: list[Array], relation: str) -> list[Array]:
+def _likelihoods(kind: Observation, observed: list[Array], known: list[Array], relation: str) -> list[Array]:
     """The log likelihood ratios of one number; zeros where nothing is known about it."""
     if kind.choice:
         odds = [(one.sum() + 0.5) / (len(one) + 1.0) for one in known]
         yes, no = np.log(odds[1] / odds[0]), np.log((1 - odds[1]) / (1 - odds[0]))
-        return [np.where(one > 0.5, yes, no) for one in told]
+        return [np.where(one > 0.5, yes, no) for one in observed]
     if kind.move > 1e-3 and kind.noise > 0:
         low, high = (float(one.mean()) for one in known)
         rest = 0.5 * (low + high) if relation == "replace-one" else low
@@ -257,6 +257,6 @@ def _likelihoods(kind: Observation, told: list[Array], known: list[Array], relat
                 (one - rest) / kind.move, kind.rate, 1, kind.noise / kind.move,
                 "replace-one" if relation == "replace-one" else "add-remove",
             )
-            for one in told
+            for one in observed
         ]  # fmt: skip
-    return [np.zeros(len(one)) for one in told]
+    return [np.zeros(len(one)) for one in observed]

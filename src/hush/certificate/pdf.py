@@ -73,11 +73,11 @@ def _drawn(title: str, content: Content, fingerprint: str, size: float) -> tuple
         buffer, pagesize=A4, leftMargin=14 * mm, rightMargin=14 * mm, topMargin=11 * mm, bottomMargin=11 * mm,
         title=text(title), author="Hush", subject=text(content.headline), invariant=1, lang="en",
     )  # fmt: skip
-    told = [
+    cells = [
         Paragraph(f"<b>{text(content.headline)}</b>", body),
         *(Paragraph(text(each), body) for each in content.summary),
     ]
-    verdict = Table([[told]], colWidths=[document.width])
+    verdict = Table([[cells]], colWidths=[document.width])
     verdict.setStyle(TableStyle([
         ("BACKGROUND", (0, 0), (-1, -1), wash), ("LINEBEFORE", (0, 0), (0, -1), 2, ink),
         ("TOPPADDING", (0, 0), (-1, -1), 3), ("BOTTOMPADDING", (0, 0), (-1, -1), 2),

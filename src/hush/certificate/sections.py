@@ -108,15 +108,15 @@ def _verdict(facts: Facts) -> tuple[Tone, str, tuple[str, ...]]:
         return "bad", "A privacy budget was exceeded", (f"What was spent ({span}) is more than a participant allowed.",)
     worst = max(clients, key=lambda client: float(client["epsilon"]))
     guesses = 100 * right_guesses(worst["epsilon"], worst["delta"])
-    told = (
+    lines = (
         f"How much {unit} can show in anything that was sent is bounded: {span}, within every participant's budget.",
         f"At worst somebody who knows everything else guesses rightly {guesses:.1f} times in 100 whether it was "
         "used, where a coin is "
         "right 50 times. Known attacks find far less than such bounds allow; only the bound is guaranteed.",
     )
     if worst["epsilon"] > 10.0 or any(client["warnings"] for client in clients):
-        return "warn", "Within every budget, but some guarantees are weak", told
-    return "good", "Protected, within every budget", told
+        return "warn", "Within every budget, but some guarantees are weak", lines
+    return "good", "Protected, within every budget", lines
 
 
 def _rows(facts: Facts) -> tuple[tuple[str, ...], ...]:
@@ -236,20 +236,20 @@ def _gaps(facts: Facts) -> Section:
 
 
 def _audited(facts: Facts) -> Section:
-    audit, recomputed, told = facts["audit"], facts["recomputed"], list[str]()
+    audit, recomputed, lines = facts["audit"], facts["recomputed"], list[str]()
     if recomputed is not None:
-        told.append(
+        lines.append(
             f"All {recomputed['figures']} figures of the guarantee were recomputed from the recorded charges with "
             "another library "
             "(dp-accounting); none differs."
         )
     if audit is None:
-        told.append(
+        lines.append(
             "This run was not attacked as a test. The software is: its tests plant errors in it and attack every "
             "kind of release "
             "(docs/audit.md), which is evidence about the software and none about this run."
         )
-        return Section("What was audited", tuple(told))
+        return Section("What was audited", tuple(lines))
     bound, claim = audit["epsilon_lower"], audit["epsilon_claimed"]
     releases = ", ".join(each["what"] for each in audit["releases"] if each["audited"])
     judged = (
@@ -258,7 +258,7 @@ def _audited(facts: Facts) -> Section:
         else "It found no more than is allowed. An attack that finds little proves nothing; one that found more "
         "would refute the guarantee."
     )
-    told += [
+    lines += [
         f"The training of {audit['client']} was repeated and attacked by somebody who sees everything and knows all "
         "other data. The attack "
         f"shows an epsilon of at least {_number(bound)}, with {100 * audit['confidence']:g} % confidence; "
@@ -267,7 +267,7 @@ def _audited(facts: Facts) -> Section:
         f"Looked at: {releases or 'nothing'}. Not looked at: "
         f"{', '.join(audit['not_audited']) or 'nothing that was released'}.",
     ]
-    return Section("What was audited", tuple(told))
+    return Section("What was audited", tuple(lines))
 
 
 def _about(facts: Facts) -> Section:

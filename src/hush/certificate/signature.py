@@ -47,7 +47,7 @@ class Verified:
 
     statement: Mapping[str, Any]
     fingerprint: str
-    told: tuple[str, ...]
+    checks: tuple[str, ...]
 
 
 def own_key() -> keys.PrivateKey:
@@ -120,8 +120,8 @@ def verified(path: Path, trust: Path | None = None) -> Verified:
     if words["key_certificate"]:
         _check_same(words["key_certificate"], public, path)
     statement = _statement(words["statement"], path)
-    told = [*_files(statement, path), *_trusted(words, statement, public, trust, path)]
-    return Verified(statement, fingerprint(public), tuple(told))
+    checks = [*_files(statement, path), *_trusted(words, statement, public, trust, path)]
+    return Verified(statement, fingerprint(public), tuple(checks))
 
 
 def plain_text(content: Content) -> list[str]:
@@ -174,16 +174,16 @@ def _check_same(certificate: str, public: keys.PublicKey, path: Path) -> None:
 
 
 def _files(statement: Mapping[str, Any], path: Path) -> list[str]:
-    told = []
+    checks = []
     for name, digest in statement["files"].items():
         beside = path.parent / Path(name).name
         if not beside.exists():
-            told.append(f"{name}: not here, so not verified")
+            checks.append(f"{name}: not here, so not verified")
         elif hashlib.sha256(beside.read_bytes()).hexdigest() != digest:
             raise HushError(f"{beside}: not the file that was signed; it was changed")
         else:
-            told.append(f"{name}: as it was signed")
-    return told
+            checks.append(f"{name}: as it was signed")
+    return checks
 
 
 def _trusted(

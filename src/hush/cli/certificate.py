@@ -49,18 +49,18 @@ def certificate(
     if verify is not None:
         found = verified(verify, trust)
         if as_json:
-            told = {
+            checks = {
                 "verified": True,
                 "fingerprint": found.fingerprint,
-                "told": found.told,
+                "checks": found.checks,
                 "statement": found.statement,
             }
-            sys.stdout.write(to_json(told).decode())
+            sys.stdout.write(to_json(checks).decode())
             return
         lines = [
             *found.statement["text"][:2],
             f"signed {found.statement['signed']} with the key {found.fingerprint}",
-            *found.told,
+            *found.checks,
         ]
         print("\n".join(printable(line, _LONGEST) for line in lines))
         return

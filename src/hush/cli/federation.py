@@ -456,7 +456,7 @@ def round_lines(rounds: int) -> Callable[[RoundRecord, Mapping[str, str]], None]
     """Return what prints a line after each round: who answered, what budgets are left, and about how long it takes."""
     begun: list[tuple[int, float]] = []
 
-    def told(record: RoundRecord, left: Mapping[str, str]) -> None:
+    def report_round(record: RoundRecord, left: Mapping[str, str]) -> None:
         from hush.live.words import duration
 
         names = list(left)
@@ -477,7 +477,7 @@ def round_lines(rounds: int) -> Callable[[RoundRecord, Mapping[str, str]], None]
             f"budget {budgets}{time_left}"
         )
 
-    return told
+    return report_round
 
 
 def _evaluated(found: Mapping[str, Any]) -> str:
@@ -498,9 +498,9 @@ def start_log(process: Process, target: str | None, level: str) -> None:
 
 
 def _say(words: str) -> None:
-    from hush.deploy.admin.operation_log import told
+    from hush.deploy.admin.operation_log import log_message
 
-    if not told(printable(words, _LONGEST)):
+    if not log_message(printable(words, _LONGEST)):
         print(printable(words, _LONGEST), file=sys.stderr, flush=True)
 
 

@@ -360,8 +360,8 @@ def bench(
     from hush.progress import task_progress
     from hush.terminal import show_bench
 
-    with task_progress("measuring", "suites", False if as_json else None) as told:
-        found = run(suite or (), lambda name, done, of: told(done, of, f"measuring {name}"))
+    with task_progress("measuring", "suites", False if as_json else None) as update:
+        found = run(suite or (), lambda name, done, of: update(done, of, f"measuring {name}"))
     print(json.dumps(found, indent=2)) if as_json else show_bench(found)
 
 

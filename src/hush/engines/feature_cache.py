@@ -74,8 +74,8 @@ def features_of(
 
 
 def _key(fingerprint: str, rows: npt.NDArray[np.float32], device: torch.device) -> str:
-    told = (1, fingerprint, torch.__version__, device.type, rows.shape, str(rows.dtype))
-    digest = hashlib.sha256(repr(told).encode())
+    key_parts = (1, fingerprint, torch.__version__, device.type, rows.shape, str(rows.dtype))
+    digest = hashlib.sha256(repr(key_parts).encode())
     digest.update(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 

@@ -105,8 +105,8 @@ class Simulator:
 
     def enrol(self) -> tuple[Federation, State]:
         """Charge and run enrolment with every client, and plan training from the answers."""
-        self.federation, told = enrolled(self.federation, self._ledgers, self.rows)
-        return self.federation, told
+        self.federation, enrolment = enrolled(self.federation, self._ledgers, self.rows)
+        return self.federation, enrolment
 
     def resume(self, state: ServerState, records: Sequence[RoundRecord]) -> Federation:
         """Plan from the numbers of a saved run, and charge what it has already released."""

@@ -14,8 +14,8 @@ from hush.server.run_directory import to_json, write_atomically
 
 def cached(file: Path, config: Config, *also: object, compute: Callable[[], Any]) -> Any:
     """Return the result of `compute` for these data, model, seed and other inputs; from the file if it is there."""
-    told = [config.data.model_dump(), config.model.model_dump(), config.seed, config.local.weight_decay, *also]
-    key = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+    key_parts = [config.data.model_dump(), config.model.model_dump(), config.seed, config.local.weight_decay, *also]
+    key = hashlib.sha256(json.dumps(key_parts, sort_keys=True).encode()).hexdigest()[:16]
     known: dict[str, Any] = json.loads(file.read_bytes()) if file.exists() else {}
     if key not in known:
         known[key] = compute()

@@ -42,8 +42,8 @@ class Request:
 
     def label(self) -> str:
         """A directory name that is equal for equal requests, so that an interrupted run is found again."""
-        told = [self.mode, self.seeds, [config_hash(in_one_process(config)) for config in self.configs.values()]]
-        return f"{self.entry.name.replace('/', '-')}-{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]}"
+        key_parts = [self.mode, self.seeds, [config_hash(in_one_process(config)) for config in self.configs.values()]]
+        return f"{self.entry.name.replace('/', '-')}-{hashlib.sha256(json.dumps(key_parts).encode()).hexdigest()[:8]}"
 
 
 def asked(

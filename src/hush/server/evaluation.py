@@ -30,18 +30,18 @@ def evaluated(
 
     `deviations` has the standard deviation of the noise in each entry of a client's counts, by client.
     """
-    told = {u.client: u.side.releases[EVALUATION] for u in updates if EVALUATION in u.side.releases}
-    if number not in asked.at or not told:
+    counted = {u.client: u.side.releases[EVALUATION] for u in updates if EVALUATION in u.side.releases}
+    if number not in asked.at or not counted:
         return {}
-    spread = {client: float(deviations[client]) for client in told}
-    whole = torch.stack(list(told.values())).sum(0)
+    spread = {client: float(deviations[client]) for client in counted}
+    whole = torch.stack(list(counted.values())).sum(0)
     deviation = math.sqrt(sum(each**2 for each in spread.values()))
     return {
         "model_of_round": number - 1,
-        "clients": len(told),
+        "clients": len(counted),
         **figures(whole, deviation, classes, loss_clip),
         "calibration": _calibration(whole, deviation),
-        "per_client": {str(c): figures(counts, spread[c], classes, loss_clip) for c, counts in sorted(told.items())},
+        "per_client": {str(c): figures(counts, spread[c], classes, loss_clip) for c, counts in sorted(counted.items())},
     }
 
 

@@ -241,7 +241,7 @@ def test_a_ledger_is_copied_while_it_is_charged(tmp_path: Path) -> None:
                     held.seal(receipt, bytes(1 << 21 if done[0] % 5 == 0 else 100))
                     held.sent(receipt)
                     done[0] += 1
-                    ended.wait(0.05)
+                    ended.wait(0.002)
         except Exception as error:
             faults.append(error)
 

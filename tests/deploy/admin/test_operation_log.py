@@ -24,7 +24,7 @@ log = AuditLog(__import__("pathlib").Path(sys.argv[3]))
 log.note("task", run="r")
 log.note("charged", run="r")
 log.note("refused", reason="\\x1b[2J a\\nb")
-print(operation_log.told("hello"))
+print(operation_log.log_message("hello"))
 """
 
 
@@ -66,7 +66,7 @@ def test_on_standard_error_lines_are_in_place_of_sentences(tmp_path: Path) -> No
 def test_without_an_operation_log_nothing_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     AuditLog(tmp_path / "audit.jsonl").note("refused", reason="why")
     assert capsys.readouterr() == ("", "")
-    assert not operation_log.told("words")
+    assert not operation_log.log_message("words")
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:

@@ -47,13 +47,13 @@ class HostileCoordinator:
 
     def __init__(self, live: LiveFederation, hub: CoordinatorClient, name: str = "m000") -> None:
         self.name, self.place = name, live.place
-        self._post = Exchange(hub, {name: live.place.members()[name]}, live.place.settings)
+        self._exchange = Exchange(hub, {name: live.place.members()[name]}, live.place.settings)
         self._public = keys.load_public(live.place.members()[name], name)
         self.path = live.place.path / "kits" / name
 
     def ask(self, kind: str, tensors: dict[str, torch.Tensor] | None = None, **says: Any) -> Message:
         message = EncodedMessage(messages.encode(Message(kind, {**says, "head": ""}, tensors or {})))
-        (reply,) = self._post.ask({self.name: message}, 1 << 20, 1).values()
+        (reply,) = self._exchange.ask({self.name: message}, 1 << 20, 1).values()
         assert not isinstance(reply, HushError), reply
         return messages.decode(keys.opened(self._public, reply), len(reply))
 
@@ -231,7 +231,7 @@ def test_a_round_without_a_quorum_ends_at_its_deadline_and_moves_nothing(live: L
         def silence(record: Any, left: Any) -> None:
             if record.round == 1:
                 members["m001"].leave()
-                coordinator._post._settings = replace(live.place.settings, deadline=4.0)
+                coordinator._exchange._settings = replace(live.place.settings, deadline=4.0)
 
         coordinator.run(config(rounds=2, quorum=3), out, progress=silence)
     lines = rounds(out)
@@ -256,7 +256,7 @@ def test_answers_that_the_gate_refuses_close_no_round_on_a_slow_member(live: Liv
 
     with live.members(m000=slow, m001=long, m002=choosing):
         coordinator = live.coordinator()
-        coordinator._post._settings = replace(live.place.settings, patience=1.0)
+        coordinator._exchange._settings = replace(live.place.settings, patience=1.0)
         out = live.out()
         coordinator.run(config(rounds=1, quorum=1, recipe={"name": "dp-fedavg"}), out)
     (line,) = rounds(out)

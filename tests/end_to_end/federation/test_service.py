@@ -102,17 +102,17 @@ def test_the_doctor_names_what_is_broken_at_a_member(live: LiveFederation, tmp_p
 
 
 def test_strangers_learn_nothing_from_the_gateway(live: LiveFederation) -> None:
-    from hush.deploy.admin.findings import told
+    from hush.deploy.admin.findings import fetch_about
     from hush.deploy.transport import downloads
 
     where, ca = live.place.settings.address, live.place.ca()
     for headers in ({}, downloads.headers(keys.new_key(), about.PATH), {"hush-coordinator": "0" * 64}):
-        found, _ = told(where, ca, about.PATH, headers)
+        found, _ = fetch_about(where, ca, about.PATH, headers)
         assert isinstance(found, str) and "python" not in found
     key = open_kit(live.place.path / "kits" / "m000").key()
-    found, _ = told(where, ca, about.PATH, downloads.headers(key, about.PATH))
+    found, _ = fetch_about(where, ca, about.PATH, downloads.headers(key, about.PATH))
     assert set(found) == {"versions", "member", "online"}, "and members nothing about each other"
-    assert isinstance(told(where, ca, about.PATH, downloads.headers(key, "/hush/deliveries"))[0], str)
+    assert isinstance(fetch_about(where, ca, about.PATH, downloads.headers(key, "/hush/deliveries"))[0], str)
 
 
 def test_a_certificate_is_renewed_under_a_running_server_and_run(live: LiveFederation) -> None:

@@ -208,7 +208,7 @@ def test_replayed_and_repeated_answers_change_nothing(live: LiveFederation) -> N
 def test_members_that_go_silent_are_not_waited_for_beyond_the_deadline(live: LiveFederation) -> None:
     with live.members() as members:
         coordinator = live.coordinator()
-        coordinator._post._settings = replace(live.place.settings, deadline=30.0, patience=3.0)
+        coordinator._exchange._settings = replace(live.place.settings, deadline=30.0, patience=3.0)
         out = live.out()
 
         def silence(record: Any, left: Any) -> None:

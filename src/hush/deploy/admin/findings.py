@@ -198,7 +198,7 @@ def shown_certificate(address: str, ca: bytes, renew: str) -> Iterator[Finding]:
         yield certificate(f"the certificate of {address}", valid, renew)
 
 
-def told(address: str, ca: bytes, path: str, headers: Mapping[str, str]) -> tuple[dict[str, Any] | str, float]:
+def fetch_about(address: str, ca: bytes, path: str, headers: Mapping[str, str]) -> tuple[dict[str, Any] | str, float]:
     """Return what the gateway tells about itself, or why not, and by how many seconds this clock is ahead of its clock.
 
     Raises:

@@ -66,7 +66,7 @@ def start(target: str, level: str, process: Process) -> None:
     logger.setLevel(level.upper())
 
 
-def told(words: str, level: int = logging.INFO) -> bool:
+def log_message(words: str, level: int = logging.INFO) -> bool:
     """Log a sentence, and return whether it has been written to standard error in this way."""
     logger = logging.getLogger(LOGGER)
     logger.log(level, "message", extra={"facts": {"message": words}})

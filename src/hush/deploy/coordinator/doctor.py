@@ -13,11 +13,11 @@ from hush.deploy.admin.findings import (
     checked,
     clock,
     disk,
+    fetch_about,
     other_versions,
     own_versions,
     private,
     shown_certificate,
-    told,
     writable,
 )
 from hush.deploy.admin.folders import FederationFolder
@@ -91,7 +91,7 @@ def _runs(place: FederationFolder) -> Iterator[Finding]:
 
 def _online(place: FederationFolder) -> Iterator[Finding]:
     try:
-        found, _ = told(place.settings.address, place.ca(), about.PATH, {SECRET_HEADER: place.secret()})
+        found, _ = fetch_about(place.settings.address, place.ca(), about.PATH, {SECRET_HEADER: place.secret()})
     except HushError as error:
         yield Finding("error", "server", printable(error, 500), "start hush federation serve")
         return

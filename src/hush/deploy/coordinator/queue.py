@@ -168,7 +168,7 @@ def work(
         until_empty: Whether to return when nothing is left.
         sleep: Waits for some seconds.
     """
-    told: dict[int, str] = {}
+    reported: dict[int, str] = {}
     failures: dict[int, int] = {}
     while True:
         with _turn(place) as entry:
@@ -178,8 +178,8 @@ def work(
                 if not why:
                     _run(place, entry, under_way, train, say, failures)
                     continue
-                if told.get(entry.number) != why:
-                    told[entry.number] = why
+                if reported.get(entry.number) != why:
+                    reported[entry.number] = why
                     entry.become("waiting", why)
                     say(f"run {entry.name} waits: {why}")
             elif until_empty and not [each for each in listed(place) if each.state in _OPEN]:

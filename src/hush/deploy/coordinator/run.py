@@ -209,13 +209,13 @@ class Coordinator:
         whatever the answers are.
         """
         run, found, waiting = says["run"], dict[str, str](), set(numbers)
-        told = {**says, "purpose": self._purpose, "members": list(numbers)}
+        asked_terms = {**says, "purpose": self._purpose, "members": list(numbers)}
         ends, pause, gather = time.monotonic() + self.place.settings.approval, _FIRST_PAUSE, True
         if offline := sorted(waiting - self._exchange.here()):
             self._say(f"offline: {', '.join(offline)}; waiting up to {self.place.settings.gather:g} s for them")
         while waiting:
             outgoing = {
-                name: self._words("propose", {**told, "number": numbers[name]}, name)
+                name: self._words("propose", {**asked_terms, "number": numbers[name]}, name)
                 for name in numbers
                 if name in waiting
             }

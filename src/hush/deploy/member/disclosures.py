@@ -49,8 +49,8 @@ class DisclosedNumber:
 
     def noised(self, normal: Callable[[], float]) -> float:
         """The disclosed value. Clamping depends on the noisy value alone and has no privacy cost."""
-        told = self.value + self.noise * self.row * normal() if self.noise else self.value
-        return min(self.high, max(self.low, told))
+        sent = self.value + self.noise * self.row * normal() if self.noise else self.value
+        return min(self.high, max(self.low, sent))
 
 
 def numbers(policy: MemberPolicy, rows: int, recipe: Recipe, count_noise: float) -> dict[str, DisclosedNumber]:
@@ -127,17 +127,17 @@ class Disclosures:
 
     def drawn(self) -> tuple[RosterEntry, dict[str, Tensor]]:
         """Sample the numbers and the mean. Must be called only once per run."""
-        told = {name: number.noised(self._normal) for name, number in self.numbers.items()}
+        sent = {name: number.noised(self._normal) for name, number in self.numbers.items()}
         noised = {n.what: [n.noise, n.noise * n.row] for n in self.numbers.values() if n.noise}
-        samples, tensors = max(1, round(told["samples"])), dict[str, Tensor]()
+        samples, tensors = max(1, round(sent["samples"])), dict[str, Tensor]()
         if self.centre:
             # Computed from the disclosed number: if it is noisy, the true one must not be revealed.
             rows, persons = self.rows()
             tensors[MEAN] = noised_mean(rows, self.centre, samples, self.mean_source, persons)
             noised[CENTRE] = [self.centre, deviation(tensors[MEAN].numel(), self.centre, samples)]
-        factor = told.get("factor")
+        factor = sent.get("factor")
         fact = replace(
-            self.fact, epsilon=float(told["epsilon"]), samples=samples,
+            self.fact, epsilon=float(sent["epsilon"]), samples=samples,
             factor=None if factor is None else float(factor), noised=noised,
         )  # fmt: skip
         return fact, tensors

@@ -11,11 +11,11 @@ from hush.deploy.admin.findings import (
     checked,
     clock,
     disk,
+    fetch_about,
     other_versions,
     own_versions,
     private,
     shown_certificate,
-    told,
     writable,
 )
 from hush.deploy.admin.folders import Kit, open_kit
@@ -126,7 +126,7 @@ def _coordinator(kit: Kit) -> Iterator[Finding]:
         yield Finding("error", "key", "there is none yet", "run hush federation join, and send the NAME.pub it makes")
         return
     try:
-        found, ahead = told(kit.address, kit.ca(), about.PATH, downloads.headers(kit.key(), about.PATH))
+        found, ahead = fetch_about(kit.address, kit.ca(), about.PATH, downloads.headers(kit.key(), about.PATH))
     except HushError as error:
         yield Finding("error", "key", printable(error, 500), "see above")
         return

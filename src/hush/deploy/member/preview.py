@@ -144,8 +144,8 @@ def preview(
     def epsilon(costs: tuple[Cost, ...]) -> float:
         return float(f"{totals.epsilon(totals.add_costs({}, costs), one, accountant):.6g}")
 
-    told = (("number of rows", COUNT), ("privacy budget", "privacy budget"), ("impact factor", "impact factor"))
-    public = [words for words, what in told if what not in noised and (what != "impact factor" or policy.enrol.factor)]
+    shown = (("number of rows", COUNT), ("privacy budget", "privacy budget"), ("impact factor", "impact factor"))
+    public = [words for words, what in shown if what not in noised and (what != "impact factor" or policy.enrol.factor)]
     return Preview(
         purpose=purpose,
         members=members,

@@ -491,8 +491,8 @@ class Node:
         enrolment = offer.recipe.stage_table(offer.config.rounds).of[ENROLMENT] >= 0
         if enrolment or any(number.noise for number in wanted.values()):
             raise RefusalError(RefusalCode.ENROLMENT, "begin: this member has not enrolled in this run")
-        told = {name: number.noised(lambda: 0.0) for name, number in wanted.items()}
-        return replace(fact, epsilon=told["epsilon"], factor=told.get("factor"))
+        declared = {name: number.noised(lambda: 0.0) for name, number in wanted.items()}
+        return replace(fact, epsilon=declared["epsilon"], factor=declared.get("factor"))
 
     def _inputs(self, offer: Offer) -> tuple[Tensor, Tensor]:
         """The rows as inputs of a run's model, and their labels; cached for one run at a time."""

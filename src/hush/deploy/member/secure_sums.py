@@ -116,17 +116,17 @@ class SecureSums:
         return made
 
     def _shares(self, message: Message, own: MemberSpec, attempt: _Attempt) -> dict[int, bytes]:
-        *_, told = want(message, "run", "round", "attempt", "head", "keys")
+        *_, received = want(message, "run", "round", "attempt", "head", "keys")
         found = {
             client: sum_messages.keys_of(_signed_by(own, client, content), attempt.digest, client)
-            for client, content in sum_messages.bytes_of(told).items()
+            for client, content in sum_messages.bytes_of(received).items()
             if _within(client, attempt.plan)
         }
         return attempt.member.shares(found)
 
     def _confirmed(self, message: Message, run: str, attempt: _Attempt) -> frozenset[int]:
-        *_, told = want(message, "run", "round", "attempt", "head", "survivors")
-        survivors, member = sum_messages.numbers(told), attempt.member
+        *_, received = want(message, "run", "round", "attempt", "head", "survivors")
+        survivors, member = sum_messages.numbers(received), attempt.member
         if not attempt.masked or member.client not in survivors or not survivors <= member.summed:
             raise HushError("secure aggregation: a sum without this member, or of others than those that are masked")
         if len(survivors) < attempt.plan.threshold:
@@ -146,14 +146,14 @@ class SecureSums:
     def _revealed(
         self, message: Message, own: MemberSpec, run: str, attempt: _Attempt
     ) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        *_, told = want(message, "run", "round", "attempt", "head", "confirmed")
+        *_, received = want(message, "run", "round", "attempt", "head", "confirmed")
         mine = self._confirmation(run)
         if mine["round"] != attempt.round:
             raise HushError("secure aggregation: this member has not confirmed a sum of this round")
         survivors = frozenset(mine["survivors"])
         agreeing = {
             client
-            for client, content in sum_messages.bytes_of(told).items()
+            for client, content in sum_messages.bytes_of(received).items()
             if client in survivors
             and sum_messages.survivors_of(_signed_by(own, client, content), attempt.digest, client) == survivors
         }
@@ -190,20 +190,20 @@ def _signed_by(own: MemberSpec, client: int, content: Buffer) -> Message:
 
 
 def checked_peers(
-    told: Any, names: list[str], own: int, public: keys.PublicKey, pinned: Mapping[str, str]
+    pems: Any, names: list[str], own: int, public: keys.PublicKey, pinned: Mapping[str, str]
 ) -> dict[int, keys.PublicKey]:
     """Return the members' public keys by number, or raise a `HushError`.
 
     Args:
-        told: The keys in PEM, by name.
+        pems: The keys in PEM, by name.
         names: The members of the run.
         own: The number of this member.
         public: Its own key.
         pinned: The fingerprints that this member's policy knows, by name; if there are any, all must be among them.
     """
-    if not isinstance(told, dict) or set(told) != set(names) or not all(isinstance(pem, str) for pem in told.values()):
+    if not isinstance(pems, dict) or set(pems) != set(names) or not all(isinstance(pem, str) for pem in pems.values()):
         raise HushError("secure aggregation: accepted: a public key for each member of the run")
-    found = {client: keys.load_public(told[name].encode(), f"the key of {name}") for client, name in enumerate(names)}
+    found = {client: keys.load_public(pems[name].encode(), f"the key of {name}") for client, name in enumerate(names)}
     if len({keys.fingerprint(key) for key in found.values()}) < len(found):
         raise HushError("secure aggregation: two members have the same key")
     if keys.fingerprint(found[own]) != keys.fingerprint(public):

@@ -43,15 +43,15 @@ def checked_sum(own: SumPlan, clients: Any, weights: Any, step: Any) -> SumPlan:
 
     The last digits may differ between machines, so those of the coordinator are used by all.
     """
-    told = weights if isinstance(weights, list) and all(type(each) is float for each in weights) else []
+    received = weights if isinstance(weights, list) and all(type(each) is float for each in weights) else []
     wanted = own.weights.tolist()
-    same = clients == list(own.clients) and len(told) == len(wanted) and type(step) is float
+    same = clients == list(own.clients) and len(received) == len(wanted) and type(step) is float
     if not same or not all(
         math.isclose(a, b, rel_tol=_CLOSE, abs_tol=1e-12)
-        for a, b in zip([*told, step], [*wanted, own.step], strict=True)
+        for a, b in zip([*received, step], [*wanted, own.step], strict=True)
     ):
         raise HushError("secure aggregation: members, weights or step of the sum do not follow from the agreed run")
-    return replace(own, weights=torch.tensor(told, dtype=torch.float64), step=step)
+    return replace(own, weights=torch.tensor(received, dtype=torch.float64), step=step)
 
 
 def sum_digest(run: str, number: int, attempt: str, plan: SumPlan) -> str:
@@ -75,10 +75,10 @@ def said_keys(keys: PublicKeys) -> dict[str, str]:
 
 def keys_of(message: Message, digest: str, client: int) -> PublicKeys:
     """Return the public keys in a member's message, or raise a `HushError` unless it sent them for this sum."""
-    *_, number, told, mask, sealing, own = want(
+    *_, number, received, mask, sealing, own = want(
         message, "run", "round", "attempt", "client", "sum", "mask", "sealing", "own"
     )
-    if message.kind != KEYS or number != client or told != digest:
+    if message.kind != KEYS or number != client or received != digest:
         raise HushError("secure aggregation: keys of another member or for another sum")
     if not all(isinstance(each, str) and each.isascii() and len(each) < 1000 for each in (mask, sealing, own)):
         raise HushError("secure aggregation: accepted: keys in PEM")
@@ -87,8 +87,8 @@ def keys_of(message: Message, digest: str, client: int) -> PublicKeys:
 
 def survivors_of(message: Message, digest: str, client: int) -> frozenset[int]:
     """Return whose numbers a member confirms to be added up, or raise a `HushError`."""
-    *_, number, told, survivors = want(message, "run", "round", "attempt", "client", "sum", "survivors")
-    if message.kind != CONFIRM or number != client or told != digest:
+    *_, number, received, survivors = want(message, "run", "round", "attempt", "client", "sum", "survivors")
+    if message.kind != CONFIRM or number != client or received != digest:
         raise HushError("secure aggregation: a confirmation of another member or for another sum")
     return numbers(survivors)
 

@@ -153,7 +153,7 @@ class Ledger(Account):
             db, keeper, known = _attached(path, wait, opened)
             _upgrade(db)
             key = here.key()
-            _, held, vouched = _load(path, db, known, here, key)
+            _, held, vouched = _load(path, db, known, here, key, _seen(db, here))
             if vouched:
                 raise HushError("already registered on this machine; nothing to adopt")
             here.check_place(path, held.name)
@@ -191,7 +191,7 @@ class Ledger(Account):
         with contextlib.ExitStack() as opened, _translated(path):
             db, keeper, known = _attached(path, wait, opened)
             key = here.find_key()
-            _, held, vouched = _load(path, db, known, here, key)
+            _, held, vouched = _load(path, db, known, here, key, _seen(db, here))
             if not vouched:
                 raise HushError(_UNKNOWN.format(here.directory, path))
             if here.check_place(path, held.name) is None:
@@ -500,7 +500,7 @@ def examine(path: str | Path) -> tuple[list[Row], Book, bool]:
     """The same, and whether this machine's witness confirms it. A ledger that contradicts the witness is refused."""
     with _reading(Path(path)) as (db, known):
         here = witness.here(path)
-        return _load(Path(path), db, known, here, here.find_key())
+        return _load(Path(path), db, known, here, here.find_key(), _seen(db, here))
 
 
 def copy(path: str | Path, target: Path) -> None:
@@ -512,14 +512,18 @@ def copy(path: str | Path, target: Path) -> None:
     path, fault = Path(path), BrokenLedgerError(f"{path}: cannot be copied")
     for _ in range(_COPIES):
         with _reading(path) as (db, _):
+            here = witness.here(path)
+            seen = _seen(db, here)
             os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
             with contextlib.closing(sqlite3.connect(target)) as made:
                 db.backup(made)
         payloads.copy(path, target)
         try:
-            inspect(target)
+            # What was charged since the copy began need not be in it.
+            with _reading(target) as (db, known):
+                _load(target, db, known, here, here.find_key(), seen)
         except BrokenLedgerError as error:
-            # Another process charged it, or deleted a payload, between two steps: once more.
+            # Another process deleted a payload between two steps: once more.
             fault = error
             files.abandon(target)
             payloads.discard(target)
@@ -533,7 +537,7 @@ def coverage(path: str | Path) -> Coverage:
     with _reading(Path(path)) as (db, known):
         here = witness.here(path)
         key = here.find_key()
-        _, held, vouched = _load(Path(path), db, known, here, key)
+        _, held, vouched = _load(Path(path), db, known, here, key, _seen(db, here))
         if not vouched:
             raise HushError(_UNKNOWN.format(here.directory, path))
         return _coverage(db, held, key)
@@ -630,13 +634,25 @@ def _attached(
     return opened.enter_context(contextlib.closing(_connect(path, "mode=rw", wait))), keeper, known
 
 
-def _load(
-    path: Path, db: sqlite3.Connection, known: tuple[int, str] | None, here: Witness, key: Key | None
-) -> tuple[list[Row], Book, bool]:
-    """Read and check a consistent snapshot of the file, and whether the witness knows it, by head and key."""
+def _seen(db: sqlite3.Connection, here: Witness) -> tuple[int, str] | None:
+    """Return the last entry of this ledger that the witness has recorded."""
     ((kind,),) = db.execute(schema.KIND)
     first = db.execute(schema.FIRST).fetchone() if kind == schema.OURS else None
-    seen = here.head(first[0]) if first is not None and re.fullmatch("[0-9a-f]{64}", str(first[0])) else None
+    return here.head(first[0]) if first is not None and re.fullmatch("[0-9a-f]{64}", str(first[0])) else None
+
+
+def _load(
+    path: Path,
+    db: sqlite3.Connection,
+    known: tuple[int, str] | None,
+    here: Witness,
+    key: Key | None,
+    seen: tuple[int, str] | None,
+) -> tuple[list[Row], Book, bool]:
+    """Read and check a consistent snapshot of the file, and whether the witness knows it, by head and key.
+
+    `seen` is what the witness had recorded before: the snapshot must not be older.
+    """
     db.execute("BEGIN")
     ((kind,),), ((version,),) = db.execute(schema.KIND), db.execute(schema.VERSION)
     schema.check(kind, version, dict(db.execute(schema.TABLES)))

@@ -285,23 +285,23 @@ class DpSgd(Protect):
         update = Release(
             UPDATE, True, "clipped and noised in every step; accounted in the client's plan", "sampled-gaussian"
         )
-        told = [update]
+        found = [update]
         if self.clip == "adaptive":
-            told.append(Release(BELOW, True, "a noisy count on one batch, charged every round", "sampled-gaussian"))
+            found.append(Release(BELOW, True, "a noisy count on one batch, charged every round", "sampled-gaussian"))
         if self.centre > 0:
-            told.append(
+            found.append(
                 Release(CENTRE, True, "a noisy mean of norm-bounded rows, charged once at enrolment", "gaussian")
             )
-            told.append(
+            found.append(
                 Release("privacy plan", False, "treated as public at enrolment; determines the weight of the mean")
             )
         if self.draws == "shared":
             broken = "all clients of a round use the same noise, so the difference of two updates contains none"
-            told.append(Release("noise", False, broken))
+            found.append(Release("noise", False, broken))
         if self.budget == "maximum":
             broken = "every client spends the largest budget, which may exceed its own"
-            told.append(Release("privacy beyond the client's own budget", False, broken))
-        return tuple(told)
+            found.append(Release("privacy beyond the client's own budget", False, broken))
+        return tuple(found)
 
 
 @dataclass(frozen=True)

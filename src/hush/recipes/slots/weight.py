@@ -79,8 +79,8 @@ class Samples(_Public):
 
     def round_spec(self, number: int, rounds: int) -> RoundSpec:
         """A noisy count at enrolment, if it is not public."""
-        told = number == 0 and self.counts == "noisy"
-        return RoundSpec(train=number > 0, side_releases=(SampleCount(COUNT, self.share),) if told else ())
+        discloses = number == 0 and self.counts == "noisy"
+        return RoundSpec(train=number > 0, side_releases=(SampleCount(COUNT, self.share),) if discloses else ())
 
     def facts(self, view: RoundView) -> Tensor:
         """In proportion to N_i."""
