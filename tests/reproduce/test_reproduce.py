@@ -9,21 +9,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.nn.functional import cross_entropy
 
+from hush.comparison import path_of
+from hush.data.budgets import budgets
+from hush.engines.setup import prepare
 from hush.models import build_model
+from hush.privacy.third_party import claimed_rounds
 from hush.recipes import parse as parsed_recipe
 from hush.reproduce import asked, entries, entry, html, markdown, reproduce
 from hush.reproduce.claims import checked, parsed
 from hush.reproduce.files import printed, read, with_keys
 from hush.reproduce.metrics import METRICS, matched_share
+from hush.server.run_directory import RunDir
 from hush.types import HushError
 from tests.support.paths import SHARED
 
 TABLES = SHARED / "papers" / "tables.json"
 WANTED = [
-    *(f"dp-scaffold/{name}" for name in ("figure-1", "figure-2", "table-1", "table-4")),
+    *(f"dp-scaffold/{name}" for name in ("figure-1", "figure-2", "figure-9", "figure-10", "table-1", "table-4")),
     *(f"padpfl/scenario-{number}" for number in range(1, 5)),
-    *(f"pfa/figure-{number}" for number in range(3, 8)),
+    *(f"pfa/figure-{number}" for number in (3, 4, 5, 6, 7, 8, 10, 11, 12)),
     *(f"rc-dpfl/figure-{number}" for number in (2, 4)),
     *(f"rc-dpfl/table-{number}" for number in range(3, 11)),
 ]
@@ -104,6 +110,33 @@ def test_rounds_of_dp_scaffold_come_from_our_accountant_and_are_within_one_of_th
             assert found.configured(cell, "faithful").rounds == rounds
             apart.append(abs(rounds - (cell.printed["rounds T"].value or 0)))
     assert max(apart) <= 1 and apart.count(0) == 44
+
+
+@pytest.mark.parametrize("name", ["dp-scaffold/figure-9", "dp-scaffold/figure-10"])
+def test_rounds_of_the_figures_over_l_and_s_are_the_most_that_the_claim_allows(name: str) -> None:
+    found = entry(name)
+    for cell in found.cells:
+        config = found.configured(cell, "faithful")
+        rows = (
+            config.data.samples * 4 // 5
+            if config.data.name == "synthetic"
+            else {"emnist47": 840, "mnist": 800}[config.data.name]
+        )
+        share, sigma = config.local.batch_size / rows, config.recipe["protect"]["noise"] / 2
+        epsilon = 3.0 if config.data.name == "mnist" else 5.0
+        most = claimed_rounds(epsilon, sigma, share, config.participation, 10, config.data.clients, rows)
+        assert (config.rounds, config.local.steps) == (most, 10), cell.name
+        assert config.local.lr == pytest.approx(0.1 / max(1, round(10 * share)))
+
+
+def test_seeds_begin_where_the_entry_says() -> None:
+    assert list(asked("pfa/figure-4", seeds=2).seeds) == [1, 2]
+    assert list(asked("pfa/figure-3", seeds=2).seeds) == [0, 1]
+    assert list(asked("pfa/figure-4", seeds=1, first_seed=5).seeds) == [5]
+    assert max(budgets("mixgauss1", 30, 0)) < 1
+    assert all(max(budgets("mixgauss1", 30, seed)) > 9 for seed in asked("pfa/figure-4").seeds)
+    with pytest.raises(HushError, match="--first-seed: expected 0 or more, found -1"):
+        asked("pfa/figure-4", first_seed=-1)
 
 
 def test_noise_of_dp_scaffold_is_the_papers_on_each_of_two_tensors() -> None:
@@ -224,11 +257,24 @@ def test_measures_of_the_figures(
     content = reproduce(asked(name, cells, 1, 2, changes=changes), tmp_path, command="hush reproduce")
     for cell in content["cells"]:
         found = {measure: value["ours"] for measure, value in cell["measures"].items()}
-        assert len(found) == 2 and all(math.isfinite(value) for value in found.values())
+        assert len(found) == (3 if name.startswith("padpfl/") else 2) and all(
+            math.isfinite(value) for value in found.values()
+        )
         if "uplink MiB" in found:
             # 40 of 50 clients send 650 numbers each in round 1; in round 2 all but five send two.
             assert 40 * 650 * 4 / 2**20 <= found["uplink MiB"] < 1.5 * 40 * 650 * 4 / 2**20
     assert kept is None or len(json.loads((tmp_path / kept).read_text(encoding="utf-8"))) == 1
+
+
+def test_the_loss_of_equation_1_weighs_the_clients_own_rows_by_their_factors(tmp_path: Path) -> None:
+    changes = ("data.name=digits", "data.sizes=16", "local.lr=0.5", "rounds=2")
+    what = asked("padpfl/scenario-1", ("0-0-1:no-privacy",), 1, changes=changes)
+    (cell,) = reproduce(what, tmp_path, command="hush reproduce")["cells"]
+    federation = prepare(what.configs["0-0-1:no-privacy"])
+    x, y = federation.arrays(2)
+    vector = RunDir(tmp_path / path_of("0-0-1:no-privacy", 0)).restore()[0].released[0]
+    own = [cross_entropy(federation.model.logits(vector, x[a:b]), y[a:b]) for a, b, _ in federation.data.bounds()]
+    assert cell["measures"]["loss of equation 1"]["ours"] == pytest.approx(float(sum(own[40:]) / 20), rel=1e-5)
 
 
 def test_the_success_of_clustering_does_not_depend_on_names() -> None:

@@ -24,6 +24,7 @@ def reproduce(
         str, typer.Option(help="Only these cells, such as robust-hdp:dist6,hush: (an empty part selects all).")
     ] = "",
     seeds: Annotated[int | None, typer.Option(help="Number of seeds to average over.")] = None,
+    first_seed: Annotated[int | None, typer.Option(help="The first seed; default: the entry's, mostly 0.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds, instead of the paper's.")] = None,
     mode: Annotated[str | None, typer.Option(help="faithful (the paper's setup) or sound.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
@@ -54,7 +55,7 @@ def reproduce(
     given = engine_arguments(engine, address)
     chosen = [cell.strip() for cell in cells.split(",") if cell.strip()]
     places = [f'engine.{"name" if key == "engine" else key}="{value}"' for key, value in given.items()]
-    what = table.asked(name, chosen, seeds, rounds, mode, device, sets or (), places)
+    what = table.asked(name, chosen, seeds, rounds, mode, device, sets or (), places, first_seed)
     path = out or Path("runs") / "reproduce" / what.label()
     with live_page(path, live, several=True), progress_bar(what.rounds, False if as_json else None) as bar:
         content = table.reproduce(

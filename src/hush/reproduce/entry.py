@@ -5,6 +5,7 @@ config keys that it sets. `rates` names the table with the paper's learning rate
 algorithm's `as` is its name here; `row` and `column` say where its numbers are printed, if not under these names.
 `ours` are algorithms that the paper does not have. Settings for faithful mode only are under an algorithm's `faithful`.
 A `tradeoff` replaces columns and algorithms. `orders` are the claims that the paper makes about its results in words.
+`first_seed` is where the seeds start.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A table or a figure."""
+    """A table or a figure. `seeds` is how many there are, consecutive from `first_seed` on."""
 
     name: str
     title: str
@@ -73,6 +74,7 @@ class Entry:
     orders: tuple[str, ...] = ()
     doubt: str = ""
     options: Settings = field(default_factory=dict)
+    first_seed: int = 0
 
     @property
     def remarks(self) -> list[str]:
@@ -127,6 +129,7 @@ def entry(name: str) -> Entry:
         orders=tuple(raw.get("orders", ())),
         doubt=table.get("doubt", ""),
         options=raw.get("options", {}),
+        first_seed=raw.get("first_seed", 0),
     )
 
 
@@ -185,7 +188,9 @@ def _cell(rows: Sequence[Mapping[str, Any]], algorithm: str, column: str) -> dic
     }
 
 
-def check_seeds(seeds: int | None) -> None:
-    """Raise a `HushError` for an invalid number of seeds."""
+def check_seeds(seeds: int | None, first: int | None) -> None:
+    """Raise a `HushError` for an invalid number of seeds, or an invalid first one."""
     if seeds is not None and seeds < 1:
         raise HushError(f"--seeds: expected 1 or more, found {seeds}")
+    if first is not None and first < 0:
+        raise HushError(f"--first-seed: expected 0 or more, found {first}")

@@ -110,27 +110,33 @@ def loss(done: FinishedRun) -> Numbers:
 
 
 def clean_loss(done: FinishedRun) -> Numbers:
-    """Return the final models' loss on clean rows of the dataset that no client trained on."""
+    """Return the final model's loss on clean rows that no client trained on, and PADPFL's global loss (equation 1).
+
+    Equation 1 weighs each client's loss on its own training rows, noisy as they are, by its impact factor.
+    """
     import numpy as np
     import torch
     from torch.nn import functional
 
-    from hush import models
     from hush.data.client_rows import divide
-    from hush.engines.setup import load
+    from hush.engines.metrics import rows_of
+    from hush.engines.setup import load, prepare
 
     kept = RunDir(done.path).restore()
     if kept is None:
         raise HushError(f"{done.path}: no round has finished yet; nothing to measure")
-    config, dataset = done.config, load(done.config, done.data).dataset
-    held = divide(dataset, config.data, config.seed)
-    fresh = np.setdiff1d(np.arange(len(dataset.y)), np.concatenate(held.train))
-    x, y = torch.from_numpy(dataset.x[fresh]), torch.from_numpy(dataset.y[fresh])
-    model = models.build_model(config.model, tuple(dataset.x.shape[1:]), dataset.classes, config.seed)
-    logits = torch.cat([model.logits(kept[0].released[0], part) for part in x.split(4096)])
+    config, data = done.config, load(done.config, done.data)
+    held = divide(data.dataset, config.data, config.seed)
+    fresh = np.setdiff1d(np.arange(len(data.dataset.y)), np.concatenate(held.train))
+    x, y = torch.from_numpy(data.dataset.x[fresh]), torch.from_numpy(data.dataset.y[fresh])
+    federation, vector = prepare(config, dataset=data), kept[0].released[0]
+    logits = torch.cat([federation.model.logits(vector, part) for part in x.split(4096)])
+    rows, weights = rows_of(federation, config.rounds), done.rounds[-1].weights
+    own = [functional.cross_entropy(federation.model.logits(vector.double(), each.x), each.y) for each in rows]
     return {
         "": float(functional.cross_entropy(logits, y)),
         "accuracy (%)": 100 * float((logits.argmax(1) == y).double().mean()),
+        "loss of equation 1": sum(weight * float(own[client]) for client, weight in weights.items()),
     }
 
 

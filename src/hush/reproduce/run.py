@@ -31,18 +31,19 @@ class Request:
     entry: Entry
     cells: tuple[Cell, ...]
     mode: str
-    seeds: int
+    seeds: range
     configs: dict[str, Config]
     changes: tuple[str, ...] = ()
 
     @property
     def rounds(self) -> int:
         """The number of rounds."""
-        return self.seeds * sum(config.rounds for config in self.configs.values())
+        return len(self.seeds) * sum(config.rounds for config in self.configs.values())
 
     def label(self) -> str:
         """A directory name that is equal for equal requests, so that an interrupted run is found again."""
-        key_parts = [self.mode, self.seeds, [config_hash(in_one_process(config)) for config in self.configs.values()]]
+        seeds = [self.seeds.start, len(self.seeds)] if self.seeds.start else len(self.seeds)
+        key_parts = [self.mode, seeds, [config_hash(in_one_process(config)) for config in self.configs.values()]]
         return f"{self.entry.name.replace('/', '-')}-{hashlib.sha256(json.dumps(key_parts).encode()).hexdigest()[:8]}"
 
 
@@ -55,9 +56,10 @@ def asked(
     device: str | None = None,
     changes: Sequence[str] = (),
     places: Sequence[str] = (),
+    first_seed: int | None = None,
 ) -> Request:
     """Return the validated request of a command. `places` says where to compute, which changes no result."""
-    check_seeds(seeds)
+    check_seeds(seeds, first_seed)
     table = entry(name)
     chosen, how = table.chosen(cells), mode or table.modes[0]
     if how not in table.modes:
@@ -66,8 +68,14 @@ def asked(
     given += [] if rounds is None else [f"rounds={rounds}"]
     given += [] if device is None else [f'engine.device="{device}"']
     configs = {cell.name: table.configured(cell, how, [*given, *places]) for cell in chosen}
+    first = table.first_seed if first_seed is None else first_seed
     return Request(
-        entry=table, cells=chosen, mode=how, seeds=seeds or table.seeds, configs=configs, changes=tuple(given)
+        entry=table,
+        cells=chosen,
+        mode=how,
+        seeds=range(first, first + (seeds or table.seeds)),
+        configs=configs,
+        changes=tuple(given),
     )
 
 
@@ -79,7 +87,7 @@ def reproduce(
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Run the requested cells that have not been run yet, and write the results as JSON, Markdown and HTML to `out`."""
-    seeds = list(range(what.seeds))
+    seeds = list(what.seeds)
     out.mkdir(parents=True, exist_ok=True)
     if what.entry.metric == FIRST:
         found = _first_rounds(what, seeds, out, data)
