@@ -17,9 +17,10 @@ from hush.engines.setup import prepare
 from hush.models import build_model
 from hush.privacy.third_party import claimed_rounds
 from hush.recipes import parse as parsed_recipe
-from hush.reproduce import asked, entries, entry, html, markdown, reproduce
+from hush.reproduce import asked, entries, entry, html, markdown, repeated, reproduce
 from hush.reproduce.claims import checked, parsed
 from hush.reproduce.files import printed, read, with_keys
+from hush.reproduce.first_round import FIRST_ROUND
 from hush.reproduce.metrics import METRICS, matched_share
 from hush.server.run_directory import RunDir
 from hush.types import HushError
@@ -40,18 +41,25 @@ def test_all_entries_are_there_in_order() -> None:
     assert found == WANTED
 
 
-@pytest.mark.parametrize("name", WANTED)
+ROBUST_HDP = [name for name in entries() if name.startswith("robust-hdp/")]
+
+
+@pytest.mark.parametrize("name", [*WANTED, *ROBUST_HDP])
 def test_every_cell_is_a_valid_config_with_a_recipe_that_makes_sense(name: str) -> None:
     found = entry(name)
-    assert found.metric in METRICS and found.cells and len({cell.name for cell in found.cells}) == len(found.cells)
+    assert (
+        found.metric in {**METRICS, **FIRST_ROUND}
+        and found.cells
+        and len({cell.name for cell in found.cells}) == len(found.cells)
+    )
     for mode in found.modes:
         for cell in found.cells:
             config = found.configured(cell, mode)
             parsed_recipe(config.recipe, config.mode)
-            assert config.mode == mode
+            assert config.mode == ("sound" if cell.own else mode)
 
 
-@pytest.mark.parametrize("name", WANTED)
+@pytest.mark.parametrize("name", [*WANTED, *(name for name in ROBUST_HDP if entry(name).orders)])
 def test_orders_speak_of_cells_that_exist(name: str) -> None:
     found = entry(name)
     names = {part for cell in found.cells for part in (cell.algorithm, cell.column, cell.name)} | {"each", None}
@@ -283,3 +291,36 @@ def test_the_success_of_clustering_does_not_depend_on_names() -> None:
     assert matched_share({0: 2, 1: 0, 2: 0, 3: 0, 4: 1}, truth) == 0.8
     assert matched_share({0: 0, 1: 0, 2: 0, 3: 0, 4: 0}, truth) == 0.4
     assert matched_share({2: 5, 4: 5}, truth) == 0.5
+
+
+RECORDED = Path(__file__).parents[2] / "results" / "reproduce"
+
+
+def test_a_table_with_the_runs_of_another_is_filled_from_it(tmp_path: Path) -> None:
+    source = json.loads((RECORDED / "robust-hdp-table-12.json").read_text(encoding="utf-8"))
+    what = asked("robust-hdp/table-16", ("weiavg:", "robust-hdp:dist8"))
+    content = repeated(what, RECORDED / "robust-hdp-table-12.json", tmp_path, "hush reproduce")
+    ours = {(cell["algorithm"], cell["column"]): cell["measures"]["value"]["ours"] for cell in source["cells"]}
+    assert [(cell["algorithm"], cell["column"]) for cell in content["cells"]] == [
+        ("weiavg", "dist2"), ("weiavg", "dist4"), ("weiavg", "dist6"), ("weiavg", "dist8"), ("robust-hdp", "dist8"),
+    ]  # fmt: skip
+    for cell in content["cells"]:
+        value = cell["measures"]["value"]
+        assert value["ours"] == pytest.approx(ours[cell["algorithm"], cell["column"]])
+    assert content["cells"][1]["measures"]["value"]["printed"] == 88.2  # 89.18 in table 12
+    assert json.loads((tmp_path / "reproduction.json").read_text(encoding="utf-8"))["entry"] == "robust-hdp/table-16"
+
+
+@pytest.mark.parametrize(
+    ("options", "file"),
+    [
+        ({"seeds": 2}, "robust-hdp-table-12.json"),
+        ({"changes": ("local.lr=0.5",)}, "robust-hdp-table-12.json"),
+        ({"mode": "sound"}, "robust-hdp-table-12.json"),
+        ({}, "robust-hdp-table-13.json"),
+        ({}, "no-such-file.json"),
+    ],
+)
+def test_other_runs_do_not_fill_a_table(options: dict[str, Any], file: str, tmp_path: Path) -> None:
+    with pytest.raises(HushError, match=r"--from .*accepted:"):
+        repeated(asked("robust-hdp/table-16", ("weiavg:",), **options), RECORDED / file, tmp_path)

@@ -35,6 +35,12 @@ def reproduce(
         Path | None, typer.Option(help="The output directory; default: a new one under runs/reproduce.")
     ] = None,
     data: Annotated[str | None, typer.Option(help="Directory with the public dataset files (or HUSH_DATA).")] = None,
+    kept: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="FILE", help="Fill the cells from a table that has the same runs, without running."
+        ),
+    ] = None,
     live: Annotated[bool, typer.Option("--live", help="Show a live page in the browser, on this machine.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON to standard output.")] = False,
 ) -> None:
@@ -57,9 +63,14 @@ def reproduce(
     places = [f'engine.{"name" if key == "engine" else key}="{value}"' for key, value in given.items()]
     what = table.asked(name, chosen, seeds, rounds, mode, device, sets or (), places, first_seed)
     path = out or Path("runs") / "reproduce" / what.label()
+    said = shlex.join(["hush", *sys.argv[1:]])
+    if kept is not None:
+        content = table.repeated(what, kept, path, said)
+        sys.stdout.write(to_json(content).decode()) if as_json else show_reproduction(content, path)
+        return
     with live_page(path, live, several=True), progress_bar(what.rounds, False if as_json else None) as bar:
         content = table.reproduce(
-            what, path, data, shlex.join(["hush", *sys.argv[1:]]),
+            what, path, data, said,
             lambda cell, seed, record: bar.advance(None, round_words(record, f"{cell}, seed {seed}")),
         )  # fmt: skip
     if as_json:

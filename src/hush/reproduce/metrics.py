@@ -10,18 +10,11 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hush.config import Config
-from hush.recipes.slots.weight import Balanced, EstimatedNoise
-from hush.server.loop import enrolled
+from hush.reproduce.first_round import FIRST_ROUND, Numbers
 from hush.server.run_directory import RunDir
 from hush.types import HushError, RoundRecord, RunResult, unknown
-
-if TYPE_CHECKING:
-    from hush.engines.setup import Federation
-
-Numbers = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -213,47 +206,8 @@ METRICS: Mapping[str, Callable[[FinishedRun], Numbers]] = {
 def metric(name: str) -> Callable[[FinishedRun], Numbers]:
     """Return a metric by name."""
     if name not in METRICS:
-        raise unknown("metric", "metric", name, [*METRICS, FIRST])
+        raise unknown("metric", "metric", name, [*METRICS, *FIRST_ROUND])
     return METRICS[name]
 
 
 FIRST = "first-round-noise"
-
-
-def first_round_noise(config: Config, data: str | None) -> Numbers:
-    """Return Robust-HDP's table 3: the noise variance per parameter of the first round's aggregate, over lr squared."""
-    from hush.engines.setup import prepare
-
-    federation = prepare(config, root=data)
-    weights, noise = _trained_round(federation) if _uses_updates(federation.recipe.weight) else _foreseen(federation)
-    energy = sum(weight**2 * each for weight, each in zip(weights, noise, strict=True))
-    return {"": energy / (federation.model.layout.size * federation.config.local.lr**2)}
-
-
-def _uses_updates(weight: object) -> bool:
-    """Whether weights depend on the updates, so that a round must be trained to compute them."""
-    return isinstance(weight, Balanced) or (isinstance(weight, EstimatedNoise) and weight.estimator != "declared")
-
-
-def _foreseen(federation: Federation) -> tuple[list[float], list[float]]:
-    view = enrolled(federation.terms)
-    return federation.recipe.weight.foreseen(view).tolist(), view.planned_noise.tolist()
-
-
-def _trained_round(federation: Federation) -> tuple[list[float], list[float]]:
-    """Return the weights of the first round, trained, and the planned noise in each update."""
-    from hush.engines import simulator
-
-    kept: list[RoundRecord] = []
-    one = simulator.execution(federation, callbacks=[kept.append])
-    asked = next(one)
-    try:
-        one.send(simulator.train_together([asked])[0])
-    except StopIteration:
-        pass
-    finally:
-        one.close()
-    if not kept:
-        raise HushError("the first round produced no update")
-    weights = kept[0].weights
-    return list(weights.values()), [kept[0].noise_planned[client] for client in weights]

@@ -15,7 +15,8 @@ from hush.config import Config, config_hash, in_one_process
 from hush.engines.results import versions
 from hush.reproduce.claims import checked
 from hush.reproduce.entry import Cell, Entry, Printed, check_seeds, entry
-from hush.reproduce.metrics import FIRST, FinishedRun, Numbers, course, first_round_noise, metric
+from hush.reproduce.first_round import FIRST_ROUND, Numbers
+from hush.reproduce.metrics import FinishedRun, course, metric
 from hush.reproduce.pages import html, markdown
 from hush.server.run_directory import RunDir, to_json, write_atomically
 from hush.types import HushError, RoundRecord, RunResult
@@ -89,27 +90,87 @@ def reproduce(
     """Run the requested cells that have not been run yet, and write the results as JSON, Markdown and HTML to `out`."""
     seeds = list(what.seeds)
     out.mkdir(parents=True, exist_ok=True)
-    if what.entry.metric == FIRST:
+    if what.entry.metric in FIRST_ROUND:
         found = _first_rounds(what, seeds, out, data)
         runs: dict[str, list[FinishedRun]] = {}
     else:
         runs = _done(what, executed(what.configs, seeds, out, True, from_files(data), command, progress), out, data)
         found = {name: [metric(what.entry.metric)(one) for one in done] for name, done in runs.items()}
     cells = [_row(cell, what.configs[cell.name], found[cell.name], runs.get(cell.name, [])) for cell in what.cells]
-    content = {
+    made = _versions([one.result for done in runs.values() for one in done])
+    return _written({**_described(what, command), "versions": made}, cells, what, out)
+
+
+def repeated(what: Request, recorded: Path, out: Path, command: str = "") -> dict[str, Any]:
+    """Fill the requested cells from the recorded reproduction of another table with the same runs; write it to `out`.
+
+    Only cells with equal configs count, on whatever device, and only with the same metric and seeds. Raises a
+    `HushError` if there is none.
+    """
+    try:
+        kept = json.loads(recorded.read_bytes())
+        source, rows = entry(kept["entry"]), {(cell["algorithm"], cell["column"]): cell for cell in kept["cells"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise HushError(f"--from {recorded}: not a recorded reproduction ({error}); accepted: a {RESULT}") from None
+    known = {
+        _apart_from_engine(source.configured(cell, kept["mode"], kept.get("changes", ()))): rows[
+            cell.algorithm, cell.column
+        ]
+        for cell in source.cells
+        if (cell.algorithm, cell.column) in rows
+    }
+    found = [(cell, known.get(_apart_from_engine(what.configs[cell.name]))) for cell in what.cells]
+    cells = [_relabelled(cell, row) for cell, row in found if row is not None]
+    if not cells or source.metric != what.entry.metric or kept["seeds"] != list(what.seeds):
+        raise HushError(
+            f"--from {recorded}: no run of {source.name} over seeds {kept['seeds']} is one of {what.entry.name} over "
+            f"seeds {list(what.seeds)}; accepted: a reproduction of the same metric, seeds and settings"
+        )
+    same = {key: kept[key] for key in ("mode", "seeds", "changes", "versions") if key in kept}
+    return _written({**_described(what, command), **same}, cells, what, out)
+
+
+def _apart_from_engine(config: Config) -> str:
+    return json.dumps(config.model_dump(exclude={"engine"}), sort_keys=True, default=str)
+
+
+def _relabelled(cell: Cell, row: dict[str, Any]) -> dict[str, Any]:
+    """Return a recorded cell as one of another table, next to what that table prints."""
+    measures = {
+        name: _comparison(value["runs"], cell.printed.get("" if name == "value" else name))
+        for name, value in row["measures"].items()
+    }
+    return {
+        **row,
+        "algorithm": cell.algorithm,
+        "column": cell.column,
+        "settings": dict(cell.settings),
+        "measures": measures,
+    }
+
+
+def _described(what: Request, command: str) -> dict[str, Any]:
+    return {
         "entry": what.entry.name,
         "title": what.entry.title,
         "metric": what.entry.metric,
         "command": command,
         "mode": what.mode,
-        "seeds": seeds,
+        "seeds": list(what.seeds),
         "config": dict(what.entry.config),
         "changes": list(what.changes),
-        "versions": _versions([one.result for done in runs.values() for one in done]),
+    }
+
+
+def _written(described: dict[str, Any], cells: list[dict[str, Any]], what: Request, out: Path) -> dict[str, Any]:
+    """Write a reproduction as JSON, Markdown and HTML, and return it."""
+    content = {
+        **described,
         "notes": what.entry.remarks,
         "orders": checked(what.entry.orders, cells),
         "cells": cells,
     }
+    out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / RESULT, to_json(content))
     write_atomically(out / "reproduction.md", markdown(content).encode())
     write_atomically(out / "reproduction.html", html(content).encode())
@@ -147,7 +208,7 @@ def _first_rounds(what: Request, seeds: Sequence[int], out: Path, data: str | No
         for seed in seeds:
             key = f"{name} {seed}"
             if key not in known:
-                known[key] = first_round_noise(config.model_copy(update={"seed": seed}), data)
+                known[key] = FIRST_ROUND[what.entry.metric](config.model_copy(update={"seed": seed}), data)
                 write_atomically(kept, to_json(known))
     return {name: [known[f"{name} {seed}"] for seed in seeds] for name in what.configs}
 
