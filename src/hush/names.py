@@ -17,6 +17,7 @@ MODELS = {
     "logreg": "one linear layer: the fastest, and often the best at strict budgets",
     "mlp": "one hidden layer of model.hidden units",
     "resnet18-gn": "ResNet-18 with group normalisation, for colour images",
+    "resnet34-gn": "ResNet-34 with group normalisation, for colour images",
     "scattering-linear": "fixed scattering features of images, and one linear layer",
 }
 TASKS = {
@@ -37,6 +38,7 @@ DATASETS = {
     "mnist": "70,000 images of digits, 28 x 28",
     "fashion-mnist": "70,000 images of clothes, 28 x 28",
     "cifar10": "60,000 colour images of ten classes, 32 x 32",
+    "cifar100": "60,000 colour images of a hundred classes, 32 x 32",
     "emnist47": "131,600 images of letters and digits, 28 x 28",
     "imdb": "50,000 film reviews, good or bad",
 }

@@ -188,6 +188,7 @@ def test_root_must_be_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         ("mnist", ["train-images-idx3-ubyte.gz", "MNIST/raw", "ossci-datasets"]),
         ("fashion-mnist", ["train-images-idx3-ubyte.gz", "FashionMNIST/raw", "zalandoresearch"]),
         ("cifar10", ["data_batch_1.bin", "cifar-10-python.tar.gz", "cifar-10-batches-bin", "~kriz/cifar.html"]),
+        ("cifar100", ["train.bin", "cifar-100-binary.tar.gz", "cifar100/cifar-100-binary", "~kriz/cifar.html"]),
         ("emnist47", ["emnist-balanced-train-images-idx3-ubyte.gz", "emnist", "nist.gov"]),
         ("imdb", ["train.jsonl.xz", "aclImdb", "ai.stanford.edu"]),
     ],

@@ -19,6 +19,7 @@ IMAGE = (1, 28, 28)
         ("cnn", IMAGE, 28_938),
         ("scattering-linear", IMAGE, 81 * 49 * 10 + 10),
         ("resnet18-gn", (3, 32, 32), 11_181_642),
+        ("resnet34-gn", (3, 32, 32), 21_289_802),
     ],
 )
 def test_parameter_counts(name: str, shape: tuple[int, ...], parameters: int) -> None:

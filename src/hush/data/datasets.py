@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hush.data import cifar, images, imdb
+from hush.data import cifar, cifar100, images, imdb
 from hush.data import synthetic as made
 from hush.data.files import data_root
 from hush.data.schema import Schema
@@ -18,7 +18,17 @@ from hush.data.validation import check_keys, integer, number, wrong
 from hush.types import HushError, InputSpec, TargetKind, unknown
 from hush.user_code import user_code
 
-NAMES = ("digits", "synthetic", "dp-scaffold-users", "mnist", "fashion-mnist", "cifar10", "emnist47", "imdb")
+NAMES = (
+    "digits",
+    "synthetic",
+    "dp-scaffold-users",
+    "mnist",
+    "fashion-mnist",
+    "cifar10",
+    "cifar100",
+    "emnist47",
+    "imdb",
+)
 MADE = ("synthetic", "dp-scaffold-users")
 PARTS = ("train", "test", "all")
 OWN = "own arrays"
@@ -203,10 +213,10 @@ def _from_files(name: str, root: Path, parts: Sequence[str]) -> Dataset:
         )
     if name == "cifar10":
         pixels, labels = _stack([cifar.read_cifar10(root, part) for part in parts])
-        x = np.empty(pixels.shape, np.float32)
-        for channel, (mean, std) in enumerate(zip(cifar.MEAN, cifar.STD, strict=True)):
-            x[:, channel] = images.normalise(pixels[:, channel], mean, std)
-        return Dataset(name=name, x=x, y=labels.astype(np.int64), classes=10)
+        return _coloured(name, pixels, labels, 10, cifar.MEAN, cifar.STD)
+    if name == "cifar100":
+        pixels, labels = _stack([cifar100.read_cifar100(root, part) for part in parts])
+        return _coloured(name, pixels, labels, cifar100.CLASSES, cifar100.MEAN, cifar100.STD)
     spec = {"mnist": images.MNIST, "fashion-mnist": images.FASHION_MNIST}.get(name) or next(
         (spec for spec in images.EMNIST47 if images.present(spec, root)), images.EMNIST47[0]
     )
@@ -217,6 +227,15 @@ def _from_files(name: str, root: Path, parts: Sequence[str]) -> Dataset:
         y=labels.astype(np.int64),
         classes=spec.classes,
     )
+
+
+def _coloured(
+    name: str, pixels: images.Pixels, labels: images.Pixels, classes: int, means: Sequence[float], stds: Sequence[float]
+) -> Dataset:
+    x = np.empty(pixels.shape, np.float32)
+    for channel, (mean, std) in enumerate(zip(means, stds, strict=True)):
+        x[:, channel] = images.normalise(pixels[:, channel], mean, std)
+    return Dataset(name=name, x=x, y=labels.astype(np.int64), classes=classes)
 
 
 def _stack(pairs: Sequence[tuple[images.Pixels, images.Pixels]]) -> tuple[images.Pixels, images.Pixels]:

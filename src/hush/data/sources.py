@@ -6,6 +6,7 @@ SOURCES = {
     "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/ (mirror of http://yann.lecun.com/exdb/mnist/)",
     "fashion-mnist": "https://github.com/zalandoresearch/fashion-mnist",
     "cifar10": "https://www.cs.toronto.edu/~kriz/cifar.html",
+    "cifar100": "https://www.cs.toronto.edu/~kriz/cifar.html",
     "emnist47": "https://www.nist.gov/itl/products-and-services/emnist-dataset",
     "imdb": "https://ai.stanford.edu/~amaas/data/sentiment/",
 }

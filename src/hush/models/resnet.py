@@ -1,6 +1,8 @@
-"""ResNet-18 with group normalisation: the batch-free twin of the network that Robust-HDP trains on CIFAR-10."""
+"""ResNet-18 and ResNet-34 with group normalisation: Robust-HDP's networks for CIFAR, without statistics of batches."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -33,7 +35,19 @@ class _Block(nn.Module):
 
 def resnet18(channels: int, classes: int) -> nn.Module:
     """11,181,642 parameters for three channels and ten classes."""
+    return _resnet(channels, classes, (2, 2, 2, 2))
+
+
+def resnet34(channels: int, classes: int) -> nn.Module:
+    """21,335,972 parameters for three channels and a hundred classes."""
+    return _resnet(channels, classes, (3, 4, 6, 3))
+
+
+def _resnet(channels: int, classes: int, blocks: Sequence[int]) -> nn.Module:
     widths = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
-    stages = [nn.Sequential(_Block(a, b, stride), _Block(b, b, 1)) for a, b, stride in widths]
+    stages = [
+        nn.Sequential(_Block(a, b, stride), *(_Block(b, b, 1) for _ in range(count - 1)))
+        for (a, b, stride), count in zip(widths, blocks, strict=True)
+    ]
     stem = [_conv(channels, 64, 7, 2), nn.GroupNorm(_GROUPS, 64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     return nn.Sequential(*stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))

@@ -171,6 +171,11 @@ def _resnet18(shape: Shape, classes: int, _: ModelConfig) -> nn.Module:
     return resnet.resnet18(shape[0], classes)
 
 
+def _resnet34(shape: Shape, classes: int, _: ModelConfig) -> nn.Module:
+    _need_image("resnet34-gn", shape)
+    return resnet.resnet34(shape[0], classes)
+
+
 def _initialise(module: nn.Module, seed: int) -> None:
     """Uniform in +-1/sqrt(fan in) for weights and biases, one and zero for normalisation: PyTorch's own defaults."""
     with torch.no_grad():
@@ -191,6 +196,7 @@ _BUILDERS: Mapping[str, Callable[[Shape, int, ModelConfig], nn.Module]] = {
     "cnn": _cnn,
     "scattering-linear": _logreg,
     "resnet18-gn": _resnet18,
+    "resnet34-gn": _resnet34,
 }
 
 
