@@ -13,9 +13,10 @@ from hush.reproduce import entry
 from hush.reproduce.first_round import FIRST_ROUND
 from hush.server.loop import enrolled
 
+BUDGETS = [0.5, 1, 2, 4, 0.5, 1, 2, 4]
 BASE = {
     "rounds": 3, "mode": "sound", "data": {"name": "digits", "clients": 8},
-    "privacy": {"budgets": [0.5, 1, 2, 4, 0.5, 1, 2, 4]},
+    "privacy": {"budgets": BUDGETS},
     "local": {"batch_size": [16, 64, 8, 8, 64, 64, 8, 8], "lr": 0.1},
 }  # fmt: skip
 
@@ -23,8 +24,7 @@ BASE = {
 def test_weights_by_budget_are_compared_with_those_of_least_noise() -> None:
     config = parse({**BASE, "recipe": {"name": "weiavg"}})
     planned = enrolled(prepare(config).terms).planned_noise.tolist()
-    budgets = BASE["privacy"]["budgets"]
-    given = [each / sum(budgets) for each in budgets]
+    given = [each / sum(BUDGETS) for each in BUDGETS]
     best = [1 / each / sum(1 / other for other in planned) for each in planned]
     found = FIRST_ROUND["first-round-weights"](config, None)
     assert found[""] == pytest.approx(50 * sum(abs(a - b) for a, b in zip(given, best, strict=True)))
