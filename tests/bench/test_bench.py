@@ -22,7 +22,7 @@ from hush.bench.findings import TARGETS, Findings, met, short
 from hush.bench.noise import normals, rounds
 from hush.bench.profiled import named, profiled
 from hush.bench.timing import best, busy, fair
-from hush.bench.workloads import Workload, w1, w2
+from hush.bench.workloads import Workload, w1, w2, w3, w4, w4_small, w5_small
 from hush.privacy import noise
 from hush.recipes.estimators import noise_energy
 from hush.types import HushError
@@ -43,6 +43,40 @@ def test_the_workloads_are_those_of_the_table() -> None:
     assert [(plan.samples, plan.batch, plan.steps) for plan in second.plans] == [(4000, 800, 50)] * 2
     assert second.drifts is not None
     assert all(torch.equal(job.drift, drift) for job, drift in zip(second.jobs(), second.drifts, strict=True))
+
+
+def test_the_larger_workloads_are_those_of_the_table() -> None:
+    residual, transformer, small, adapted = w3(clients=2), w4(), w4_small(), w5_small()
+    assert (residual.model.layout.size, residual.plans[0].steps, residual.plans[0].batch) == (11_181_642, 8, 64)
+    assert transformer.model.layout.size == 3_259_914
+    assert [(len(w.plans), w.plans[0].samples, w.plans[0].batch) for w in (transformer, small)] == [
+        (8, 1024, 64),
+        (4, 128, 32),
+    ]
+    assert adapted.model.layout.size == 38_154
+    assert all("lora" in name or name.startswith("out.") for name in adapted.model.layout.names)
+
+
+@pytest.mark.parametrize("make", [w4_small, w5_small])
+@pytest.mark.parametrize("rival", [baselines.plain, baselines.opacus, baselines.opacus_ghost])
+def test_baselines_train_what_is_trained(make: Any, rival: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opacus")
+    made: list[torch.nn.Module] = []
+    build, replaced = baselines._module, baselines._fixed
+
+    def kept(module: torch.nn.Module) -> torch.nn.Module:
+        made.append(module)
+        return module
+
+    monkeypatch.setattr(baselines, "_module", lambda work: kept(build(work)))
+    monkeypatch.setattr(baselines, "_fixed", lambda module: kept(replaced(module)))
+    work = make(clients=1, samples=64)
+    start = {name: value.clone() for name, value in build(work).named_parameters()}
+    rival(work)()
+    ends = dict(made[-1].named_parameters())
+    moved = {name for name in ends.keys() & start.keys() if not torch.equal(ends[name], start[name])}
+    assert moved == start.keys() & ends.keys() & set(work.model.layout.names)
+    assert "out.weight" in moved
 
 
 def moved(work: Workload, run: Any, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:

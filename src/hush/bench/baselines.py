@@ -26,7 +26,7 @@ def plain(work: Workload) -> Callable[[], None]:
     def run() -> None:
         for client, first in enumerate(work.firsts):
             module, drift = _module(work), _drift(work, client)
-            parameters = list(module.parameters())
+            parameters = _trained(module)
             optimiser = torch.optim.SGD(parameters, lr=work.lr)
             for rows in shuffled(work, client):
                 optimiser.zero_grad(set_to_none=True)
@@ -51,9 +51,9 @@ def opacus(work: Workload, trained: list[nn.Module] | None = None) -> Callable[[
 
     def run() -> None:
         for client, (first, plan) in enumerate(zip(work.firsts, work.plans, strict=True)):
-            own, drift = _module(work), _drift(work, client)
+            own, drift = _fixed(_module(work)), _drift(work, client)
             module = GradSampleModule(own)
-            parameters = list(module.parameters())
+            parameters = _trained(module)
             optimiser = DPOptimizer(
                 torch.optim.SGD(parameters, lr=work.lr),
                 noise_multiplier=1.0,
@@ -70,6 +70,39 @@ def opacus(work: Workload, trained: list[nn.Module] | None = None) -> Callable[[
                 optimiser.step()
             if trained is not None:
                 trained.append(own)
+
+    return _quiet(run)
+
+
+def opacus_ghost(work: Workload) -> Callable[[], None] | None:
+    """The same by Opacus's ghost clipping, which makes a second backward pass in place of per-example gradients."""
+    try:
+        from opacus.grad_sample import GradSampleModuleFastGradientClipping
+        from opacus.optimizers import DPOptimizerFastGradientClipping
+        from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+        from opacus.utils.uniform_sampler import UniformWithReplacementSampler
+    except ImportError:
+        return None
+
+    def run() -> None:
+        for first, plan in zip(work.firsts, work.plans, strict=True):
+            module = GradSampleModuleFastGradientClipping(
+                _fixed(_module(work)), max_grad_norm=plan.clip, use_ghost_clipping=True
+            )
+            optimiser = DPOptimizerFastGradientClipping(
+                torch.optim.SGD(_trained(module), lr=work.lr),
+                noise_multiplier=1.0,
+                max_grad_norm=plan.clip,
+                expected_batch_size=plan.batch,
+            )
+            loss = DPLossFastGradientClipping(module, optimiser, nn.CrossEntropyLoss())
+            for chosen in UniformWithReplacementSampler(
+                num_samples=plan.samples, sample_rate=plan.rate, steps=plan.steps
+            ):
+                rows = first + torch.tensor(chosen, device=work.x.device)
+                optimiser.zero_grad()
+                loss(module(work.x[rows]), work.y[rows]).backward()
+                optimiser.step()
 
     return _quiet(run)
 
@@ -113,8 +146,28 @@ def shuffled(work: Workload, client: int) -> Iterator[Tensor]:
 
 
 def _module(work: Workload) -> nn.Module:
-    module = copy.deepcopy(work.model.module).requires_grad_(True)
+    """The module as its user wrote it, with what is trained asking for gradients."""
+    model = work.model
+    module = copy.deepcopy(model.module if model.source is None else model.source).requires_grad_(False)
+    for name in model.layout.names:
+        module.get_parameter(name).requires_grad_(True)
     return module.to(work.x.device).train()
+
+
+def _fixed(module: nn.Module) -> nn.Module:
+    """The module with Opacus's own attention in place of PyTorch's, for which Opacus has no hooks."""
+    from opacus.validators import ModuleValidator
+
+    replaced = any(
+        isinstance(part, nn.MultiheadAttention) and any(value.requires_grad for value in part.parameters())
+        for part in module.modules()
+    )
+    device = next(module.parameters()).device
+    return ModuleValidator.fix(module).to(device).train() if replaced else module
+
+
+def _trained(module: nn.Module) -> list[nn.Parameter]:
+    return [value for value in module.parameters() if value.requires_grad]
 
 
 def _drift(work: Workload, client: int) -> list[Tensor]:

@@ -11,15 +11,15 @@ from hush.bench.findings import Findings
 from hush.bench.noise import normals
 from hush.bench.profiled import profiled
 from hush.bench.timing import best, busy, crowded, peak, stream
-from hush.bench.workloads import Workload, w1, w2
+from hush.bench.workloads import Workload, w1, w2, w4_small, w5_small
 from hush.training.train import train
 
 W1_OPERATIONS = 16.3e6  # multiplications and additions for one sample's forward and backward pass through the CNN
 
 
 def measure() -> Findings:
-    """Measure both workloads, and the noise alone."""
-    return _w1() | _w2() | normals("cpu", 1 << 22, "cpu")
+    """Measure the workloads, and the noise alone."""
+    return _w1() | _w2() | _w4() | normals("cpu", 1 << 22, "cpu")
 
 
 def ours(work: Workload, *, secure: bool = False) -> Callable[[], object]:
@@ -27,17 +27,17 @@ def ours(work: Workload, *, secure: bool = False) -> Callable[[], object]:
     return lambda: train(work.model, work.x, work.y, work.jobs(secure=secure))
 
 
-def against(work: Workload, key: str, turns: int = 2) -> tuple[Findings, dict[str, float]]:
-    """Return the ratios of the baselines' rounds to ours."""
+def against(work: Workload, key: str, turns: int = 2, *, ghost: bool = False) -> tuple[Findings, dict[str, float]]:
+    """Return the ratios of the baselines' rounds to ours; with `ghost`, Opacus's ghost clipping is one of them."""
     contestants: dict[str, Callable[[], object]] = {
         "ours": ours(work),
         "secure": ours(work, secure=True),
         "plain": baselines.plain(work),
     }
     notes = {}
-    if (hooks := baselines.opacus(work)) is not None:
-        contestants["opacus"] = hooks
-    else:
+    rivals = {"opacus": baselines.opacus(work), "opacus_ghost": baselines.opacus_ghost(work) if ghost else None}
+    contestants |= {name: run for name, run in rivals.items() if run is not None}
+    if rivals["opacus"] is None:
         notes[f"{key}.opacus_over_ours"] = "Not measured: Opacus is not installed."
     seconds = best(contestants, turns)
     figures = {
@@ -47,8 +47,8 @@ def against(work: Workload, key: str, turns: int = 2) -> tuple[Findings, dict[st
         f"{key}.ours_over_plain": seconds["ours"] / seconds["plain"],
         f"{key}.plain_over_ours": seconds["plain"] / seconds["ours"],
     }
-    if "opacus" in seconds:
-        figures[f"{key}.opacus_over_ours"] = seconds["opacus"] / seconds["ours"]
+    for name in rivals.keys() & seconds.keys():
+        figures[f"{key}.{name}_over_ours"] = seconds[name] / seconds["ours"]
     return Findings(figures, notes), seconds
 
 
@@ -103,3 +103,15 @@ def _w2() -> Findings:
         {"cpu.w2.plain_over_ours": note, "cpu.w2.opacus_over_ours": "For what limits Hush, see plain_over_ours."},
         {"cpu.w2": profiled(ours(w2(users=10)))},
     )
+
+
+def _w4() -> Findings:
+    """Return the transformer's ratios, and how much faster it is with adapters."""
+    work = w4_small()
+    found, seconds = against(work, "cpu.w4", turns=3, ghost=True)
+    adapted, own = against(w5_small(), "cpu.w5", turns=3)
+    rates = {
+        "cpu.w4.samples_per_second": work.samples / seconds["ours"],
+        "cpu.w5.over_w4": seconds["ours"] / own["ours"],
+    }
+    return found | adapted | Findings(rates, {}, {"cpu.w4": profiled(ours(work))})

@@ -1,4 +1,4 @@
-"""GPU benchmark: the convolutional workload, for one run and for many in lockstep.
+"""GPU benchmark: the workloads against their baselines, and many runs in lockstep.
 
 `python -m hush.bench.gpu` prints the figures as JSON and needs PyTorch and NumPy alone.
 """
@@ -21,12 +21,12 @@ from hush.bench.findings import Findings
 from hush.bench.noise import normals
 from hush.bench.profiled import profiled
 from hush.bench.timing import best, peak, stream, wait
-from hush.bench.workloads import Workload, w1, w2
+from hush.bench.workloads import Workload, w1, w2, w3, w4, w5
 from hush.privacy.noise import Seeded
 from hush.training.gpu.pooled_cnn.network import pooled_cnn_of
 from hush.training.gpu.pooled_cnn.step import PooledCnnStep
 from hush.training.job import Job
-from hush.training.precision import triton_precision
+from hush.training.precision import Precision, triton_precision
 from hush.training.train import train
 from hush.types import HushError
 
@@ -38,10 +38,62 @@ _BATCH = 60  # the mean of W1's batch sizes
 
 
 def measure() -> Findings:
-    """Measure W1 against its baselines, W2, and the sweep."""
+    """Measure the workloads against their baselines, the noise alone, and the sweep."""
     if not torch.cuda.is_available():
         raise HushError("--suite gpu: no CUDA device is available here; accepted here: cpu, server, plan, scale")
-    return _w1() | _w2() | normals("gpu", 1 << 28, "cuda") | sweep(w1(device="cuda"), _RUNS, _PATIENCE)
+    found = _w1() | _w2() | large()
+    return found | normals("gpu", 1 << 28, "cuda") | sweep(w1(device="cuda"), _RUNS, _PATIENCE)
+
+
+def large() -> Findings:
+    """Measure the residual network and the transformers in every precision."""
+    found = Findings()
+    for work in (w3(device="cuda"), w4("cuda"), w5("cuda")):
+        found |= _precisions(work)
+    over = found.figures["gpu.w4.ours_seconds"] / found.figures["gpu.w5.ours_seconds"]
+    return found | Findings({"gpu.w5.over_w4": over})
+
+
+def _precisions(work: Workload) -> Findings:
+    key = f"gpu.{work.name}"
+
+    def ours(precision: Precision = "float32", *, secure: bool = False) -> Callable[[], object]:
+        return lambda: train(work.model, work.x, work.y, work.jobs(secure=secure), precision=precision)
+
+    contestants: dict[str, Callable[[], object]] = {
+        "ours": ours(),
+        "secure": ours(secure=True),
+        "tf32": ours("tf32"),
+        "bf16": ours("bf16"),
+        "plain": baselines.plain(work),
+    }
+    rivals = {"opacus": baselines.opacus(work), "opacus_ghost": baselines.opacus_ghost(work)}
+    contestants |= {name: run for name, run in rivals.items() if run is not None}
+    notes = {} if "opacus" in contestants else {f"{key}.opacus_over_ours": "Not measured: Opacus is not installed."}
+    seconds: dict[str, float] = {}
+    failed: dict[str, str] = {}
+    # One after the other where memory could not hold what all of them keep.
+    for name, run in contestants.items():
+        try:
+            seconds |= best({name: run}, turns=3 if name in ("ours", "secure", "tf32", "bf16") else 1)
+        except (RuntimeError, NotImplementedError, TypeError, AttributeError) as error:
+            if name not in rivals:
+                raise
+            failed[name] = str(error).splitlines()[0] if str(error) else type(error).__name__
+        torch.cuda.empty_cache()
+    rate = {name: work.samples / taken for name, taken in seconds.items()}
+    figures = {
+        f"{key}.ours_seconds": seconds["ours"],
+        f"{key}.samples_per_second": rate["ours"],
+        f"{key}.tf32_samples_per_second": rate["tf32"],
+        f"{key}.bf16_samples_per_second": rate["bf16"],
+        f"{key}.secure_over_seeded": seconds["secure"] / seconds["ours"],
+        **{
+            f"{key}.{name}_over_ours": seconds[name] / seconds["ours"] for name in ("plain", *rivals) if name in seconds
+        },
+    }
+    notes |= {f"{key}.{name}_over_ours": f"Not measured: {reason}" for name, reason in failed.items()}
+    return Findings(figures, notes, {key: profiled(contestants["ours"])})
 
 
 def _w1() -> Findings:
