@@ -1,53 +1,97 @@
-"""Write docs/results.md from results/reproduce/*.json: `make results`."""
+"""Write the results pages, docs/results.md and one for each paper, from results/reproduce/*.json: `make results`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hush.reproduce import entries, entry, markdown
-from scripts.screen import screen
+from hush.reproduce.claims import judged
+from scripts.results_charts import charts
+from scripts.results_differences import ahead, differences
+from scripts.results_front import PAPERS, front
+from scripts.results_summary import LEGEND, coverage, summary
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "reproduce"
-PAGE = ROOT / "docs" / "results.md"
+DOCS = ROOT / "docs"
 
-HEAD = """\
-# Results against the papers
-
+NOTE = """\
 This page is written by `make results` from `results/reproduce/*.json`; a test checks that they agree. Every value was
-produced by the command below its table. Published values are those of the papers.
-
-Learning rates are those of the papers if they are published; otherwise the choice is noted with the table. As in the
-papers, the privacy cost of choosing them is not counted. `hush` computes its learning rate from the noise.
-
-The rows of `hush` and of `hush/ablation` were recorded with its former rate, average and weights
-([ADR 17](adr/0017-rates-for-any-number-of-rounds.md)). With the present ones two cells of `robust-hdp/table-12` were
-run again, on the first seed: Dist1 97.41 (recorded 97.41), Dist6 95.40 (95.62).
+produced by the command below its table. Published values are those of the paper.
 """
 
 
 def loaded() -> list[dict[str, Any]]:
-    """Every result, in the order of the entries."""
+    """Return every result, in the order of the entries."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
     for content in found:
-        # Titles and notes are prose: the page shows those of the entry, not those recorded with the values.
+        # Titles, notes and claims are prose: the pages show those of the entry, not those recorded with the values.
         described = entry(content["entry"])
         content |= {"title": described.title, "notes": described.remarks}
+        content["orders"] = judged(described.orders, content, content["cells"])
     order = {name: number for number, name in enumerate(entries())}
     return sorted(found, key=lambda content: (order[content["entry"]], content["mode"]))
 
 
-def page(results: Sequence[Mapping[str, Any]]) -> str:
-    """The whole page."""
-    sections = [markdown(content, 2) for content in results]
-    return "\n".join([HEAD, *screen(results, _anchors(sections)), *sections])
+def pages(results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return every page and chart by its path below docs/."""
+    found = {"results.md": front(results)}
+    for paper in PAPERS:
+        own = [content for content in results if content["entry"].startswith(f"{paper}/")]
+        images: dict[int, list[str]] = {}
+        for number, content in enumerate(own):
+            for key, (drawing, words) in charts(content).items():
+                place = f"figures/{_file(content)}-{key}.svg"
+                found[f"results/{place}"] = drawing
+                images.setdefault(number, []).append(f"![{words}]({place})")
+        found[f"results/{paper}.md"] = page(paper, own, results, images)
+    return found
 
 
-def _anchors(sections: Sequence[str]) -> list[str]:
-    """Where the sections are, as Markdown viewers name it: those of one title are counted."""
+def page(
+    paper: str,
+    own: Sequence[Mapping[str, Any]],
+    every: Sequence[Mapping[str, Any]],
+    images: Mapping[int, Sequence[str]],
+) -> str:
+    """Return the page of a paper, or of `hush`."""
+    about = PAPERS[paper]
+    sections = [_illustrated(markdown(content, 2), images.get(number, ())) for number, content in enumerate(own)]
+    parts = [f"# Results: {about.title}\n", NOTE, *([about.notes] if about.notes else [])]
+    gain = ahead(own)
+    if gain:
+        parts += [GAIN, gain + "\n"]
+    parts += ["## Summary\n", summary(own, anchors(sections)), LEGEND]
+    parts += ["## Every entry, and what it costs\n", COSTS, coverage(paper, own) + "\n"]
+    return "\n".join([*parts, *differences(own, every), *sections])
+
+
+GAIN = "Accuracy of `hush`, with its difference from the best published value of that column in parentheses:\n"
+COSTS = """\
+Examples and hours of one seed of all cells of the paper (rows in a step of a client, forward and backward), on one H200
+and on one core, at the rates of `hush.reproduce.cost`: evaluation is not counted.
+"""
+
+
+def _illustrated(section: str, images: Iterable[str]) -> str:
+    """Return a section with its charts behind the first paragraph."""
+    head, lead, *rest = section.split("\n\n")
+    return "\n\n".join([head, lead, *images, *rest])
+
+
+def _file(content: Mapping[str, Any]) -> str:
+    """Return the name of a result's charts: of several results of one entry, each has its own."""
+    ran = list(dict.fromkeys(cell["column"] for cell in content["cells"]))
+    every = {cell.column for cell in entry(content["entry"]).cells}
+    part = "" if set(ran) == every else f"-{'-'.join(ran)}"
+    return f"{content['entry'].replace('/', '-')}-{content['mode']}{part}"
+
+
+def anchors(sections: Sequence[str]) -> list[str]:
+    """Return where the sections are, as Markdown viewers name it: those of one title are counted."""
     found: list[str] = []
     for section in sections:
         title = section.splitlines()[0].removeprefix("## ").lower()
@@ -58,8 +102,14 @@ def _anchors(sections: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    """Write."""
-    PAGE.write_text(page(loaded()), encoding="utf-8")
+    """Write them, and remove charts that are no more."""
+    written = pages(loaded())
+    for old in (DOCS / "results").rglob("*.*"):
+        if str(old.relative_to(DOCS)) not in written:
+            old.unlink()
+    for place, text in written.items():
+        (DOCS / place).parent.mkdir(parents=True, exist_ok=True)
+        (DOCS / place).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -5,25 +5,28 @@ dp-scaffold > dp-fedavg + 5 @ k=50     by more than 5; `- 2` allows 2 less
 0-1-2:eps=5 < 1-1-1:eps=20             cells by their whole names
 k=5 best @ sigma-g=10                  of all that stand there; `least` for the lowest
 pfa-plus < pfa @ each [uplink MiB]     in every column; of a measure other than the main one
+
+A claim is undecided if what it compares differs by no more than the spread over seeds, or if both models only guess.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hush.reproduce.measures import guessing, unit
 from hush.types import HushError
 
 EACH = "each"
+HOLDS, FAILS, UNDECIDED, NOT_RUN = "holds", "fails", "undecided", "not run"
 _NAME = r"[a-z0-9.=:-]+"
 _FORM = re.compile(
     rf"(?P<one>{_NAME}) (?:(?P<op>[<>]) (?P<other>{_NAME})(?: (?P<sign>[+-]) (?P<margin>[\d.]+))?|(?P<top>best|least))"
     rf"(?: @ (?P<place>{_NAME}))?(?: \[(?P<measure>[^\]]+)\])?"
 )
-
-Values = Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,38 @@ class Order:
     measure: str
 
 
+@dataclass(frozen=True)
+class Value:
+    """The measure of one cell: a number for each seed (one, if it does not depend on the seed), and what guesses."""
+
+    runs: Sequence[float]
+    guesses: bool = False
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds."""
+        return statistics.fmean(self.runs)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two cells under a claim: by how much it holds (negative: fails), and the difference that is no evidence."""
+
+    by: float
+    spread: float
+    guesses: bool
+
+    @property
+    def verdict(self) -> str:
+        """Whether the claim holds for these two."""
+        if self.guesses or abs(self.by) <= self.spread:
+            return UNDECIDED
+        return HOLDS if self.by > 0 else FAILS
+
+
+Values = Mapping[tuple[str, str], Value]
+
+
 def parsed(text: str) -> Order:
     """Return the parsed claim, or raise a `HushError` that shows the accepted form."""
     found = _FORM.fullmatch(text)
@@ -67,40 +102,95 @@ def parsed(text: str) -> Order:
     )
 
 
-def checked(orders: Sequence[str], cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return each claim with whether it holds and by how much; None for both if a cell was not run."""
+def checked(
+    orders: Sequence[str],
+    cells: Sequence[Mapping[str, Any]],
+    one_seed: Callable[[str], float] = lambda measure: 0.0,
+    guesses: Callable[[Mapping[str, Any], str], float | None] = lambda cell, measure: None,
+) -> list[dict[str, Any]]:
+    """Return each claim with its verdict, by how much it holds, and the spread over seeds of what is compared.
+
+    `by` and `spread` are those of the comparison that holds least; None if the cells were not run. A claim about
+    several cells fails if one comparison fails, and is otherwise undecided if one is.
+
+    Args:
+        orders: The claims.
+        cells: The cells that were run, as recorded.
+        one_seed: The spread to assume for a measure that was run with one seed.
+        guesses: The value of a cell's measure up to which its model is not told apart from guessing.
+    """
     found = []
     for order in map(parsed, orders):
         values = {
-            (cell["algorithm"], cell["column"]): cell["measures"][order.measure]["ours"]
+            (cell["algorithm"], cell["column"]): _measured(cell, order.measure, guesses)
             for cell in cells
             if order.measure in cell["measures"]
         }
-        by = surplus(order, values)
-        found.append({"order": order.text, "holds": None if by is None else by > 0, "by": by})
+        compared = list(comparisons(order, values, one_seed(order.measure)))
+        least = min(compared, key=lambda each: each.by, default=None)
+        verdicts = {each.verdict for each in compared}
+        verdict = next((each for each in (FAILS, UNDECIDED, HOLDS) if each in verdicts), NOT_RUN)
+        found.append(
+            {
+                "order": order.text,
+                "verdict": verdict,
+                "holds": {HOLDS: True, FAILS: False}.get(verdict),
+                "by": least.by if least else None,
+                "spread": least.spread if least else None,
+            }
+        )
     return found
 
 
-def surplus(order: Order, values: Values) -> float | None:
-    """Return by how much the claim holds (negative: fails), beyond its margin, in the tightest comparison."""
+def judged(
+    orders: Sequence[str], content: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return `checked` for the cells of a reproduction, given its `metric` and `config`."""
+    metric = content["metric"]
+    return checked(
+        orders,
+        cells,
+        lambda measure: unit(metric, measure).one_seed,
+        lambda cell, measure: guessing(content, cell, measure),
+    )
+
+
+def comparisons(order: Order, values: Values, one_seed: float = 0.0) -> Iterator[Comparison]:
+    """Yield every two cells that a claim compares; those that were not run are left out."""
     places = dict.fromkeys(column for _, column in values) if order.place == EACH else [order.place]
-    gaps: list[float] = []
     for place in places:
         one = _value(order.one, place, values)
         others = [other for other in _others(order, place, values) if other is not None]
         if one is not None:
-            gaps += [order.sign * (one - other) - order.margin for other in others]
-    return min(gaps) if gaps else None
+            for other in others:
+                by = order.sign * (one.mean - other.mean) - order.margin
+                yield Comparison(by, _spread(one, other, one_seed), one.guesses and other.guesses)
 
 
-def _others(order: Order, place: str | None, values: Values) -> list[float | None]:
+def _spread(one: Value, other: Value, one_seed: float) -> float:
+    """Return the standard deviation over seeds of the difference; seeds are paired, as they share data and split."""
+    if max(len(one.runs), len(other.runs)) == 1:
+        return one_seed
+    if len(one.runs) == len(other.runs):
+        return statistics.stdev(a - b for a, b in zip(one.runs, other.runs, strict=True))
+    return max(statistics.stdev(each.runs) for each in (one, other) if len(each.runs) > 1)
+
+
+def _measured(
+    cell: Mapping[str, Any], measure: str, guesses: Callable[[Mapping[str, Any], str], float | None]
+) -> Value:
+    value, limit = cell["measures"][measure], guesses(cell, measure)
+    return Value(value.get("runs") or [value["ours"]], limit is not None and value["ours"] <= limit)
+
+
+def _others(order: Order, place: str | None, values: Values) -> list[Value | None]:
     if order.other is not None:
         return [_value(order.other, place, values)]
     own = _key(order.one, place, values)
     return [value for key, value in values.items() if key != own and place in key]
 
 
-def _value(name: str, place: str | None, values: Values) -> float | None:
+def _value(name: str, place: str | None, values: Values) -> Value | None:
     key = _key(name, place, values)
     return None if key is None else values[key]
 

@@ -5,7 +5,8 @@ config keys that it sets. `rates` names the table with the paper's learning rate
 algorithm's `as` is its name here; `row` and `column` say where its numbers are printed, if not under these names.
 `ours` are algorithms that the paper does not have. Settings for faithful mode only are under an algorithm's `faithful`.
 A `tradeoff` replaces columns and algorithms. `orders` are the claims that the paper makes about its results in words.
-`first_seed` is where the seeds start.
+`first_seed` is where the seeds start. `fitted` names the settings that were chosen by looking at the published values,
+each with the algorithms that it concerns (none: all).
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A table or a figure. `seeds` is how many there are, consecutive from `first_seed` on."""
+    """A table or a figure. `seeds` is how many there are, consecutive from `first_seed` on.
+
+    `fitted`: settings that were chosen by looking at the published values, with the algorithms that each concerns.
+    """
 
     name: str
     title: str
@@ -75,11 +79,26 @@ class Entry:
     doubt: str = ""
     options: Settings = field(default_factory=dict)
     first_seed: int = 0
+    fitted: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def remarks(self) -> list[str]:
         """Return the notes, followed by known inconsistencies of the published values."""
         return [*self.notes, *([f"Published values: {self.doubt}"] if self.doubt else [])]
+
+    def best_in_print(self) -> tuple[str, ...]:
+        """Return a claim for each column in which one of several published accuracies is the highest."""
+        columns: dict[str, dict[str, float]] = {}
+        for cell in self.cells:
+            value = cell.printed.get("")
+            if value is not None and value.value is not None and not cell.own and self.metric == "accuracy":
+                columns.setdefault(cell.column, {})[cell.algorithm] = value.value
+        found = []
+        for column, values in columns.items():
+            first, *others = sorted(values, key=lambda name: -values[name])
+            if others and values[first] > values[others[0]]:
+                found.append(f"{first} best @ {column}")
+        return tuple(found)
 
     def configured(self, cell: Cell, mode: str, changes: Sequence[str] = ()) -> Config:
         """Return the full config of a cell. Our own algorithms are always sound."""
@@ -130,6 +149,7 @@ def entry(name: str) -> Entry:
         doubt=table.get("doubt", ""),
         options=raw.get("options", {}),
         first_seed=raw.get("first_seed", 0),
+        fitted=raw.get("fitted", {}),
     )
 
 

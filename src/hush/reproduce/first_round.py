@@ -71,10 +71,11 @@ def plan(config: Config, data: str | None) -> Numbers:
     }
 
 
+PLANNED = "planned-noise"
 FIRST_ROUND: Mapping[str, Callable[[Config, str | None], Numbers]] = {
     "first-round-noise": noise,
     "first-round-weights": weights,
-    "planned-noise": plan,
+    PLANNED: plan,
 }
 
 

@@ -86,14 +86,18 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return f"<div class='wide'><table><thead><tr>{top}</tr></thead><tbody>{rows}</tbody></table></div>"
 
 
-_ORDER_HEADS = ("Claims of the paper", "holds here", "by")
+_ORDER_HEADS = ("Claims of the paper", "here", "by", "spread over seeds")
 
 
 def _orders(content: Mapping[str, Any]) -> list[list[str]]:
     """Return one line per claim; its result is empty if its cells were not run."""
-    said = {True: "yes", False: "no", None: "not run"}
     return [
-        [one["order"], said[one["holds"]], "" if one["by"] is None else f"{one['by']:+.3g}"]
+        [
+            one["order"],
+            one["verdict"],
+            "" if one["by"] is None else f"{one['by']:+.3g}",
+            "" if one["spread"] is None or len(content["seeds"]) == 1 else f"{one['spread']:.2g}",
+        ]
         for one in content.get("orders", [])
     ]
 

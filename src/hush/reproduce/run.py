@@ -13,7 +13,7 @@ from typing import Any
 from hush.comparison import executed, from_files, path_of
 from hush.config import Config, config_hash, in_one_process
 from hush.engines.results import versions
-from hush.reproduce.claims import checked
+from hush.reproduce.claims import judged
 from hush.reproduce.entry import Cell, Entry, Printed, check_seeds, entry
 from hush.reproduce.first_round import FIRST_ROUND, Numbers
 from hush.reproduce.metrics import FinishedRun, course, metric
@@ -167,7 +167,7 @@ def _written(described: dict[str, Any], cells: list[dict[str, Any]], what: Reque
     content = {
         **described,
         "notes": what.entry.remarks,
-        "orders": checked(what.entry.orders, cells),
+        "orders": judged(what.entry.orders, described, cells),
         "cells": cells,
     }
     out.mkdir(parents=True, exist_ok=True)
