@@ -1,4 +1,4 @@
-"""CIFAR-100 in its binary version: `train.bin` and `test.bin`, in a folder or in the published archive.
+"""CIFAR-100 (`cifar100`) in its binary version: `train.bin` and `test.bin`, in a folder or in the published archive.
 
 A record is a byte for the coarse label, one for the fine label, and 3,072 channel-first pixel bytes. The digests of
 these files are not known here: lengths and labels are checked.
