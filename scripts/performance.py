@@ -57,9 +57,15 @@ HOW = """## Implementation
   convolution and its pooling are one kernel. Inputs are stored with zero borders, so that the address of an input is
   the address of the position plus an offset for the tap and no bounds check is needed. In the backward pass, a value
   that is read once is used for a row or a column of taps. Clients with many steps do not wait for those with few.
-- **Sampling on the device.** Noise and, for pooled CNNs, all Poisson batches of a round are sampled on the device
-  from one generator per client: 53 random bits compared with the sampling rate of the plan, as on the host. Secure
-  noise has a ChaCha20 kernel there: a lane computes a block of 16 words and ten normal numbers in registers.
+- **Linear models.** A model that is one linear layer has kernels as well (`hush.training.gpu.linear.kernels`). The
+  clients of all runs in lockstep share a launch; a program takes some rows of one client. A row is read once where
+  the weights fit in registers, otherwise twice. Logits, norms, clipping factors and sums are float64, which an H200's
+  tensor cores multiply as fast as its other units multiply float32. Nothing is added atomically.
+- **Sampling on the device.** Noise and, for pooled CNNs and linear models, all batches of a round are sampled on the
+  device from one generator per client: 53 random bits compared with the sampling rate of the plan, as on the host, or
+  the rows with the lowest bits where batches have a fixed size. Secure noise has a ChaCha20 kernel there: a lane
+  computes a block of 16 words and ten normal numbers in registers, and one launch serves all clients, each with a key
+  of its own.
 - **Secure noise on the CPU.** AES-256 in counter mode, which processors have instructions for, fills blocks of 32,768
   pairs that stay in the cache. The radius of the Box-Muller transform is computed in float64, where the tails are
   decided, and sine and cosine in float32. Small requests are drawn several ahead.

@@ -102,7 +102,7 @@ def words_of(key: bytes, draw: int, domain: int, blocks: int) -> np.ndarray:
     there = torch.frombuffer(bytearray(key), dtype=torch.int32).to(DEVICE)
     number = torch.tensor([draw], device=DEVICE)
     grid = (out.numel() // (16 * chacha20.LANES),)
-    WORDS[grid](out, there, number, out.numel(), DOMAIN=domain, LANES=chacha20.LANES, num_warps=4)
+    WORDS[grid](out, there, number, number, out.numel(), DOMAIN=domain, LANES=chacha20.LANES, TABLE=False, num_warps=4)
     return out.view(-1, 16, chacha20.LANES).transpose(1, 2).reshape(-1, 16)[:blocks].cpu().numpy().view(np.uint32)
 
 
@@ -247,6 +247,63 @@ def test_rows_and_noise_of_one_draw_have_nothing_in_common() -> None:
     key = os.urandom(32)
     rows, noise = (words_of(key, 5, domain, 500) for domain in (chacha20.ROWS, chacha20.NORMALS))
     assert not np.intersect1d(rows.ravel().view(np.uint64), noise.ravel().view(np.uint64)).size
+
+
+@on_either
+def test_streams_that_draw_at_once_draw_what_each_would_by_itself() -> None:
+    rngs = [ChaCha20Rng(DEVICE) for _ in range(5)]
+    chacha20.share_keys(rngs)
+    sizes = (7000, 0, 13, 25_000, 1)
+    spans = [(sum(sizes[:i]) + 3 * i, size) for i, size in enumerate(sizes)]
+    normals = torch.full((sum(sizes) + 12,), -99.0, device=DEVICE)
+    words = torch.full((len(normals),), -1, dtype=torch.int64, device=DEVICE)
+    lanes = chacha20.LANES
+    for draw in range(2):
+        chacha20.word_spans(rngs[1:4], words, spans[1:4])
+        chacha20.fill_spans(rngs, normals, spans)
+        for i, (rng, (begin, size)) in enumerate(zip(rngs, spans, strict=True)):
+            stream = rng._streams[chacha20._place(DEVICE)[0]]
+            key, between = stream._key.cpu().numpy().tobytes(), 1 < i + 1 < 5
+            alone = ChaCha20Rng(DEVICE)
+            twin = alone._stream()
+            twin._key.copy_(stream._key)
+            count = 2 * draw if between else draw
+            assert int(stream._draws) == (count + 2 if between else count + 1)
+            if between and size:
+                expected = words_of(key, count, chacha20.ROWS, -(-2 * size // (16 * lanes)) * lanes)
+                stored = expected.reshape(-1, lanes, 16).transpose(0, 2, 1).ravel()[: 2 * size]
+                found = words[begin : begin + size].cpu().numpy().view(np.uint32)
+                np.testing.assert_array_equal(found, stored)
+            twin._draws.fill_(count + 1 if between else count)
+            out = torch.empty(size, device=DEVICE)
+            alone.fill(out)
+            assert torch.equal(normals[begin : begin + size], out)
+    gaps = torch.ones(len(normals), dtype=torch.bool)
+    for begin, size in spans:
+        gaps[begin : begin + size] = False
+    assert (normals.cpu()[gaps] == -99).all() and (words.cpu()[gaps] == -1).all(), "nothing is written between spans"
+    assert len({rng._stream()._key.cpu().numpy().tobytes() for rng in rngs}) == 5
+
+
+@on_either
+def test_streams_of_different_tables_draw_one_after_the_other() -> None:
+    first, second = ChaCha20Rng(DEVICE), ChaCha20Rng(DEVICE)
+    drawn(first)(10)
+    out = torch.zeros(40, device=DEVICE)
+    chacha20.share_keys([first, second])
+    chacha20.fill_spans([first, second], out, [(0, 20), (20, 20)])
+    assert out.all() and len(out.unique()) == 40
+
+
+@on_either
+def test_a_table_of_keys_is_overwritten_with_its_last_stream() -> None:
+    rngs = [ChaCha20Rng(DEVICE) for _ in range(3)]
+    chacha20.share_keys(rngs)
+    keys = rngs[0]._stream().table.keys
+    rngs.pop()
+    assert keys.any(1).all()
+    rngs.clear()
+    assert not keys.any()
 
 
 @on_either

@@ -20,12 +20,14 @@ from hush.models.model import wrap
 from hush.models.user_loss import user_loss
 from hush.objective import CLASSIFICATION, BinaryCrossEntropy, Huber, MeanSquaredError, Objective
 from hush.training.closed_form import closed_form_sums, linear_layer_of
+from hush.training.gpu.linear.clipped_sum import linear_sums
 from hush.training.per_example.discrete_sums import integer_sums
 from hush.training.per_example.recorder import Recorder
 from hush.training.per_example.sums import padded_sums
 from hush.training.per_example.vmap import vmap_sums
 from hush.training.precision import Precision
 from hush.training.select import clipped_sums
+from tests.support.interpreter import DEVICE
 
 CLASSES, ROWS, TOGETHER = 4, 6, 50
 # Squares of the largest overflow float32, those of the smallest vanish.
@@ -132,6 +134,13 @@ def _closed(model: Model, vectors: Tensor, x: Tensor, y: Tensor, mask: Tensor, c
     return closed_form_sums(layer, vectors, flat, targets, rows, clips, 4096)
 
 
+def _kernels(model: Model, vectors: Tensor, x: Tensor, y: Tensor, mask: Tensor, clips: Tensor) -> Tensor:
+    """By the kernels of a linear layer, on a GPU if there is one."""
+    layer = linear_layer_of(model, x.flatten(0, 1))
+    assert layer is not None
+    return linear_sums(layer, *(t.to(DEVICE) for t in (vectors, x, y, mask, clips))).cpu()
+
+
 WAYS: Mapping[str, Way] = {
     "float32": Way(_ragged("float32"), COMPANY),
     "tf32": Way(_ragged("tf32"), COMPANY),
@@ -145,6 +154,7 @@ WAYS: Mapping[str, Way] = {
 
 
 CLOSED = Way(_closed, COMPANY)
+KERNELS = Way(_kernels, ADDING, torch.float32)
 
 
 def suits(net: str, way: str) -> bool:

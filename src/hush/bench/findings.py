@@ -28,6 +28,7 @@ TARGETS: Mapping[str, tuple[str, float]] = {
     "gpu.w1.double_vmap_over_ours": (">=", 8.0),
     "gpu.w1.secure_over_seeded": ("<=", 1.25),
     "gpu.w2.secure_over_seeded": ("<=", 1.25),
+    "gpu.w2.lockstep.samples_per_second": (">=", 40.0e6),
     "gpu.w3.opacus_over_ours": (">=", 15.0),
     "gpu.w3.secure_over_seeded": ("<=", 1.25),
     "gpu.w4.samples_per_second": (">=", 12_000.0),

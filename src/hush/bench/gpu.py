@@ -41,7 +41,7 @@ def measure() -> Findings:
     """Measure the workloads against their baselines, the noise alone, and the sweep."""
     if not torch.cuda.is_available():
         raise HushError("--suite gpu: no CUDA device is available here; accepted here: cpu, server, plan, scale")
-    found = _w1() | _w2() | large()
+    found = _w1() | linear() | large()
     return found | normals("gpu", 1 << 28, "cuda") | sweep(w1(device="cuda"), _RUNS, _PATIENCE)
 
 
@@ -137,23 +137,49 @@ def _w1() -> Findings:
     )
 
 
-def _w2() -> Findings:
+def linear() -> Findings:
+    """Measure W2 against PyTorch without privacy, and `_RUNS` runs of it in lockstep, with seeded and secure noise."""
     work = w2(device="cuda")
     seconds = best(
         {
             "ours": lambda: train(work.model, work.x, work.y, work.jobs()),
             "secure": lambda: train(work.model, work.x, work.y, work.jobs(secure=True)),
             "plain": baselines.plain(work),
+            "lockstep": lambda: _lockstep(work, _RUNS, secure=False),
+            "secure lockstep": lambda: _lockstep(work, _RUNS, secure=True),
         },
         turns=3,
     )
+    together = _RUNS * work.samples
     return Findings(
         {
             "gpu.w2.ours_seconds": seconds["ours"],
+            "gpu.w2.samples_per_second": work.samples / seconds["ours"],
             "gpu.w2.plain_over_ours": seconds["plain"] / seconds["ours"],
             "gpu.w2.secure_over_seeded": seconds["secure"] / seconds["ours"],
-        }
+            "gpu.w2.lockstep.seconds": seconds["lockstep"],
+            "gpu.w2.lockstep.samples_per_second": together / seconds["lockstep"],
+            "gpu.w2.lockstep.secure_samples_per_second": together / seconds["secure lockstep"],
+            "gpu.w2.lockstep.secure_over_seeded": seconds["secure lockstep"] / seconds["lockstep"],
+        },
+        {
+            "gpu.w2.lockstep.samples_per_second": (
+                f"{_RUNS} runs, {_RUNS * len(work.plans)} clients in one call of train, with all that it does: "
+                "sources, batches, noise and updates."
+            )
+        },
+        {"gpu.w2": profiled(lambda: train(work.model, work.x, work.y, work.jobs()))},
     )
+
+
+def _lockstep(work: Workload, runs: int, *, secure: bool) -> list[Tensor]:
+    """A round of that many runs on the same rows, trained in one call."""
+    jobs = [
+        replace(job, source=job.source if secure else Seeded(run, client, 1))
+        for run in range(runs)
+        for client, job in enumerate(work.jobs(secure=secure))
+    ]
+    return train(work.model, work.x, work.y, jobs)
 
 
 def sweep(work: Workload, runs: int, patience: float) -> Findings:

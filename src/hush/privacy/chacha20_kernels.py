@@ -78,14 +78,21 @@ def _block(key: at, block: at, draws: at, DOMAIN: constexpr) -> tuple[at, ...]:
 _block = triton.jit(_block)
 
 
-def _words(out: at, key: at, draws: at, size: at, DOMAIN: constexpr, LANES: constexpr) -> None:
-    """Fill with the cipher's words."""
-    program, lane = tl.program_id(0), tl.arange(0, LANES)
-    word = _block(key, (program * LANES + lane).to(tl.uint32), draws, DOMAIN)
-    first = program.to(tl.int64) * (16 * LANES) + lane
-    for j in tl.static_range(16):
-        place = first + j * LANES
-        tl.store(out + place, word[j].to(tl.int32, bitcast=True), mask=place < size)
+def _words(
+    out: at, keys: at, draws: at, spans: at, size: at, DOMAIN: constexpr, LANES: constexpr, TABLE: constexpr
+) -> None:
+    """Fill with the cipher's words: of one stream, or a span of the target for each stream of a table."""
+    program, lane, stream = tl.program_id(0), tl.arange(0, LANES), tl.program_id(1)
+    target, number = out, size
+    if TABLE:
+        target = out + tl.load(spans + 2 * stream)
+        number = tl.load(spans + 2 * stream + 1)
+    first = program.to(tl.int64) * (16 * LANES)
+    if first < number:
+        word = _block(keys + 8 * stream, (program * LANES + lane).to(tl.uint32), draws + stream, DOMAIN)
+        for j in tl.static_range(16):
+            place = first + lane + j * LANES
+            tl.store(target + place, word[j].to(tl.int32, bitcast=True), mask=place < number)
 
 
 def _pair(high: at, low: at, turn: at) -> tuple[at, at]:
@@ -110,19 +117,27 @@ def _pair(high: at, low: at, turn: at) -> tuple[at, at]:
 pair = triton.jit(_pair)
 
 
-def _normal(out: at, key: at, draws: at, size: at, DOMAIN: constexpr, LANES: constexpr) -> None:
-    """Fill with standard normal numbers: ten of each block."""
-    program, lane = tl.program_id(0), tl.arange(0, LANES)
-    word = _block(key, (program * LANES + lane).to(tl.uint32), draws, DOMAIN)
-    some = _key_word(key, 0) | _key_word(key, 1) | _key_word(key, 2) | _key_word(key, 3)
-    some = some | _key_word(key, 4) | _key_word(key, 5) | _key_word(key, 6) | _key_word(key, 7)
-    unit = tl.where(some != 0, 1.0, float("nan"))
-    first = program.to(tl.int64) * (10 * LANES) + lane
-    for j in tl.static_range(5):
-        one, other = pair(word[3 * j], word[3 * j + 1], word[3 * j + 2])
-        place = first + 2 * j * LANES
-        tl.store(out + place, one * unit, mask=place < size)
-        tl.store(out + place + LANES, other * unit, mask=place + LANES < size)
+def _normal(
+    out: at, keys: at, draws: at, spans: at, size: at, DOMAIN: constexpr, LANES: constexpr, TABLE: constexpr
+) -> None:
+    """Fill with standard normal numbers, ten of each block; otherwise like the words."""
+    program, lane, stream = tl.program_id(0), tl.arange(0, LANES), tl.program_id(1)
+    target, number = out, size
+    if TABLE:
+        target = out + tl.load(spans + 2 * stream)
+        number = tl.load(spans + 2 * stream + 1)
+    first = program.to(tl.int64) * (10 * LANES)
+    if first < number:
+        key = keys + 8 * stream
+        word = _block(key, (program * LANES + lane).to(tl.uint32), draws + stream, DOMAIN)
+        some = _key_word(key, 0) | _key_word(key, 1) | _key_word(key, 2) | _key_word(key, 3)
+        some = some | _key_word(key, 4) | _key_word(key, 5) | _key_word(key, 6) | _key_word(key, 7)
+        unit = tl.where(some != 0, 1.0, float("nan"))
+        for j in tl.static_range(5):
+            one, other = pair(word[3 * j], word[3 * j + 1], word[3 * j + 2])
+            place = first + lane + 2 * j * LANES
+            tl.store(target + place, one * unit, mask=place < number)
+            tl.store(target + place + LANES, other * unit, mask=place + LANES < number)
 
 
 WORDS, NORMAL = (triton.jit(do_not_specialize=["size"])(f) for f in (_words, _normal))

@@ -29,9 +29,9 @@ _ZEROS = np.zeros(1 << 19, np.uint8)
 _ZEROS.flags.writeable = False
 
 
-def fresh_key() -> bytearray:
-    """Return a key from the operating system, for one stream of bits; whoever takes it overwrites it after use."""
-    return bytearray(os.urandom(KEY_BYTES))
+def fresh_key(number: int = 1) -> bytearray:
+    """Return keys from the operating system, one for each stream of bits; whoever takes them overwrites them."""
+    return bytearray(os.urandom(number * KEY_BYTES))
 
 
 def reader(size: int) -> Reader:

@@ -18,11 +18,13 @@ from torch import Tensor
 
 from hush.models import Model
 from hush.models.validation import check_global_hooks
+from hush.privacy.source import DeviceRng
 from hush.training import memory
 from hush.training.clipped_sum import ClippedSum
 from hush.training.closed_form import ClosedFormSum, LinearLayer, linear_layer_of
 from hush.training.gpu.graph_replay import GraphReplaySum
-from hush.training.gpu.noise_bank import noise_fits
+from hush.training.gpu.linear.clipped_sum import LinearSum, can_train
+from hush.training.gpu.noise_bank import device_rngs, noise_fits
 from hush.training.gpu.pooled_cnn.clipped_sum import PooledCnnSum, pooled_cnn_sums
 from hush.training.gpu.pooled_cnn.network import PooledCnn, pooled_cnn_of
 from hush.training.grouping import similar_batches
@@ -90,6 +92,17 @@ class _Facts:
         """The model's only layer, if it is linear and its products are not to be rounded: it forms no gradients."""
         return linear_layer_of(self.model, self.x) if self.precision != "bf16" else None
 
+    @cached_property
+    def rngs(self) -> Sequence[DeviceRng | None]:
+        return device_rngs(self.jobs)
+
+    @property
+    def linear_kernels(self) -> bool:
+        """Whether the kernels of a linear layer can run here, and train these jobs."""
+        if not self.on_gpu or self.grouped or self.linear is None or triton_kernels(self.x.device) is None:
+            return False
+        return can_train(self.linear, self.x, self.y, self.jobs, self.rngs)
+
     @property
     def closed_form(self) -> bool:
         return not self.on_gpu and not self.discrete and not self.grouped and self.linear is not None
@@ -118,6 +131,10 @@ class _Facts:
         assert self.pooled_cnn is not None
         return PooledCnnSum(self.model, self.pooled_cnn, self.x, self.y, self.limit, self.precision)
 
+    def linear_sum(self) -> ClippedSum:
+        assert self.linear is not None
+        return LinearSum(self.linear, self.x, self.y, self.jobs, self.rngs)
+
     def closed_form_sum(self) -> ClippedSum:
         assert self.linear is not None
         return ClosedFormSum(self.model, self.linear, self.x, self.y, memory.LEAN if self.limit is None else self.limit)
@@ -145,6 +162,7 @@ class _Facts:
 _Row = tuple[Callable[[_Facts], ClippedSum], Callable[[_Facts], bool], str]
 TABLE: tuple[_Row, ...] = (
     (_Facts.pooled_cnn_sum, lambda f: f.pooled_cnn is not None, "one launch serves batches of all sizes, unpadded"),
+    (_Facts.linear_sum, lambda f: f.linear_kernels, "norms follow from inputs and errors; one launch for all clients"),
     (_Facts.integer_sum, lambda f: f.discrete, "discrete noise needs integers, exact in any order of addition"),
     (_Facts.vmap_sum, lambda f: f.grouped, "rows of a person are averaged before they are clipped"),
     (_Facts.closed_form_sum, lambda f: f.closed_form, "norms follow from those of the inputs"),

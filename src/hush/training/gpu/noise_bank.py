@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from hush.privacy import device_draws
 from hush.privacy.source import DeviceRng
 from hush.training.gpu.prefetch import DEPTH
 from hush.training.job import Job
@@ -23,24 +24,30 @@ _AT_ONCE = 2**19  # numbers of noise that are drawn on the device at a time for 
 
 
 class NoiseBank:
-    """Noise of several steps: one launch for each client and step would cost more."""
+    """Noise of several steps: one launch for each step would cost more."""
 
     def __init__(self, jobs: Sequence[Job], rngs: Sequence[DeviceRng], like: Tensor) -> None:
         self._jobs, self._rngs = jobs, rngs
-        # A number that does not depend on who else is in the group, since what a client draws must not either.
-        self._steps = max(1, _AT_ONCE // like.shape[1])
+        # As many steps at a time as a client takes by itself, since what it draws must not depend on the others.
+        self._most = max(1, _AT_ONCE // like.shape[1])
+        self._steps = min(self._most, jobs[0].plan.steps)
         self._like, self._noise = like, like[:, None]
 
     def step(self, number: int, active: int) -> Tensor:
         """The noise of that step, clients x p, for the first clients; steps are asked for in order."""
         if number == 0:
             self._noise = self._like.new_zeros(len(self._jobs), self._steps, self._like.shape[1])
+            device_draws.prepare(self._rngs)
         at = number % self._steps
         if at == 0:
-            for job, rng, own in zip(self._jobs[:active], self._rngs, self._noise.unbind(), strict=False):
-                if job.plan.private:
-                    rng.fill(own)
+            device_draws.normals(self._rngs[:active], self._noise, self._spans(active))
         return self._noise[:, at]
+
+    def _spans(self, active: int) -> list[tuple[int, int]]:
+        """Where each client's noise goes, and how much of it there is: none without privacy."""
+        size, room = self._noise.shape[2], self._noise.shape[1] * self._noise.shape[2]
+        plans = [job.plan for job in self._jobs[:active]]
+        return [(room * i, min(self._most, plan.steps) * size if plan.private else 0) for i, plan in enumerate(plans)]
 
 
 def noise_bank(jobs: Sequence[Job], rngs: Sequence[DeviceRng | None], like: Tensor) -> NoiseBank | None:

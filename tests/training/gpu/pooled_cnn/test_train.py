@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from hush.config import ModelConfig
 from hush.models import Model, build_model
 from hush.models.model import wrap
 from hush.privacy import noise
+from hush.privacy.row_budgets import RateGroup
 from hush.training import grouping, select
 from hush.training.gpu import noise_bank, sampling
 from hush.training.gpu.pooled_cnn import step as cnn_step
@@ -155,8 +157,9 @@ class Kernel:
 def decide(
     i: int, step: int, words: Tensor, clients: Tensor, chosen: Tensor, counts: Tensor, first: int, *_: Any, **__: Any
 ) -> None:
-    samples, steps, bar, _row, begin = clients[first + i].tolist()
+    samples, steps, bar, _row, begin, fixed = clients[first + i].tolist()
     if step < steps:
+        assert fixed < 0
         at = begin + step * samples
         high = (words[at - int(clients[first, 4]) :][:samples] >> 11) & (2**53 - 1)
         chosen[at : at + samples] = high < bar
@@ -176,7 +179,7 @@ def put(
     room: int,
     **_: Any,
 ) -> None:
-    samples, steps, _bar, row, begin = clients[i].tolist()
+    samples, steps, _bar, row, begin, _fixed = clients[i].tolist()
     if step < steps:
         mine = chosen[begin + step * samples :][:samples].nonzero()[:, 0] + row
         at = rows + int(ends[step, i])
@@ -203,7 +206,8 @@ def stand_in(model: Model) -> Any:
         vectors.sub_(scales[0] * total + scales[1] * noise)
 
     launch = SimpleNamespace(Batch=Batch, Workspace=space, sums=sums, fused_update=fused_update)
-    return SimpleNamespace(pooled_cnn=launch, sampling=SimpleNamespace(DECIDE=Kernel(decide), PLACE=Kernel(put)))
+    drawing = SimpleNamespace(DECIDE=Kernel(decide), LOWEST=None, PLACE=Kernel(put))
+    return SimpleNamespace(pooled_cnn=launch, sampling=drawing)
 
 
 class Hosted:
@@ -224,8 +228,8 @@ class Mirrored:
         rng = noise.Seeded(seed, 0, 0).device_rng(CPU)
         assert rng is not None
         words = torch.empty(steps * samples, dtype=torch.int64)
-        self._noise = torch.empty(noise_bank._AT_ONCE // size, size)
-        assert steps <= len(self._noise)
+        self._noise = torch.empty(min(steps, noise_bank._AT_ONCE // size), size)
+        assert len(self._noise) == steps
         rng.words(words)
         rng.fill(self._noise)
         self._words, self._next = ((words >> 11) & (2**53 - 1)).view(steps, samples), [0, 0]
@@ -338,7 +342,8 @@ def test_rows_are_drawn_on_the_device_only_where_that_is_the_same_sampler() -> N
         Job(vector=model.start, first_row=0, plan=plan, lr=0.1, source=noise.Seeded(1, 0, 0))
         for plan in (plan_of(10, 2, 5, 1.0), _fixed(plan_of(10, 2, 5, 1.0)))
     )
-    for job, suits in ((poisson, True), (fixed, False)):
+    grouped = replace(poisson, plan=replace(poisson.plan, groups=(RateGroup(1.0, 10, 0.2),)))
+    for job, suits in ((poisson, True), (fixed, True), (grouped, False)):
         assert sampling.can_sample([job], [job.source.device_rng(CPU)]) is suits
         assert sampling.can_sample([job], [None]) is False
     assert noise.threshold(1.0) == 2**53
@@ -346,6 +351,4 @@ def test_rows_are_drawn_on_the_device_only_where_that_is_the_same_sampler() -> N
 
 
 def _fixed(plan: Any) -> Any:
-    from dataclasses import replace
-
     return replace(plan, relation="replace-one", sampler="fixed")

@@ -1,8 +1,11 @@
-"""Sampling kernels: Poisson batches on a GPU, which rows are chosen, and where each goes among those of its step.
+"""Sampling kernels: batches on a GPU, Poisson or of a fixed size. Which rows are chosen, and where each goes among
+those of its step.
 
 Guarantees:
     - A row is chosen if the 53 highest of its own 64 fair bits are below its client's bar:
       `hush.privacy.noise.RowSampler` decides the same from the same bits.
+    - A batch of a fixed size is every set of so many rows with the same probability, but for rows whose 53 bits are
+      equal: the same rows as with `hush.privacy.plan.PrivacyPlan.sample` of the same bits.
 
 Edge cases:
     - A client has no rows in the steps that it does not take.
@@ -21,7 +24,7 @@ def _decide(
     client = first + tl.program_id(0)
     step = tl.program_id(1)
     own = clients + client * FIELDS
-    if step < tl.load(own + 1):
+    if (step < tl.load(own + 1)) & (tl.load(own + 5) < 0):
         samples = tl.load(own).to(tl.int32)
         bar = tl.load(own + 2)
         begin = tl.load(own + 4) + step.to(tl.int64) * samples
@@ -34,6 +37,46 @@ def _decide(
             tl.store(chosen + begin + j, inside.to(tl.uint8), mask=j < samples)
             total += inside.to(tl.int32)
         tl.store(counts + step * number + client, tl.sum(total, axis=0))
+
+
+def _lowest(
+    words: at, clients: at, chosen: at, counts: at, first: at, number: at, FIELDS: constexpr, B: constexpr
+) -> None:
+    """Choose the rows of one client in one step whose bits are the lowest, as many as a fixed batch has."""
+    client = first + tl.program_id(0)
+    step = tl.program_id(1)
+    own = clients + client * FIELDS
+    size = tl.load(own + 5)
+    if (step < tl.load(own + 1)) & (size >= 0):
+        samples = tl.load(own).to(tl.int32)
+        begin = tl.load(own + 4) + step.to(tl.int64) * samples
+        source = words + (begin - tl.load(clients + first * FIELDS + 4))
+        # The largest bar with at most as many rows below it, bit by bit.
+        bar = size * 0
+        half = bar + 9007199254740992
+        below = bar
+        for _ in range(54):
+            total = tl.zeros((B,), dtype=tl.int32)
+            for start in range(0, samples, B):
+                j = start + tl.arange(0, B)
+                word = (tl.load(source + j, mask=j < samples, other=-1) >> 11) & 0x1FFFFFFFFFFFFF
+                total += ((j < samples) & (word < bar + half)).to(tl.int32)
+            found = tl.sum(total, axis=0).to(tl.int64)
+            fits = found <= size
+            bar = tl.where(fits, bar + half, bar)
+            below = tl.where(fits, found, below)
+            half = half >> 1
+        # Of rows with equal bits at the bar, the first ones.
+        left = (size - below).to(tl.int32)
+        for start in range(0, samples, B):
+            j = start + tl.arange(0, B)
+            word = (tl.load(source + j, mask=j < samples, other=-1) >> 11) & 0x1FFFFFFFFFFFFF
+            tied = ((j < samples) & (word == bar)).to(tl.int32)
+            rank = tl.cumsum(tied, axis=0) - tied
+            inside = (j < samples) & ((word < bar) | ((tied > 0) & (rank < left)))
+            tl.store(chosen + begin + j, inside.to(tl.uint8), mask=j < samples)
+            left -= tl.sum(tied, axis=0)
+        tl.store(counts + step * number + client, size.to(tl.int32))
 
 
 def _place(
@@ -59,4 +102,4 @@ def _place(
             place += tl.sum(inside, axis=0)
 
 
-DECIDE, PLACE = (triton.jit(f) for f in (_decide, _place))
+DECIDE, LOWEST, PLACE = (triton.jit(f) for f in (_decide, _lowest, _place))

@@ -1,0 +1,1 @@
+"""Kernels for a model that is one linear layer."""
