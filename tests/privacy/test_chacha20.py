@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import math
 import os
 import pickle
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,13 +17,8 @@ from hush.privacy.chacha20 import ChaCha20Rng
 from hush.privacy.noise import Secure
 from hush.types import HushError
 from tests.support import normal_checks as checks
-from tests.support.paths import ROOT
+from tests.support.interpreter import CUDA, DEVICE, INTERPRETED, check_interpreted, on_a_gpu, on_either, runs_itself
 
-CUDA = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cuda" if CUDA else "cpu")
-on_either = pytest.mark.skipif(not CUDA and not INTERPRETED, reason="run by test_the_interpreter_agrees, or on a GPU")
-on_a_gpu = pytest.mark.skipif(not CUDA, reason="there is no CUDA device here")
 # RFC 8439: 2.3.2, and A.1 numbers 1 to 5; key, counter, nonce and key stream.
 PUBLISHED = (
     (
@@ -64,20 +55,10 @@ PUBLISHED = (
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CUDA or INTERPRETED, reason="the tests of this file run by themselves")
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@runs_itself()
 def test_the_interpreter_agrees() -> None:
     """All tests of this file, with Triton's kernels interpreted."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", str(Path(__file__))],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    assert " passed" in done.stdout
+    check_interpreted(__file__)
 
 
 @pytest.fixture(autouse=True)

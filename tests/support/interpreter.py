@@ -18,7 +18,6 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 on_either = pytest.mark.skipif(not CUDA and not INTERPRETED, reason="run by test_the_interpreter_agrees, or on a GPU")
 on_a_gpu = pytest.mark.skipif(not CUDA, reason="there is no CUDA device here")
-interpreted_only = pytest.mark.skipif(not INTERPRETED, reason="what the interpreter needs no accelerator for")
 
 
 def runs_itself() -> pytest.MarkDecorator:

@@ -196,7 +196,9 @@ def _outer(
         target = out + (part.to(tl.int64) * clients + client) * size
         tl.store(target + WEIGHT + c[:, None] * F + i[None, :], acc, mask=(c < CLASSES)[:, None] & (i < F)[None, :])
         if BIASED:
-            tl.store(target + SHIFT + c, total, mask=(c < CLASSES) & (tl.program_id(1) == 0))
+            # The programs of the first block of inputs write the biases.
+            written = tl.where(tl.program_id(1) == 0, CLASSES, 0)
+            tl.store(target + SHIFT + c, total, mask=c < written)
 
 
 def _move(
