@@ -144,16 +144,21 @@ class DataConfig(_Strict):
 
 
 class ModelConfig(_Strict):
-    """`[model]`: a built-in model, or `module:factory` for a custom one, and how a pretrained one is fine-tuned."""
+    """`[model]`: a built-in model, or `module:factory` for a custom one; how a pretrained one is fine-tuned; a frozen
+    encoder in front of it.
+    """
 
     name: Name = "logreg"
     hidden: Annotated[int, Field(ge=1)] = 200
     weights: Name | None = None
+    encoder: Name | None = None
+    features: Literal["group-norm", "unit-norm", "as-given"] = "group-norm"
+    fingerprint: Name | None = None
     adapters: Literal["none", "lora", "ffa-lora"] = "none"
     rank: Annotated[int, Field(ge=1)] = 8
     alpha: Positive = 16.0
     targets: list[Name] | None = None
-    head: list[Name] | None = None
+    head: Literal["linear"] | list[Name] | None = None
 
 
 class ObjectiveConfig(_Strict):
@@ -323,14 +328,14 @@ def with_unit(config: Config, persons: bool) -> Config:
 
 
 _PLACES = ("address", "workers")
-_FINE_TUNING = ("weights", "adapters", "rank", "alpha", "targets", "head")
+_PRETRAINED = ("weights", "encoder", "features", "fingerprint", "adapters", "rank", "alpha", "targets", "head")
 
 
 def config_hash(config: Config) -> str:
     """Return the SHA-256 of the config in canonical JSON; noise that is left open counts as in a plain simulation.
 
     Which cluster computes, and on how many workers, changes nothing, so that a run can be resumed on another. A config
-    without evaluation, secure aggregation or fine-tuning has the hash that it had before there was any.
+    without evaluation, secure aggregation or pretrained weights has the hash that it had before there was any.
     """
     content = with_noise(config, lasting=False).model_dump()
     content["engine"] = {key: value for key, value in content["engine"].items() if key not in _PLACES}
@@ -339,7 +344,7 @@ def config_hash(config: Config) -> str:
     if not config.secure_aggregation:
         del content["secure_aggregation"]
     plain = ModelConfig()
-    for key in _FINE_TUNING:
+    for key in _PRETRAINED:
         if getattr(config.model, key) == getattr(plain, key):
             del content["model"][key]
     if config.engine.transport == "float32":

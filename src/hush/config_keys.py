@@ -53,6 +53,12 @@ MEANINGS = {
     "model.name": "A built-in model (`hush list`), or `module:factory` for one of your own.",
     "model.hidden": "Units of the hidden layer of `mlp`.",
     "model.weights": "Pretrained weights on this machine: a file of safetensors, or a directory of Hugging Face.",
+    "model.encoder": "A frozen, public encoder whose features the model is trained on: `timm:NAME`, `hf:DIRECTORY`, "
+    "a TorchScript file (.pt), `module:factory`, or `scattering`.",
+    "model.features": "How each row of an encoder's features is scaled: to mean 0 and variance 1, to the norm of such "
+    "a row, or not.",
+    "model.fingerprint": "SHA-256 of the encoder's weights that are needed; federations set it, so that all members "
+    "have the same.",
     "model.adapters": "`lora` freezes a model of your own and trains low-rank updates of its layers and its head; "
     "`ffa-lora` trains one factor of each update, half as many parameters.",
     "model.rank": "Rank of each update.",
@@ -60,7 +66,7 @@ MEANINGS = {
     "model.targets": "Layers that are adapted, by name or end of path. Not set: all linear layers and attention "
     "outside the head.",
     "model.head": "Layers that are trained as a whole beside adapters. Not set: the last linear layer, or what is not "
-    "in the base model of Hugging Face.",
+    "in the base model of Hugging Face. `linear` behind an encoder.",
     "objective.task": "What is predicted; `auto` decides by the labels.",
     "objective.loss": f"Loss of one example: one of {', '.join(LOSSES)}, or a function of your own.",
     "objective.metrics": "Metrics in addition to those of the task.",

@@ -107,8 +107,8 @@ class Simulation:
     Args:
         data: Whatever `hush.data.clients` accepts (arrays, a list or dict of (x, y) per client, DataFrames, datasets,
             files), what it returns, or the name of a built-in dataset.
-        model: An `nn.Module`; the name of a built-in model; or a function or class that makes a module, called without
-            arguments or with (input shape, number of classes).
+        model: An `nn.Module`; the name of a built-in model; a function or class that makes a module, called without
+            arguments or with (input shape, number of classes); or a mapping, the table `[model]` of a config.
         epsilon: The privacy budgets, or the name of a distribution of them, such as "dist6".
         delta: Of the budgets.
         adapters: "lora" to train low-rank updates of the model's layers and its head alone (docs/models.md).
@@ -160,7 +160,7 @@ class Simulation:
     def __init__(
         self,
         data: object = None,
-        model: nn.Module | Factory | str | None = None,
+        model: nn.Module | Factory | Mapping[str, Any] | str | None = None,
         *,
         adapters: str | None = None,
         weights: str | Path | None = None,
@@ -207,6 +207,7 @@ class Simulation:
         data_dir: str | Path | None = None,
     ) -> None:
         named, rows = _named_data(data)
+        table = {f"model.{key}": value for key, value in model.items()} if isinstance(model, Mapping) else {}
         owners = None if rows is None or clients is None or isinstance(clients, int) else clients
         arguments: dict[str, Any] = {
             "epsilon": epsilon, "delta": delta, "lifetime": lifetime, "clip": clip, "noise": noise,
@@ -224,11 +225,11 @@ class Simulation:
         }  # fmt: skip
         self._keywords = {KEYWORDS[name]: name for name, value in arguments.items() if value is not None}
         self._keywords |= {**dict.fromkeys(named, "data"), **({} if recipe is None else {"recipe": "recipe"})}
-        self._keywords |= {} if model is None else {"model.name": "model"}
+        self._keywords |= {} if model is None or table else {"model.name": "model"}
         self._path = path_argument("config", config) if isinstance(config, str | Path) else None
         self._settings, self._overrides = _checked_settings(settings, self._keywords)
         self._data_dir = None if data_dir is None else str(data_dir)
-        self._module, self._factory, model_name = _given_model(model)
+        self._module, self._factory, model_name = _given_model(None if isinstance(model, Mapping) else model)
         with self._citing():
             raw = _raw(config)
             if self._overrides:
@@ -238,7 +239,7 @@ class Simulation:
             for name, value in arguments.items():
                 if value is not None:
                     raw = assigned(raw, KEYWORDS[name], _plain(value))
-            for key, value in {**named, **({} if model_name is None else {"model.name": model_name})}.items():
+            for key, value in {**named, **table, **({} if model_name is None else {"model.name": model_name})}.items():
                 raw = assigned(raw, key, value)
             if recipe is not None:
                 raw["recipe"] = as_table(recipe)
@@ -685,7 +686,9 @@ def _given_model(model: object) -> tuple[nn.Module | None, Factory | None, str |
     if callable(model):
         return None, model, None
     found = type(model).__name__
-    raise HushError(f"model: found {found}; accepted: an nn.Module, a model's name, or a function that makes a module")
+    raise HushError(
+        f"model: found {found}; accepted: an nn.Module, a model's name, a mapping, or a function that makes one"
+    )
 
 
 def _made(factory: Factory, config: Config, rows: ClientData) -> nn.Module:

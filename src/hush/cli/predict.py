@@ -18,6 +18,10 @@ def predict(
     model: Annotated[
         str | None, typer.Option(metavar="MODULE:FUNCTION", help="The architecture, where it is not a built-in one.")
     ] = None,
+    encoder: Annotated[
+        str | None, typer.Option(help="The frozen encoder, where it is code or somewhere else now.")
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="The encoder's weights, if they are somewhere else now.")] = None,
     probabilities: Annotated[bool, typer.Option("--probabilities", help="Add a column for each class.")] = False,
 ) -> None:
     """Predict the label of each row of a file with a trained model. Rows are preprocessed as in training."""
@@ -28,7 +32,7 @@ def predict(
 
     if out is not None and out.suffix.lower() != ".csv":
         raise HushError(f"--out: found {out.name!r:.80}; accepted: a file that ends in .csv")
-    trained = load(directory, model)
+    trained = load(directory, model, encoder=encoder, weights=weights)
     number = int(client) if client is not None and client.isdecimal() and client not in trained.clients else client
     raw = trained.raw_outputs(file, client=number)
     table = trained.prediction_table(raw, probabilities)

@@ -32,7 +32,15 @@ from hush.deploy.member.synthetic import synthetic_rows
 from hush.deploy.shared import protocol
 from hush.deploy.shared.refusal import REFUSAL
 from hush.deploy.shared.roster import RosterEntry
-from hush.deploy.shared.run_spec import as_offered, assemble, complete, settled, tells_centre, width_of
+from hush.deploy.shared.run_spec import (
+    as_offered,
+    assemble,
+    complete,
+    settled,
+    tells_centre,
+    width_of,
+    with_fingerprint,
+)
 from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Message
 from hush.engines.setup import fitted
@@ -101,7 +109,9 @@ def dry_run(kit: Kit, policy_path: Path, data: Path, config: Config, run_schema:
         try:
             alone, config = _alone(law.unattended(policy, always=True), config)
             node = Node(kit.member, alone, made, ledger, Path(folder), keys.new_key())
-            seconds = _first_round(node, complete(config, schema), schema)
+            law.check_imports(policy, config)
+            config = with_fingerprint(complete(config, schema), schema.input_shape)
+            seconds = _first_round(node, config, schema)
         except HushError as error:
             return replace(found, refused=str(error))
         finally:

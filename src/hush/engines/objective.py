@@ -122,11 +122,8 @@ def resolve_function(given: object, key: str) -> Callable[..., Any]:
 @torch.no_grad()
 def _outputs(model: Model, dataset: Dataset) -> int:
     """Return the numbers that the model returns for an example."""
-    if model.probes is not None:
-        rows = model.probes[:1]
-    else:
-        rows = torch.zeros(1, *dataset.x.shape[1:])
-        rows = rows if model.features is None else model.features(rows)
+    inputs = model.behind(tuple(dataset.x.shape[1:]))
+    rows = torch.zeros(1, *inputs) if model.probes is None else model.probes[:1]
     return int(model.logits(model.start, rows).shape[1])
 
 

@@ -140,15 +140,16 @@ class Federation:
         if model.features is None or places is None:
             x, y = self.data.arrays(number)
         else:
-            # In the order of the dataset, so that runs with other seeds find what was computed before.
+            # In the order of the dataset, and of all of it unless little is used, so that runs with other seeds find
+            # what was computed before.
             rows, order = np.unique(places, return_inverse=True)
-            x, y = data.x if len(rows) == len(data.x) else data.x[rows], data.y[places]
+            whole = 2 * len(rows) >= len(data.x)
+            x, y, order = (data.x if whole else data.x[rows]), data.y[places], (places if whole else order)
         targets = model.objective.scaled(torch.from_numpy(y)).to(self.device)
         if model.features is None:
             return torch.from_numpy(np.ascontiguousarray(x)).to(self.device), targets
-        found = features_of(model.features, model.features_key, x, self.device)
-        found = found if places is None else found.index_select(0, torch.from_numpy(order))
-        return found.to(self.device), targets
+        wanted = None if places is None else torch.from_numpy(order)
+        return features_of(model.features, model.features_key, x, self.device, wanted).to(self.device), targets
 
     def persons(self, client: int) -> Persons | None:
         """Whose a client's training rows are, where the unit of privacy is a person."""
@@ -472,7 +473,7 @@ def build(
         auto_rate, config = recipe.protect.private, with_rate(config, 1.0)
         known = (noisy_counts.supposed(members), offers) if offers else (public, expected)
         drawn = terms_of(config, recipe, known[0], table, known[1], model, participants, shape)
-        inputs = math.prod(data.dataset.x.shape[1:])
+        inputs = math.prod(model.behind(tuple(data.dataset.x.shape[1:])))
         chosen = auto_lr.rate(drawn, config.participation, model.objective, inputs)
         if recipe.protect.private and unit_of(config) == "client":
             chosen = auto_lr.whole_update_rate(config.privacy.clip, [schedule.plan.steps for schedule in schedules])
@@ -499,8 +500,7 @@ def build(
 
 def fitted(recipe: Recipe, model: Model, inputs: tuple[int, ...]) -> tuple[Recipe, tuple[str, ...]]:
     """The recipe as it is used with a model of inputs of this shape, and what of it does not apply, in words."""
-    behind = inputs if model.features is None else tuple(model.features(torch.zeros(1, *inputs)).shape[1:])
-    facts = ModelFacts(name=model.name, linear_first=input_mean.applies(model, behind))
+    facts = ModelFacts(name=model.name, linear_first=input_mean.applies(model, model.behind(inputs)))
     return recipe.fitted(facts), recipe.left_out(facts)
 
 
@@ -660,6 +660,9 @@ def _model(config: Config, module: nn.Module | Model | None, dataset: datasets.D
     if isinstance(module, Model):
         model = module
     elif module is not None:
+        if config.model.encoder is not None:
+            text = "given beside a module of your own; accepted: model.name = logreg or mlp behind it"
+            raise HushError(f"model.encoder: {text}", "model.encoder")
         least, adapters = least_outputs(task, dataset), models.adapters_of(config.model, config.seed)
         own = models.given_weights(module, config.model)
         model = models.from_user(own, shape, least, own_name(module), spec, key=None, adapters=adapters)

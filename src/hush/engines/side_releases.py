@@ -86,10 +86,8 @@ class Evidence:
 
 def release_shape(config: Config, model: Model, inputs: tuple[int, ...], classes: int) -> ReleaseShape:
     """Return the public numbers of a run whose rows have this shape."""
-    if model.features is not None:
-        inputs = tuple(model.features(torch.zeros(1, *inputs)).shape[1:])
     return ReleaseShape(
-        inputs=inputs, classes=classes, parameters=model.layout.size, loss_clip=config.privacy.loss_clip
+        inputs=model.behind(inputs), classes=classes, parameters=model.layout.size, loss_clip=config.privacy.loss_clip
     )
 
 

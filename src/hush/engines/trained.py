@@ -30,7 +30,7 @@ def trained_model(federation: Federation, models: Tensor, placed: Sequence[int],
     return TrainedModel(
         networks=tuple(network_of(federation.model, vector) for vector in models),
         name=federation.model.name,
-        settings=config.model.model_dump(),
+        settings={**config.model.model_dump(), **_encoder(federation)},
         own=architecture(federation) is not None,
         parameters=dict(zip(layout.names, layout.shapes, strict=True)),
         input_format=format_of(data, config.data.rows),
@@ -47,6 +47,12 @@ def trained_model(federation: Federation, models: Tensor, placed: Sequence[int],
         config_hash=result.config_hash,
         versions=result.versions,
     )
+
+
+def _encoder(federation: Federation) -> dict[str, str]:
+    """Return the fingerprint of the frozen encoder, by which a saved model knows it; its weights are not saved."""
+    fingerprint = federation.model.encoder
+    return {"fingerprint": fingerprint} if fingerprint else {}
 
 
 def architecture(federation: Federation) -> nn.Module | None:

@@ -28,6 +28,7 @@ class Model:
         layout: The trainable parameters.
         start: Their values before training.
         features: Fixed features in front of the module, if any; those of a row depend on that row alone.
+        features_shape: Of one row of them.
         features_key: What tells these features from others, for a cache of them; empty if nothing does.
         isolated: Whether it is a user's module, made safe by `hush.models.isolation`.
         source: That module as the user wrote it, with the same parameters, for its fingerprint.
@@ -37,6 +38,7 @@ class Model:
         keyed: Whether rows come with keys for dropout (`hush.models.isolation.dropout`).
         types: The types of the user's own tensors by name, where they are not float32.
         adapters: How a pretrained module was adapted, where adapters and head are all that is trained.
+        encoder: The fingerprint of the frozen encoder that computes the features, if one does: the same everywhere.
     """
 
     name: str
@@ -53,6 +55,12 @@ class Model:
     types: Mapping[str, torch.dtype] = field(default_factory=dict)
     adapters: Adapters | None = None
     features_key: str = ""
+    features_shape: tuple[int, ...] = ()
+    encoder: str = ""
+
+    def behind(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a row as it reaches the module, for stored rows of a shape."""
+        return shape if self.features is None else self.features_shape
 
     @property
     def in_training(self) -> Model:

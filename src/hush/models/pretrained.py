@@ -78,28 +78,47 @@ def hugging_face(name: str, path: str | None, outputs: int) -> nn.Module:
         raise unknown("model.name", "task of Hugging Face", task, list(TASKS))
     if path is None:
         raise HushError(f"{KEY}: missing; {name} needs a directory that save_pretrained wrote", KEY)
+    if not (Path(path) / "config.json").is_file():
+        raise HushError(f"{KEY}: {path} has no config.json; accepted: a directory that save_pretrained wrote", KEY)
+    made: nn.Module = _read(TASKS[task], path, name, KEY, num_labels=outputs, ignore_mismatched_sizes=True)
+    return made
+
+
+def base_model(name: str, path: str | None) -> nn.Module:
+    """Return a model of Hugging Face without a head, from a local directory, or by a name that is in its cache here.
+
+    `name` is the directory or the name, unless a path is given.
+    """
+    key = "model.encoder"
+    made, found = _read("AutoModel", path or name, f"{PREFIX}{name}", key, output_loading_info=True)
+    # A pooler is none of the hidden states that features are computed from.
+    if missing := sorted(each for each in found["missing_keys"] if "pooler" not in each):
+        raise HushError(f"{key}: {path or name} has no weights for {', '.join(missing)[:200]}; accepted: all", key)
+    module: nn.Module = made
+    return module
+
+
+def _read(kind: str, path: str, name: str, key: str, **settings: object) -> Any:
+    """Return a model of one of the automatic classes, with weights from files of safetensors on this machine."""
     try:
         import transformers
     except ImportError:
-        raise HushError(
-            f"model.name: {name} needs transformers; accepted: pip install hush[hf]", "model.name"
-        ) from None
-    if not (Path(path) / "config.json").is_file():
-        raise HushError(f"{KEY}: {path} has no config.json; accepted: a directory that save_pretrained wrote", KEY)
+        raise HushError(f"{key}: {name} needs transformers; accepted: pip install hush[hf]", key) from None
     log: Any = transformers.utils.logging
     before = log.get_verbosity()
     log.set_verbosity_error()
     log.disable_progress_bar()
     try:
-        kind: Any = getattr(transformers, TASKS[task])
-        made: nn.Module = kind.from_pretrained(
-            path, num_labels=outputs, local_files_only=True, use_safetensors=True, ignore_mismatched_sizes=True,
-            dtype=torch.float32,
-        )  # fmt: skip
+        return getattr(transformers, kind).from_pretrained(
+            path, local_files_only=True, use_safetensors=True, trust_remote_code=False, dtype=torch.float32, **settings
+        )
     except Exception as error:  # the library's own, of many kinds
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise HushError(f"{KEY}: {path} cannot be read as {name}: {line:.200}", KEY) from None
+        raise HushError(
+            f"{key}: {path} cannot be read as {name}: {line:.200}; nothing is downloaded, and code and pickles are not "
+            "read; accepted: a directory that save_pretrained wrote",
+            key,
+        ) from None
     finally:
         log.set_verbosity(before)
         log.enable_progress_bar()
-    return made

@@ -73,6 +73,42 @@ def from_module(module: nn.Module, shape: Shape, name: str = "custom", examples:
     return model
 
 
+def frozen(module: nn.Module, shape: Shape, name: str, examples: Tensor | None = None) -> nn.Module:
+    """Return a module in evaluation mode in which every row depends on its own example alone, and nothing is trained.
+
+    Arguments as for `from_module`. The module itself is not changed.
+
+    Raises:
+        HushError: The module fails on such inputs, returns anything but one row of numbers each, or cannot be isolated.
+    """
+    from hush.models.isolation.isolate import NotIsolatedError, isolate
+
+    check_global_hooks(name)
+    own = copied(module, name).eval().requires_grad_(False)
+    x = _examples(own, shape) if examples is None else examples[:_EXAMPLES]
+    _refuse_kinds(own, name, trained=False)
+    out, is_tensor = _output(copied(own, name), x.clone(), name)
+    if not is_tensor or out.ndim != 2 or len(out) != len(x):
+        raise HushError(f"model {name}: returns shape {tuple(out.shape)} for {len(x)} examples, expected one row each")
+    try:
+        found = isolate(own, x, gradients=False).evaluation.eval().requires_grad_(False)
+    except NotIsolatedError as reason:
+        raise HushError(
+            f"model {name}: {reason}. A row's features must depend on that row alone: what is noised for one row would "
+            "else have moved with others"
+        ) from None
+    _share(own, found)
+    if (why := rows_differ(lambda _, rows: _numbers(found, rows), torch.zeros(1), x)) is not None:
+        raise HushError(f"model {name}: {why}")
+    return found
+
+
+@torch.no_grad()
+def _numbers(module: nn.Module, rows: Tensor) -> Tensor:
+    out: Tensor = module(rows)
+    return out
+
+
 def _share(own: nn.Module, other: nn.Module) -> None:
     """Let a copy of a module hold the very parameters and buffers of the module: large ones are in memory once."""
     held = {**dict(own.named_parameters(remove_duplicate=False)), **dict(own.named_buffers(remove_duplicate=False))}
@@ -190,8 +226,8 @@ def imported(name: str, shape: object, classes: int) -> nn.Module:
     return made
 
 
-def _refuse_kinds(module: nn.Module, name: str) -> None:
-    """Refuse what can be named before anything runs."""
+def _refuse_kinds(module: nn.Module, name: str, *, trained: bool = True) -> None:
+    """Refuse what can be named before anything runs; where it is `trained`, what has nothing to train as well."""
     for path, part in module.named_modules():
         where = f"model {name}: layer {path or '(top)'} ({type(part).__name__})"
         if isinstance(part, nn.modules.batchnorm._BatchNorm) and (part.training or part.running_mean is None):
@@ -205,7 +241,7 @@ def _refuse_kinds(module: nn.Module, name: str) -> None:
     for key, value in (*module.named_parameters(), *module.named_buffers()):
         if type(value) not in (nn.Parameter, Tensor):
             raise HushError(f"model {name}: {key} is a {type(value).__name__}, expected a plain tensor", "model.name")
-    if not any(p.requires_grad for p in module.parameters()):
+    if trained and not any(p.requires_grad for p in module.parameters()):
         raise HushError(f"model {name}: has no trainable parameters", "model.name")
 
 

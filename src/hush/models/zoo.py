@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from hush.models import pretrained, resnet, scattering
+from hush.models import encoders, pretrained, resnet
 from hush.models.adapters import Adapters, adapted, head_of
 from hush.models.inputs import shapes_of
 from hush.models.model import Model, wrap
@@ -35,6 +35,27 @@ def build_model(
 
     `classes` is how many outputs it has; a factory of the user's own may make a module with `least` or more.
     """
+    encoders.check(config)
+    encoder = encoders.encoder_of(config, shape, inputs)
+    if encoder is None:
+        return _trained(config, shape, classes, seed, inputs, least)
+    model = _trained(_behind(config), encoder.shape, classes, seed, None, least)
+    name = config.name if config.encoder is None else f"{config.name} behind {config.encoder}"
+    return replace(
+        model, name=name, features=encoder.features, features_key=encoder.key, features_shape=encoder.shape,
+        encoder=encoder.fingerprint,
+    )  # fmt: skip
+
+
+def _behind(config: ModelConfig) -> ModelConfig:
+    """The settings of the model behind an encoder, whose weights and head are not its own."""
+    return config if config.encoder is None else config.model_copy(update={"weights": None, "head": None})
+
+
+def _trained(
+    config: ModelConfig, shape: Shape, classes: int, seed: int, inputs: InputSpec | None, least: int | None
+) -> Model:
+    """The part of a model that is trained, for inputs of that shape."""
     if ":" in config.name:
         # Modules initialise themselves from PyTorch's global generator: with the seed, a run can be repeated.
         with seeded(seed):
@@ -53,10 +74,6 @@ def build_model(
             "module of your own",
             "model.name",
         )
-    features = scattering.features if config.name == "scattering-linear" else None
-    if features is not None:
-        _need_image(config.name, shape)
-        shape = tuple(features(torch.zeros(1, *shape)).shape[1:])
     described = _described(config, shape, classes)
     check_memory(_size(described), key=_size_key(config))
     module = _allocated(described)
@@ -64,8 +81,7 @@ def build_model(
     module, adapters = given_weights(module, config), adapters_of(config, seed)
     if adapters is not None:
         module = adapted(module, adapters)
-    key = "" if features is None else scattering.fingerprint()
-    return replace(wrap(config.name, module, features), adapters=adapters, features_key=key)
+    return replace(wrap(config.name, module, None), adapters=adapters)
 
 
 def adapters_of(config: ModelConfig, seed: int) -> Adapters | None:
@@ -73,8 +89,9 @@ def adapters_of(config: ModelConfig, seed: int) -> Adapters | None:
     if config.adapters == "none":
         return None
     return Adapters(
-        kind=config.adapters, rank=config.rank, alpha=config.alpha, targets=config.targets, head=config.head, seed=seed
-    )
+        kind=config.adapters, rank=config.rank, alpha=config.alpha, targets=config.targets, head=_named_head(config),
+        seed=seed,
+    )  # fmt: skip
 
 
 def given_weights(module: nn.Module, config: ModelConfig) -> nn.Module:
@@ -82,23 +99,29 @@ def given_weights(module: nn.Module, config: ModelConfig) -> nn.Module:
     if config.weights is None:
         return module
     module = copied(module, config.name)
-    pretrained.load_weights(module, config.weights, head_of(module, config.head))
+    pretrained.load_weights(module, config.weights, head_of(module, _named_head(config)))
     return module
+
+
+def _named_head(config: ModelConfig) -> list[str] | None:
+    return None if config.head == "linear" else config.head
 
 
 def parameters(config: ModelConfig, shape: Shape, classes: int) -> int:
     """How many parameters such a model has, found without making any of them.
 
-    0 for one of your own whose factory fails on the meta device, where tensors have shapes and no values: how large it
-    is shows only once it is built.
+    0 for one of your own whose factory fails on the meta device, where tensors have shapes and no values, and for one
+    behind an encoder: how large it is shows only once it is built.
     """
+    if config.encoder is not None and config.encoder != encoders.SCATTERING:
+        return 0
     if ":" in config.name:
         return _own_size(config.name, shape, classes)
     if config.name not in _BUILDERS:
         raise unknown("model.name", "model", config.name, names(), ", or module:factory for your own")
-    if config.name == "scattering-linear":
-        _need_image(config.name, shape)
-        shape = tuple(scattering.features(torch.zeros(1, *shape)).shape[1:])
+    encoder = encoders.encoder_of(config, shape)
+    if encoder is not None:
+        shape = encoder.shape
     return _size(_described(config, shape, classes))
 
 

@@ -1,4 +1,6 @@
-"""Networks of the papers that are not built-in models; a config names them as `hush.reproduce.nets:...`."""
+"""Networks of the papers that are not built-in models, and the encoder that was pretrained on public letters; a config
+names them as `hush.reproduce.nets:...`.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,20 @@ def pfa_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
         nn.Flatten(), nn.Linear(32 * _side(height) * _side(width), 32), nn.ReLU(), nn.Linear(32, classes),
     )  # fmt: skip
     return _begun(module)
+
+
+def letter_encoder() -> nn.Module:
+    """Return an encoder of 28 x 28 x 1 images with 256 features; `scripts/public_encoder.py` trains its weights."""
+    return nn.Sequential(
+        *_block(1, 32), nn.MaxPool2d(2),
+        *_block(32, 64), *_block(64, 64), nn.MaxPool2d(2),
+        *_block(64, 128), *_block(128, 128), nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(), nn.Linear(512, 256), nn.ReLU(),
+    )  # fmt: skip
+
+
+def _block(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
+    return nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.GroupNorm(8, outputs), nn.ReLU()
 
 
 def _side(size: int) -> int:

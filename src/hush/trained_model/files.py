@@ -26,6 +26,7 @@ from hush.config import ModelConfig
 from hush.data import input_format
 from hush.data.input_format import InputFormat
 from hush.models import Model, adapters_of, build_model
+from hush.models.encoders import is_code
 from hush.models.inputs import shapes_of
 from hush.models.pretrained import PREFIX as HUGGING_FACE
 from hush.models.pretrained import hugging_face
@@ -65,7 +66,10 @@ def contents(model: TrainedModel) -> dict[str, bytes]:
     return {**files, DESCRIPTION: _description(model, files)}
 
 
-def load(directory: str | Path, model: Architecture | None = None) -> TrainedModel:
+def load(
+    directory: str | Path, model: Architecture | None = None, *, encoder: str | None = None,
+    weights: str | Path | None = None,
+) -> TrainedModel:  # fmt: skip
     """Return the trained model in a directory that `TrainedModel.save` or a finished run wrote.
 
     Args:
@@ -73,6 +77,9 @@ def load(directory: str | Path, model: Architecture | None = None) -> TrainedMod
         model: The architecture, where it is a module of your own: an instance, whose weights do not matter and which is
             not changed; a function or class that makes one, called without arguments or with (input shape, number of
             classes); or `module:function`.
+        encoder: The frozen encoder that the model was trained behind, as `model.encoder` of a config: where it is code,
+            which is run only if it is named here, or where it is somewhere else now. Its weights must be the same.
+        weights: Where its weights are, likewise: as `model.weights`.
 
     Raises:
         HushError: The directory holds no trained model, was changed, or needs another architecture.
@@ -82,7 +89,7 @@ def load(directory: str | Path, model: Architecture | None = None) -> TrainedMod
     path = Path(directory)
     raw = _read(path)
     try:
-        return _model(path, raw, model)
+        return _model(path, _moved(raw, path, encoder, weights), model)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise HushError(f"{path / DESCRIPTION}: not written by this version of hush: {error!r}") from None
 
@@ -103,6 +110,21 @@ def _read(path: Path) -> dict[str, Any]:
     if raw.pop(_SUM, None) != _digest(raw):
         raise HushError(f"{path / DESCRIPTION}: was changed after it was written (its SHA-256 differs); save it again")
     return raw
+
+
+def _moved(raw: Mapping[str, Any], path: Path, encoder: str | None, weights: str | Path | None) -> Mapping[str, Any]:
+    """Return the description with the places where the encoder and its weights are now."""
+    places = {"encoder": encoder, "weights": None if weights is None else str(weights)}
+    given = {key: value for key, value in places.items() if value is not None}
+    if given and raw["settings"].get("encoder") is None:
+        raise HushError(f"{next(iter(given))}: given, and {path} was trained without an encoder; accepted: none")
+    named = raw["settings"].get("encoder")
+    if encoder is None and named is not None and is_code(named):
+        raise HushError(
+            f"encoder: missing; {path} was trained behind {named!r:.80}, which is code and not in these files; "
+            "accepted: encoder=, the same if you trust it"
+        )
+    return {**raw, "settings": {**raw["settings"], **given}}
 
 
 def _model(path: Path, raw: Mapping[str, Any], given: Architecture | None) -> TrainedModel:
@@ -153,8 +175,10 @@ def _architecture(path: Path, raw: Mapping[str, Any], reading: InputFormat, give
     if not raw["own"]:
         if given is not None:
             raise HushError(f"model: given, and {path} holds the built-in {name}; accepted: none")
-        # The file of pretrained weights is not needed: what was not trained is stored beside what was.
-        settings = ModelConfig(**{**raw["settings"], "weights": None})
+        settings = ModelConfig(**raw["settings"])
+        if settings.encoder is None:
+            # The file of pretrained weights is not needed: what was not trained is stored beside what was.
+            settings = settings.model_copy(update={"weights": None})
         return build_model(settings, shape, outputs, 0, reading.inputs)
     settings = ModelConfig(**raw["settings"])
     told = objective.classes if objective.task in ("binary", "multiclass") else outputs

@@ -39,6 +39,7 @@ from hush.deploy.shared.run_spec import (
     settled,
     tells_centre,
     width_of,
+    with_fingerprint,
 )
 from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Buffer, EncodedMessage, Message
@@ -122,6 +123,7 @@ class Coordinator:
 
     def _run(self, config: Config, out: Path, resume: bool, command: str, progress: Progress | None) -> RunResult:
         began, config = time.perf_counter(), complete(config, self.test.schema)
+        config = with_fingerprint(config, tuple(self.test.x.shape[1:]))
         held = resume and (out / AGREEMENT).exists()
         if not resume and out.exists() and any(out.iterdir()):
             # Checked before any member is asked, because enrolment may consume budget.

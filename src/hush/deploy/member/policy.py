@@ -14,6 +14,7 @@ from hush.config import Config, located, unit_of
 from hush.data import budgets
 from hush.deploy.member import opening
 from hush.deploy.shared.protocol import Version, code_hash, own, talks_to
+from hush.models.encoders import SCATTERING
 from hush.privacy import limits
 from hush.privacy.limits import Limits
 from hush.recipes import RECIPES, Recipe, secure_sums
@@ -315,6 +316,10 @@ def check_imports(policy: MemberPolicy, config: Config) -> None:
     for found in _texts([config.recipe, config.model.name, config.data.name]):
         if ":" in found and found not in policy.accept.models:
             raise HushError(f"{found[:80]}: not accepted by this member; add it to accept.models to accept it")
+    # An encoder may also be a file with code.
+    encoder = config.model.encoder
+    if encoder is not None and encoder != SCATTERING and encoder not in policy.accept.models:
+        raise HushError(f"{encoder[:80]}: not accepted by this member; add it to accept.models to accept it")
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -28,6 +28,7 @@ from hush.engines.schedules import privacy_schedules, timetable, training
 from hush.engines.setup import Federation, with_rate
 from hush.engines.side_releases import release_shape
 from hush.models import Model
+from hush.models.encoders import SCATTERING, encoder_of, is_factory
 from hush.privacy.accounting.cost import Cost
 from hush.privacy.schedule import ENROLMENT, Output, PrivacySchedule, Stage, StageTable
 from hush.recipes import Recipe, secure_sums
@@ -162,9 +163,33 @@ def complete(config: Config, schema: Schema | None) -> Config:
     return with_unit(with_noise(config, lasting=True), persons)
 
 
+def with_fingerprint(config: Config, shape: tuple[int, ...]) -> Config:
+    """The config with the fingerprint of its frozen encoder, of which members must have the same; rows have a shape."""
+    if config.model.encoder is None:
+        return config
+    _check_encoder(config)
+    encoder = encoder_of(config.model, shape)
+    assert encoder is not None
+    named = config.model.model_copy(update={"fingerprint": encoder.fingerprint})
+    return config.model_copy(update={"model": named})
+
+
+def _check_encoder(config: Config) -> None:
+    encoder = config.model.encoder
+    if encoder is not None and encoder != SCATTERING and not is_factory(encoder):
+        raise HushError(
+            f"model.encoder: {encoder!r:.80} names files of one machine, in a federation of several; accepted: "
+            "module:factory, whose code loads the weights at every member, or scattering",
+            "model.encoder",
+        )
+
+
 def check_objective(config: Config, classes: int) -> None:
     """Raise a `HushError` for what members cannot train: anything but classes by cross-entropy; weights in a file."""
     asked = config.objective
+    _check_encoder(config)
+    if config.model.encoder is not None and config.model.fingerprint is None:
+        raise HushError("model.fingerprint: missing; members compute features by the same encoder", "model.fingerprint")
     if config.model.weights is not None:
         raise HushError(
             "model.weights: a path of one machine, in a federation of several; accepted: module:factory, whose code "

@@ -71,13 +71,13 @@ _Trace = Callable[[nn.Module, Tensor], TracedModule]
 _WAYS: tuple[_Trace, ...] = (trace.batched, trace.row_by_row)
 
 
-def isolate(module: nn.Module, x: Tensor) -> Isolated:
+def isolate(module: nn.Module, x: Tensor, *, gradients: bool = True) -> Isolated:
     """Return equivalent modules in which each row of an output is computed from its own example alone.
 
     Args:
         module: The module; its parameters are taken over, and it is not to be used any more.
         x: A few examples.
-        by_rows: Whether to compute one example at a time without trying a proof, for what is defined that way.
+        gradients: Whether those of the graph must be those of the module; not where nothing is trained.
 
     Raises:
         NotIsolatedError: The module keeps state, draws random numbers other than dropout, mixes examples, or cannot be
@@ -91,7 +91,7 @@ def isolate(module: nn.Module, x: Tensor) -> Isolated:
         if not any(part.training for part in module.modules()):
             if draws:
                 raise NotIsolatedError(_ALWAYS)
-            return Isolated(_isolated(module, rows, expected))
+            return Isolated(_isolated(module, rows, expected, gradients))
         evaluation = copied(module, "custom").eval()
         evaluated, always = _called(evaluation, rows)
         if always:
@@ -117,15 +117,16 @@ def isolate_rows(module: nn.Module, x: Tensor) -> nn.Module:
         return _graph(module, rows, expected, False, (trace.row_by_row,))
 
 
-def _isolated(module: nn.Module, rows: Tensor, expected: Tensor) -> nn.Module:
+def _isolated(module: nn.Module, rows: Tensor, expected: Tensor, gradients: bool = True) -> nn.Module:
     """Return the graph of a module, or the module itself if it is made of PyTorch's own layers."""
-    traced = _graph(module, rows, expected, False)
+    traced = _graph(module, rows, expected, False, gradients=gradients)
     return module if traced.order == "first" and _is_plain(module) else traced
 
 
 def _graph(
-    module: nn.Module, rows: Tensor, expected: Tensor, draws: bool, ways: Sequence[_Trace] = _WAYS
-) -> TracedModule:
+    module: nn.Module, rows: Tensor, expected: Tensor, draws: bool, ways: Sequence[_Trace] = _WAYS,
+    gradients: bool = True,
+) -> TracedModule:  # fmt: skip
     """Return the graph of a module, once it is known to compute the same; with means if the module draws."""
     reasons = []
     for make in ways:
@@ -137,7 +138,7 @@ def _graph(
             continue
         if not _close(found, expected):
             reasons.append("its outputs for single examples differ from those for a batch")
-        elif not _same_gradients(module, traced, rows, draws):
+        elif gradients and not _same_gradients(module, traced, rows, draws):
             reasons.append(
                 "its gradients differ from those of its operations: it has a custom backward pass, a hook, or state"
             )
