@@ -75,6 +75,6 @@ def test_a_linear_model_is_recognised_before_the_probe(monkeypatch: pytest.Monke
     def never(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(module, "unsupported_layer", never)
+    monkeypatch.setattr(module, "probe", never)
     model = built("logreg")
     assert isinstance(select(model, torch.zeros(12, 5), torch.zeros(12).long(), jobs(model)), ClosedFormSum)

@@ -531,13 +531,14 @@ def test_the_automatic_batch_changes_nothing_but_rounding() -> None:
 
 def test_more_memory_means_more_examples_and_larger_models_fewer() -> None:
     gib = 2**30
-    found = {free: memory.examples(free * gib, 28_938, 20) for free in (1, 4, 16, 139)}
+    found = {free: memory.examples(free * gib, 28_938, 20, 28_938) for free in (1, 4, 16, 139)}
     assert list(found.values()) == sorted(found.values())
     assert found[139] > found[1] >= 64
-    resnet = memory.examples(139 * gib, 11_200_000, 20)
+    resnet = memory.examples(139 * gib, 11_200_000, 20, 11_200_000)
     assert 1 < resnet < found[139]
     assert resnet * 16 * 11_200_000 + 20 * 32 * 11_200_000 <= 139 * gib / 2
-    assert memory.examples(0, 28_938, 20) == 1, "no room is not no work"
+    assert memory.examples(139 * gib, 11_200_000, 20, 700_000) > 8 * resnet, "most gradients are never formed"
+    assert memory.examples(0, 28_938, 20, 28_938) == 1, "no room is not no work"
 
 
 @pytest.mark.parametrize(

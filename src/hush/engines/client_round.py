@@ -132,14 +132,16 @@ def _evidence(task: Task, vectors: Tensor, plan: PrivacyPlan, client: Client) ->
     )  # fmt: skip
 
 
-def sealed(done: Work, vector: Tensor) -> Update:
-    """Return the update to send."""
+def sealed(done: Work, vector: Tensor, *, stays: bool = False) -> Update:
+    """Return the update to send. Its vector is in the memory of the host, unless it `stays` where it was computed."""
     task = done.task
     if done.output is not None:
         vector = _perturbed(done, vector, done.output)
     if done.plan.whole_update:
         vector = done.plan.release(vector, done.job.source)
-    vector, project = vector.cpu(), done.recipe.project
+    project = done.recipe.project
+    if not stays or project.encodes:
+        vector = vector.cpu()
     if project.encodes:
         vector = project.encode(vector, task.layout, task.extras)
     if done.halves:

@@ -1,4 +1,4 @@
-"""Row stores of one process: where the updates of a round wait, in memory or in files, a block at a time.
+"""Row stores of one process: where the updates of a round wait, in memory, on a device or in files, a block at a time.
 
 Each block of updates is kept as soon as it is computed, and read again for the few sums and samples that a recipe asks
 for (`hush.recipes.held_rows`), so that a process never holds more than a block of those in files.
@@ -31,7 +31,12 @@ def held(updates: Sequence[Update]) -> list[Update]:
 
 
 def _noted(vector: Tensor) -> HeldVector:
-    return HeldVector(vector.numel(), str(vector.dtype), float(vector.double().norm()))
+    return HeldVector(vector.numel(), str(vector.dtype), float(_norms(vector[None])))
+
+
+def _norms(rows: Tensor) -> Tensor:
+    """Return the norm of each row in float64, without a copy of the rows."""
+    return torch.stack([torch.linalg.vector_norm(row, dtype=torch.float64) for row in rows]).cpu()
 
 
 def decoded(recipe: Recipe, tasks: dict[int, Task], updates: Sequence[Update]) -> Tensor:
@@ -67,7 +72,7 @@ class BlockRows(ABC):
     def add(self, block: Tensor) -> None:
         """Keep the next block."""
         self._keep(len(self._counts), block)
-        self._norms.append(torch.stack([row.double().norm() for row in block]))
+        self._norms.append(_norms(block))
         self._counts.append(len(block))
 
     @abstractmethod
@@ -116,6 +121,37 @@ class KeptRows(BlockRows):
     def block(self, number: int) -> Tensor:
         """Return one block."""
         return self._blocks[number]
+
+
+class DeviceRows(BlockRows):
+    """Rows on the device that computed them. Samples and sums of them are formed there; only these travel."""
+
+    def __init__(self, parameters: int) -> None:
+        super().__init__(parameters)
+        self._blocks: list[Tensor] = []
+
+    def _keep(self, number: int, block: Tensor) -> None:
+        self._blocks.append(block)
+
+    def block(self, number: int) -> Tensor:
+        """Return one block, in the memory of the host."""
+        return self._blocks[number].cpu()
+
+    def columns(self, chosen: Sequence[Tensor], which: Columns) -> list[Tensor]:
+        """Return some columns of the chosen rows of each block."""
+        return [
+            which.of(block if len(own) == len(block) else block[own.to(block.device)]).cpu()
+            for own, block in zip(chosen, self._blocks, strict=True)
+        ]
+
+    def combined(self, weights: Sequence[Tensor], layout: Layout | None) -> Tensor:
+        """Return the sum over all blocks of `summed`, or with a layout of `summed_parts`."""
+        total = self._blocks[0].new_zeros(weights[0].shape[-2], self.parameters, dtype=torch.float64)
+        for own, block in zip(weights, self._blocks, strict=True):
+            if bool((own != 0).any()):
+                there = own.to(block.device)
+                total += summed(block, there) if layout is None else summed_parts(block, there, layout)
+        return total.cpu()
 
 
 class FiledRows(BlockRows):

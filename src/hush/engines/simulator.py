@@ -25,7 +25,7 @@ from hush.engines.driver import CompletedRun, Evaluator, Rounds, drive, evaluate
 from hush.engines.enrolment import approve_training, enrolled
 from hush.engines.fingerprint import Hashes, identity
 from hush.engines.results import manifest
-from hush.engines.row_stores import BlockRows, FiledRows, KeptRows, decoded, held
+from hush.engines.row_stores import BlockRows, DeviceRows, FiledRows, KeptRows, decoded, held
 from hush.engines.run_ledgers import RunLedgers
 from hush.engines.setup import Federation
 from hush.privacy.ledger import BudgetSpentError, Spending
@@ -64,6 +64,7 @@ class Charged:
 
 
 _SHORT = 2**26  # numbers in all rows of a run
+_WORTH = 2**22  # numbers of a round's updates from which they stay on a GPU
 
 
 class Simulator:
@@ -93,7 +94,7 @@ class Simulator:
         self._bounds = federation.data.bounds()
         self._persons = [federation.persons(member.client) for member in federation.members]
         self._phase: tuple[int, ...] | None = None
-        self._round = -1
+        self._round, self._stays = -1, False
         self.x = self.y = torch.empty(0)
         self.idle = 0.0
         self.evaluator: Evaluator = evaluate
@@ -130,11 +131,22 @@ class Simulator:
         charged, declined = self.charge(tasks)
         if charged:
             self._hold(charged[0].task.round)
+        charged = [replace(one, task=task) for one, task in zip(charged, self._moved(charged), strict=True)]
         works = [
             client_round.work(one.task, one.receipt, one.stage, self._client(one.task.client, one.task.round))
             for one in charged
         ]
         return works, declined
+
+    def _moved(self, charged: Sequence[Charged]) -> list[Task]:
+        """Return the tasks with their models on the device, those that clients share once."""
+        shared: dict[object, Tensor] = {}
+        tasks = []
+        for task in (one.task for one in charged):
+            models = task.models
+            key = (models.data_ptr(), models.shape, models.stride())
+            tasks.append(replace(task, models=shared.setdefault(key, models.to(self.x.device))))
+        return tasks
 
     def charge(self, tasks: Sequence[Task], order: Order | None = None) -> tuple[list[Charged], list[Answer]]:
         """Charge each client, and return the tasks of those that can afford it and the answers of the others.
@@ -176,14 +188,17 @@ class Simulator:
         """Return the collection of a round's answers, block by block."""
         federation = self.federation
         block = federation.config.engine.block
-        return RoundAnswers(
-            federation.recipe, tasks, federation.model.layout.size, federation.device.type,
+        collected = RoundAnswers(
+            federation.recipe, tasks, federation.model.layout.size, federation.device,
             None if block == "auto" else block,
         )  # fmt: skip
+        self._stays = collected.on_device
+        return collected
 
     def seal(self, works: Sequence[Work], vectors: Sequence[Tensor]) -> list[Answer]:
         """Return the updates to send back."""
-        updates = [client_round.sealed(done, vector) for done, vector in zip(works, vectors, strict=True)]
+        pairs = zip(works, vectors, strict=True)
+        updates = [client_round.sealed(done, vector, stays=self._stays) for done, vector in pairs]
         for update in updates:
             self._ledgers.seal(update.client, update.receipt, partial(_packed, update))
             self._ledgers.sent(update.client, update.round)
@@ -567,24 +582,36 @@ def clients_at_once(clients: int, parameters: int, device: str) -> int:
     return max(1, min(_CLIENTS, _NUMBERS[device] // parameters))
 
 
+def _fits(numbers: int, device: torch.device) -> bool:
+    """Whether so many numbers are better kept on the device: there are many, and they take little of its memory."""
+    return device.type == "cuda" and numbers > _WORTH and 16 * numbers < torch.cuda.mem_get_info(device)[0]
+
+
 class RoundAnswers:
     """Collects the answers to a round's tasks. To be used as a context: files are removed at its end.
+
+    `on_device` says whether the vectors of updates are to stay on the device.
 
     With a size of `blocks` that is given, updates are kept and summed in these blocks even if they are few: what
     another engine computes in the same blocks is then equal to the last bit.
     """
 
     def __init__(
-        self, recipe: Recipe, tasks: Sequence[Task], parameters: int, device: str, block: int | None = None
+        self, recipe: Recipe, tasks: Sequence[Task], parameters: int, device: torch.device, block: int | None = None
     ) -> None:
         self._recipe, self._tasks = recipe, {task.client: task for task in tasks}
-        size = block or max(1, clients_at_once(len(tasks), parameters, device))
+        size = block or max(1, clients_at_once(len(tasks), parameters, device.type))
         self.blocks = [tasks[first : first + size] for first in range(0, len(tasks), size)]
         self._resources = ExitStack()
         self._answers: list[Answer] = []
+        self.on_device = block is None and _fits(len(tasks) * parameters, device)
         large = len(tasks) * parameters > SAMPLE
-        self._store: BlockRows | None = FiledRows(parameters, self._resources) if large else None
-        if block is not None and not large:
+        self._store: BlockRows | None = None
+        if self.on_device:
+            self._store = DeviceRows(parameters)
+        elif large:
+            self._store = FiledRows(parameters, self._resources)
+        elif block is not None:
             self._store = KeptRows(parameters)
 
     def __enter__(self) -> Self:

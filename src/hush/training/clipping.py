@@ -20,11 +20,13 @@ Edge cases:
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from hush.privacy.sensitivity import PARTIAL_ROWS, SLACK
+from hush.training.precision import triton_kernels
 
 RANGE = 2.0**100
 _STRETCH = 64  # squares that are summed in float32
@@ -38,6 +40,9 @@ def squared_norms(rows: Tensor, exact: bool) -> Tensor:
     are read once, in float32; only sums over stretches of them are float64.
     """
     if exact:
+        kernels = triton_kernels(rows.device)
+        if kernels is not None and kernels.row_squares.usable(rows):
+            return cast(Tensor, kernels.row_squares.row_squares(rows))
         norms: Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
         return norms.square_()
     width = rows.shape[1]

@@ -35,10 +35,11 @@ from hush.training.per_example.recorder import Recorder
 from hush.training.per_example.sums import (
     PackedSum,
     PaddedSum,
+    Probe,
     micro_batch_size,
     packed_sums,
     padded_sums,
-    unsupported_layer,
+    probe,
 )
 from hush.training.per_example.vmap import VmapSum, check_vmap, vmap_sums
 from hush.training.precision import Precision, triton_kernels
@@ -118,14 +119,21 @@ class _Facts:
     @cached_property
     def supported(self) -> bool:
         """Whether every layer has a rule for per-example gradients, which one pass over one example shows."""
-        reason = unsupported_layer(self.model, self.x[:1], self.y[:1])
+        reason = self.probe.unsupported
         if reason is not None:
             _warn_slow_path(self.model, reason, self.strict)
         return reason is None
 
+    @property
+    def probe(self) -> Probe:
+        return probe(self.model, self.x, self.y)
+
     @cached_property
     def physical_batch(self) -> int:
-        return memory.physical_batch(self.model, self.x.device, len(self.jobs)) if self.limit is None else self.limit
+        if self.limit is not None:
+            return self.limit
+        numbers = self.probe.numbers if self.on_gpu and not self.grouped and not self.discrete else None
+        return memory.physical_batch(self.model, self.x.device, len(self.jobs), numbers)
 
     def pooled_cnn_sum(self) -> ClippedSum:
         assert self.pooled_cnn is not None

@@ -1,8 +1,9 @@
 """The update rule of local training: y -= lr (H + drift + pull (y - start)).
 
 H is the noised mean gradient. It is taken at y, or at the start for clients that ask for it. Every training path, on a
-CPU or a GPU, takes its steps with this rule. The one fused kernel that computes it without drift and pull
-(`hush.training.gpu.pooled_cnn`) is compared with it by the conformance tests.
+CPU or a GPU, takes its steps with this rule. Two fused kernels compute it, in one pass over the parameters
+(`hush.training.gpu.kernels.update`) and without drift and pull (`hush.training.gpu.pooled_cnn`); tests compare them
+with it.
 
 Guarantees:
     - Drift and pull are added after the noise: they depend on the data only through what is released already.

@@ -175,7 +175,7 @@ class PaddedGraphStep(GraphStep):
 
     def load(self, rows: Tensor, noise: Tensor | None) -> None:
         """Copy the rows and the noise of a step into its buffers."""
-        if noise is not None:
+        if noise is not None and noise.data_ptr() != self.noise.data_ptr():
             self.noise.copy_(noise, non_blocking=True)
         if rows.shape == self.table.shape:
             self.table.copy_(rows, non_blocking=True)

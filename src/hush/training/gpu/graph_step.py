@@ -27,6 +27,7 @@ from torch import Tensor
 
 from hush.privacy.plan import PrivacyPlan
 from hush.training.job import Job
+from hush.training.precision import triton_kernels
 from hush.training.update_rule import UpdateRule, drifts, pull_of
 
 StepKind = Literal["plain", "corrected", "at start"]
@@ -75,6 +76,10 @@ class GraphStep:
 
     def update(self, sums: Tensor) -> None:
         """Apply the update rule to the sums and the noise."""
+        kernels = triton_kernels(self.vectors.device)
+        if kernels is not None and self.vectors.dtype == torch.float32:
+            kernels.update.update(self.vectors, sums, self.noise, self.drift, self.start, self.scales)
+            return
         mean, deviation = self.scales[:2]
         # In float64 until the noise is added; what is rounded after that is no longer private.
         self.rule.step(self.vectors, mean * sums + deviation * self.noise)

@@ -34,8 +34,11 @@ class NoiseBank:
         self._like, self._noise = like, like[:, None]
 
     def step(self, number: int, active: int) -> Tensor:
-        """The noise of that step, clients x p, for the first clients; steps are asked for in order."""
-        if number == 0:
+        """The noise of that step, clients x p, for the first clients; steps are asked for in order.
+
+        Where a bank has room for one step alone, it is drawn in the step's own buffer, and no copy is made.
+        """
+        if number == 0 and self._steps > 1:
             self._noise = self._like.new_zeros(len(self._jobs), self._steps, self._like.shape[1])
             device_draws.prepare(self._rngs)
         at = number % self._steps

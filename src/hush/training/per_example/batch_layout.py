@@ -16,6 +16,9 @@ Edge cases:
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import torch
@@ -75,8 +78,22 @@ class BatchLayout(Protocol):
         ...
 
     def add_outer(self, total: Tensor, left: Tensor, right: Tensor) -> None:
-        """Add left' right of each example (examples x positions x width each) to its client's total."""
+        """Add left' right of each example (examples x positions x width each) to its client's total.
+
+        The total is clients x outputs x the axes of the inputs, and may be a part of a larger tensor.
+        """
         ...
+
+
+@contextmanager
+def flat_sums(total: Tensor) -> Iterator[Tensor]:
+    """Sums to add to, clients x outputs x inputs: the total itself, or where its axes are apart, added to it after."""
+    if total[0].is_contiguous():
+        yield total.view(*total.shape[:2], -1)
+        return
+    flat = total.new_zeros(*total.shape[:2], math.prod(total.shape[2:]))
+    yield flat
+    total.add_(flat.view_as(total))
 
 
 def cast_to(t: Tensor, low: torch.dtype | None) -> Tensor:

@@ -72,16 +72,46 @@ def input_gradient(d: Tensor, x: Tensor, weight: Tensor, g: Geometry) -> Tensor:
     return _backward(d, x, weight, g, (True, False, False))[0]
 
 
-def columns(x: Tensor, g: Geometry) -> Tensor:
-    """What each output position sees: examples x channels * kernel x positions."""
-    padded = functional.pad(x, [p for p in reversed(g.padding) for _ in range(2)]) if any(g.padding) else x
-    for axis, (span, step, gap) in enumerate(zip(g.spans(), g.stride, g.dilation, strict=True)):
-        padded = padded.unfold(2 + axis, span, step)[..., ::gap]
+def used_taps(g: Geometry, inputs: Sizes, outputs: Sizes) -> tuple[range, ...]:
+    """The kernel positions along each axis that meet an input: the others see padding alone, at every output position.
+
+    Their weights have a gradient of zero. With inputs of 1 x 1 and a padded kernel of 3 x 3 they are eight of nine.
+    """
+    return tuple(
+        _used(*values) for values in zip(g.kernel, g.stride, g.padding, g.dilation, inputs, outputs, strict=True)
+    )
+
+
+def _used(kernel: int, stride: int, padding: int, dilation: int, inputs: int, outputs: int) -> range:
+    used = [
+        tap
+        for tap in range(kernel)
+        if any(0 <= at * stride - padding + tap * dilation < inputs for at in range(outputs))
+    ]
+    return range(used[0], used[-1] + 1) if used else range(kernel)
+
+
+def columns(x: Tensor, g: Geometry, taps: Sequence[range] | None = None) -> Tensor:
+    """What each output position sees: examples x channels * kernel x positions; of the kernel only `taps`, if given."""
+    chosen = tuple(range(size) for size in g.kernel) if taps is None else taps
+    sides = []
+    for axis, (own, step, pad, gap) in enumerate(zip(chosen, g.stride, g.padding, g.dilation, strict=True)):
+        size = x.shape[2 + axis]
+        last = (_outputs(g, axis, size) - 1) * step - pad + own[-1] * gap
+        sides.append((pad - own[0] * gap, last - (size - 1)))
+    edges = [side for pair in reversed(sides) for side in pair]
+    padded = functional.pad(x, edges) if any(edges) else x
+    for axis, (own, step, gap) in enumerate(zip(chosen, g.stride, g.dilation, strict=True)):
+        padded = padded.unfold(2 + axis, (len(own) - 1) * gap + 1, step)[..., ::gap]
     axes = len(g.kernel)
     order = (0, 1, *range(2 + axes, 2 + 2 * axes), *range(2, 2 + axes))
     # Spelled out because an empty batch leaves no room for -1.
-    rows, positions = x.shape[1] * g.size, math.prod(padded.shape[2 : 2 + axes])
+    rows, positions = x.shape[1] * math.prod(map(len, chosen)), math.prod(padded.shape[2 : 2 + axes])
     return padded.permute(order).reshape(len(x), rows, positions)
+
+
+def _outputs(g: Geometry, axis: int, size: int) -> int:
+    return (size + 2 * g.padding[axis] - g.spans()[axis]) // g.stride[axis] + 1
 
 
 def each_by_columns(x: Tensor, d: Tensor, g: Geometry) -> Tensor:

@@ -15,8 +15,9 @@ Edge cases:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -30,6 +31,11 @@ _HOLD = 8  # what storing one number and reading it twice costs, in multiplicati
 
 class Term(Protocol):
     """One parameter's gradients, of shape examples x parameter in principle."""
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers the term holds, of all examples."""
+        ...
 
     def squares(self, exact: bool) -> Tensor:
         """The squared norm of each example's gradient, as `hush.training.clipping.squared_norms` has it."""
@@ -60,6 +66,11 @@ class DenseTerm:
     each: Tensor
     known: Tensor | None = None
 
+    @property
+    def numbers(self) -> int:
+        """How many numbers the term holds."""
+        return self.each.numel()
+
     def squares(self, exact: bool) -> Tensor:
         """The squared norm of each example's gradient."""
         return squared_norms(self.each.flatten(1), exact) if self.known is None else self.known
@@ -85,11 +96,19 @@ class OuterProductTerm:
         left: Gradients for the outputs, examples x positions x outputs.
         right: Inputs, examples x positions x inputs.
         shape: That of the parameter.
+        inputs: The part of the parameter that the inputs belong to, along each axis after that of the outputs; the
+            gradient of the rest is zero. All of it if empty.
     """
 
     left: Tensor
     right: Tensor
     shape: tuple[int, ...]
+    inputs: tuple[range, ...] = ()
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers the term holds."""
+        return self.left.numel() + self.right.numel()
 
     def squares(self, exact: bool) -> Tensor:
         """The squared norm of each example's gradient."""
@@ -110,15 +129,25 @@ class OuterProductTerm:
         scaled = self.left * factors[:, None, None]
         # Below the smallest normal number rounding is no longer relative, and a huge input would make it large again.
         scaled.masked_fill_(scaled.abs() < torch.finfo(scaled.dtype).tiny, 0.0)
-        clients.add_outer(total.flatten(2), scaled, self.right)
+        clients.add_outer(self._part(total), scaled, self.right)
 
     def cleared(self, dropped: Tensor) -> OuterProductTerm:
         """The term with nothing in it of the examples that are dropped."""
-        return OuterProductTerm(_without(self.left, dropped), _without(self.right, dropped), self.shape)
+        return replace(self, left=_without(self.left, dropped), right=_without(self.right, dropped))
 
     def full(self) -> DenseTerm:
         """The gradients themselves."""
-        return DenseTerm(torch.bmm(self.left.transpose(1, 2), self.right).view(len(self.left), *self.shape))
+        each = torch.bmm(self.left.transpose(1, 2), self.right)
+        if math.prod(each.shape[1:]) == math.prod(self.shape):
+            return DenseTerm(each.view(len(self.left), *self.shape))
+        whole = each.new_zeros(len(self.left), *self.shape)
+        part = self._part(whole)
+        part.copy_(each.view_as(part))
+        return DenseTerm(whole)
+
+    def _part(self, total: Tensor) -> Tensor:
+        """The part of a tensor, n x parameter, that the gradients are added to."""
+        return total[(slice(None), slice(None), *(slice(own.start, own.stop) for own in self.inputs))]
 
 
 @dataclass(frozen=True)
@@ -138,6 +167,11 @@ class SparseRowsTerm:
     part: Tensor
     examples: int
     rows: int
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers the term holds."""
+        return self.part.numel()
 
     def squares(self, exact: bool) -> Tensor:
         """The squared norm of each example's gradient."""
@@ -178,9 +212,10 @@ def merged(terms: Sequence[Term]) -> Term:
     if len(terms) == 1:
         return terms[0]
     outer = [term for term in terms if isinstance(term, OuterProductTerm)]
-    if len(outer) == len(terms):
+    if len(outer) == len(terms) and len({term.inputs for term in outer}) == 1:
         left, right = (torch.cat(parts, 1) for parts in ([t.left for t in outer], [t.right for t in outer]))
-        return products(left, right, outer[0].shape)
+        term = replace(outer[0], left=left, right=right)
+        return term if smaller_as_product(left.shape[1], left.shape[2], right.shape[2]) else term.full()
     return DenseTerm(torch.stack([term.full().each for term in terms]).sum(0))
 
 

@@ -75,11 +75,13 @@ class Convolution:
 
     def terms(self, d: Tensor, x: Tensor) -> Terms:
         """The gradients of each parameter."""
-        positions, inputs = math.prod(d.shape[2:]), x.shape[1] * self.geometry.size
+        taps = convolution.used_taps(self.geometry, tuple(x.shape[2:]), tuple(d.shape[2:]))
+        positions, inputs = math.prod(d.shape[2:]), x.shape[1] * math.prod(map(len, taps))
         weights: Term
         if self.geometry.groups == 1 and gradient_terms.smaller_as_product(positions, d.shape[1], inputs):
-            seen, left = convolution.columns(x, self.geometry).transpose(1, 2), d.flatten(2).transpose(1, 2)
-            weights, shifts = OuterProductTerm(left, seen, tuple(self.weight.values.shape[1:])), left.sum(1)
+            seen, left = convolution.columns(x, self.geometry, taps).transpose(1, 2), d.flatten(2).transpose(1, 2)
+            weights = OuterProductTerm(left, seen, tuple(self.weight.values.shape[1:]), (range(x.shape[1]), *taps))
+            shifts = left.sum(1)
         else:
             each, shifts, squares = self.clients.convolve_each(x, d, self.geometry)
             weights = DenseTerm(each, squares)

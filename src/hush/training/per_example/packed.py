@@ -19,7 +19,7 @@ from torch.nn import functional
 from hush.privacy.sensitivity import partial_positions
 from hush.training.clipping import summed_products
 from hush.training.per_example import convolution
-from hush.training.per_example.batch_layout import ConvolutionGradients, cast_to
+from hush.training.per_example.batch_layout import ConvolutionGradients, cast_to, flat_sums
 from hush.training.per_example.convolution import Geometry
 
 _FEW = 32  # weights for each output channel up to which a matrix product beats a convolution
@@ -97,13 +97,13 @@ class PackedBatch:
         """Add left' right of each example (examples x positions x width each) to its client's total."""
         for (c, part), rows in zip(self._parts, self.rows, strict=True):
             if left.shape[1] == 1:
-                total[c].add_(
-                    summed_products(left[part].transpose(0, 2).transpose(0, 1), right[part].transpose(0, 1), rows)[0]
-                )
+                found = summed_products(left[part].transpose(0, 2).transpose(0, 1), right[part].transpose(0, 1), rows)
+                total[c].add_(found.view_as(total[c]))
                 continue
-            most = partial_positions(rows)
-            for some, seen in zip(left[part].split(most), right[part].split(most), strict=True):
-                total[c].addmm_(some.flatten(0, 1).t().double(), seen.flatten(0, 1).double())
+            with flat_sums(total[c : c + 1]) as flat:
+                most = partial_positions(rows)
+                for some, seen in zip(left[part].split(most), right[part].split(most), strict=True):
+                    flat[0].addmm_(some.flatten(0, 1).t().double(), seen.flatten(0, 1).double())
 
     def _map(self, function: Callable[..., Tensor], *batches: Tensor) -> Tensor:
         if len(self.clients) == 1:

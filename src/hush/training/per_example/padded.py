@@ -17,7 +17,7 @@ from torch import Tensor
 from hush.privacy.sensitivity import partial_positions
 from hush.training.clipping import summed_products
 from hush.training.per_example import convolution
-from hush.training.per_example.batch_layout import ConvolutionGradients, cast_to
+from hush.training.per_example.batch_layout import ConvolutionGradients, cast_to, flat_sums
 from hush.training.per_example.convolution import Geometry
 from hush.training.precision import Precision, low_dtype, triton_kernels, triton_precision
 
@@ -108,12 +108,14 @@ class PaddedBatch:
     def add_outer(self, total: Tensor, left: Tensor, right: Tensor) -> None:
         """Add left' right of each example (examples x positions x width each) to its client's total."""
         if left.shape[1] == 1:
-            total.add_(summed_products(self._by_client(left).transpose(1, 2), self._by_client(right), self.rows))
+            found = summed_products(self._by_client(left).transpose(1, 2), self._by_client(right), self.rows)
+            total.add_(found.view_as(total))
             return
         most = left.shape[1] * partial_positions(self.rows)
         pairs = zip(self._by_client(left).split(most, 1), self._by_client(right).split(most, 1), strict=True)
-        for some, seen in pairs:
-            total.baddbmm_(some.transpose(1, 2).double(), seen.double())
+        with flat_sums(total) as flat:
+            for some, seen in pairs:
+                flat.baddbmm_(some.transpose(1, 2).double(), seen.double())
 
     def _by_client(self, t: Tensor) -> Tensor:
         """Examples x ... x width as clients x rows x width."""

@@ -13,7 +13,7 @@ Edge cases:
     - Norms are computed in float64, so a gradient whose square overflows float32 is clipped, not dropped.
     - Work is cut into micro-batches of at most `physical_batch` examples, fewer where a CPU's cache asks for it; the
       sum does not depend on it beyond rounding. A client's batch is cut only if it alone is larger.
-    - `unsupported_layer` names a layer for which `hush.training.per_example.rules` has no rule; such a model needs
+    - `probe` names a layer for which `hush.training.per_example.rules` has no rule; such a model needs
       `hush.training.per_example.vmap`.
 """
 
@@ -21,10 +21,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
+from dataclasses import dataclass
+from functools import lru_cache, reduce
+from itertools import accumulate
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hush.models import Model, unflatten
 from hush.training.clipping import clip_factors, upper_norms
@@ -32,14 +35,16 @@ from hush.training.eager import EagerSum, GroupSums, Keys, padded_rows
 from hush.training.grouping import equal_work, expected_examples
 from hush.training.job import Job
 from hush.training.per_example.batch_layout import BatchLayout
-from hush.training.per_example.gradient_terms import Term
+from hush.training.per_example.gradient_terms import DenseTerm, Term
 from hush.training.per_example.packed import PackedBatch
 from hush.training.per_example.padded import PaddedBatch
 from hush.training.per_example.proxies import UnsupportedError
 from hush.training.per_example.recorder import Recorder
 from hush.training.precision import Precision, low_dtype, matmul_precision
+from hush.types import Layout
 
 _CACHED = 32  # examples whose activations stay in a CPU's cache, about
+_SMALL = 4096  # numbers of a parameter that is joined with others
 _WORTH_THREADS = 10_000_000  # examples times parameters from which threads pay off
 
 
@@ -84,15 +89,40 @@ class PaddedSum(EagerSum):
         return sums
 
 
-def unsupported_layer(model: Model, x: Tensor, y: Tensor) -> UnsupportedError | None:
-    """Why the model cannot be recorded, which one pass over `x` shows; none if it can."""
+@dataclass(frozen=True)
+class Probe:
+    """What one pass over one example shows of a model.
+
+    Attributes:
+        unsupported: Why the model cannot be recorded; none if it can.
+        numbers: How many numbers an example leaves behind: gradients, or what they are made of.
+    """
+
+    unsupported: UnsupportedError | None
+    numbers: int
+
+
+_PROBES: WeakKeyDictionary[nn.Module, dict[object, Probe]] = WeakKeyDictionary()
+
+
+def probe(model: Model, x: Tensor, y: Tensor) -> Probe:
+    """Pass one example through the model, once for each kind of rows."""
+    found = _PROBES.setdefault(model.module, {})
+    key = (x.shape[1:], x.dtype, x.device, y.shape[1:], y.dtype, model.objective.loss, model.layout)
+    if key not in found:
+        found[key] = _probe(model, x[:1], y[:1])
+    return found[key]
+
+
+def _probe(model: Model, x: Tensor, y: Tensor) -> Probe:
     try:
         values = unflatten(model.start.to(x.device)[None], model.layout)
         rows = model.with_keys(x, torch.zeros(len(x), dtype=torch.int64, device=x.device))
-        Recorder(model).terms(values, PaddedBatch(1, len(x), x.device, len(x)), rows, y)
+        terms = Recorder(model).terms(values, PaddedBatch(1, len(x), x.device, len(x)), rows, y)
     except UnsupportedError as reason:
-        return reason
-    return None
+        # Without its traceback, which would keep the tensors of the pass.
+        return Probe(reason.with_traceback(None), model.layout.size)
+    return Probe(None, sum(term.numbers for term in terms.values()))
 
 
 def micro_batch_size(model: Model, vectors: Tensor, physical_batch: int) -> int:
@@ -130,11 +160,11 @@ def packed_sums(
         keys: The keys of these rows, where the model is keyed.
     """
     total, low = torch.zeros_like(vectors, dtype=torch.float64), low_dtype(precision)
-    values, views = (unflatten(t, recorder.layout) for t in (vectors, total))
+    values = unflatten(vectors, recorder.layout)
     for clients, sizes, part in micro_batches(counts, limit):
         layout = PackedBatch(clients, sizes, [counts[c] for c in clients], low)
         inputs, truth = _gathered(recorder.model, x, y, rows, keys, part)
-        _add(recorder.terms(values, layout, inputs, truth), views, layout, clips, None, vectors)
+        _add(recorder.terms(values, layout, inputs, truth), total, recorder.layout, layout, clips, None, vectors)
     return total
 
 
@@ -159,7 +189,7 @@ def padded_sums(
     cleared in any case, not only where there is any.
     """
     total = torch.zeros_like(vectors, dtype=torch.float64)
-    values, views = (unflatten(t, recorder.layout) for t in (vectors, total))
+    values = unflatten(vectors, recorder.layout)
     width = max(1, limit // len(vectors)) * len(vectors)
     each = len(mask) // len(vectors)
     for start in range(0, len(mask), width):
@@ -168,7 +198,7 @@ def padded_sums(
         with matmul_precision(precision, vectors.device):
             terms = recorder.terms(values, layout, *_gathered(recorder.model, x, y, rows, keys, part))
         with matmul_precision("float32", vectors.device):
-            _add(terms, views, layout, clips, mask[part], vectors, capturable)
+            _add(terms, total, recorder.layout, layout, clips, mask[part], vectors, capturable)
     return total
 
 
@@ -204,24 +234,53 @@ def _gathered(
 
 def _add(
     terms: Mapping[str, Term],
-    totals: Mapping[str, Tensor],
+    sums: Tensor,
+    parameters: Layout,
     clients: BatchLayout,
     clips: Tensor,
     mask: Tensor | None,
     like: Tensor,
     capturable: bool = False,
 ) -> None:
-    """Add the clipped gradients, numbers of the dtype of `like`, to the totals."""
+    """Add the clipped gradients, numbers of the dtype of `like`, to the sums, clients x p."""
     if not terms:
         return
+    small = tuple(name for name, term in terms.items() if _small(term))
+    joined = _joined([terms[name] for name in small])
+    views = unflatten(sums, parameters)
+    large = [(term, views[name]) for name, term in terms.items() if name not in small]
 
     def total(exact: bool) -> Tensor:
-        return reduce(torch.add, [term.squares(exact) for term in terms.values()])
+        return reduce(torch.add, [term.squares(exact) for term in (*joined, *(term for term, _ in large))])
 
     norms = upper_norms(total, like)
     finite = norms.isfinite()
     clean = not capturable and bool(finite.all())
     scale = clip_factors(norms, clients.expand(clips), mask, like.dtype, finite)
     dropped = ~finite
-    for name, term in terms.items():
-        (term if clean else term.cleared(dropped)).add(totals[name], scale, clients)
+    for term, own in large:
+        (term if clean else term.cleared(dropped)).add(own, scale, clients)
+    for term in joined:
+        places = _places(parameters, small, sums.device)
+        found = sums.new_zeros(len(sums), len(places))
+        (term if clean else term.cleared(dropped)).add(found, scale, clients)
+        sums.index_add_(1, places, found)
+
+
+def _small(term: Term) -> bool:
+    """Whether a term is better joined with others: most of its time would be that of launching a dozen operations."""
+    return isinstance(term, DenseTerm) and term.known is None and math.prod(term.each.shape[1:]) <= _SMALL
+
+
+def _joined(terms: Sequence[Term]) -> list[DenseTerm]:
+    """One term with the gradients of several side by side, none of none."""
+    parts = [term.each.flatten(1) for term in terms if isinstance(term, DenseTerm)]
+    return [DenseTerm(torch.cat(parts, 1))] if parts else []
+
+
+@lru_cache(maxsize=256)
+def _places(parameters: Layout, names: tuple[str, ...], device: torch.device) -> Tensor:
+    """The numbers of these parameters in a flat vector."""
+    ends = dict(zip(parameters.names, accumulate(parameters.sizes), strict=True))
+    sizes = dict(zip(parameters.names, parameters.sizes, strict=True))
+    return torch.cat([torch.arange(ends[name] - sizes[name], ends[name]) for name in names]).to(device)

@@ -20,13 +20,16 @@ Edge cases:
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hush.training.gpu.triton_language import at, constexpr, product, tl, triton
-from hush.training.per_example.convolution import Geometry
+from hush.training.per_example.convolution import Geometry, used_taps
 
+# Sizes of the blocks of positions, outputs and channels, and how a block is computed.
+BM, BO, BK, WARPS, STAGES = 64, 64, 32, 4, 2
 _MANY_CHANNELS = 16
 _WINDOWS = ("H", "W", "OH", "OW", "KH", "KW")
 _MOST = 2**30
@@ -70,13 +73,13 @@ def _forward_few(
 
 
 def _forward_many(
-    x: at, w: at, bias: at, out: at, examples: at, clients: at, b_stride: at,
-    IN: constexpr, H: constexpr, W: constexpr, OUT: constexpr, OH: constexpr, OW: constexpr,
+    x: at, w: at, bias: at, out: at, examples: at, clients: at, w_stride: at, b_stride: at,
+    IN: at, H: at, W: at, OUT: at, OH: at, OW: at,
     KH: constexpr, KW: constexpr, SH: constexpr, SW: constexpr, PH: constexpr, PW: constexpr,
-    DH: constexpr, DW: constexpr, BIASED: constexpr, HOW: constexpr,
-    BM: constexpr, BO: constexpr, BK: constexpr,
+    DH: constexpr, DW: constexpr, TOP: constexpr, LEFT: constexpr, ROWS: constexpr, COLUMNS: constexpr,
+    BIASED: constexpr, HOW: constexpr, BM: constexpr, BO: constexpr, BK: constexpr,
 ) -> None:  # fmt: skip
-    """Many input channels: one product over them for each tap. Weights are clients x taps x outputs x inputs."""
+    """Many input channels: one product over a block of them for each of the ROWS x COLUMNS taps that meet an input."""
     client = tl.program_id(1)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     o = tl.program_id(2) * BO + tl.arange(0, BO)
@@ -86,62 +89,68 @@ def _forward_many(
     left = (position % OW) * SW - PW
     live = example < examples
     number = example * clients + client
+    weights = w + client.to(tl.int64) * w_stride + o[:, None] * (IN * KH * KW)
     acc = tl.zeros((BM, BO), dtype=tl.float32)
-    for tap in range(KH * KW):
-        ih = top + tap // KW * DH
-        iw = left + tap % KW * DW
+    # The taps of a block of channels follow each other: their weights lie side by side.
+    for part in range(0, tl.cdiv(IN, BK) * (ROWS * COLUMNS)):
+        k = part // (ROWS * COLUMNS) * BK + tl.arange(0, BK)
+        tap = part % (ROWS * COLUMNS)
+        down = TOP + tap // COLUMNS
+        right = LEFT + tap % COLUMNS
+        ih = top + down * DH
+        iw = left + right * DW
         inside = live & (ih >= 0) & (ih < H) & (iw >= 0) & (iw < W)
         source = number * (IN * H * W) + ih * W + iw
-        weights = (client * (KH * KW) + tap) * (OUT * IN)
-        for start in range(0, IN, BK):
-            k = start + tl.arange(0, BK)
-            seen = tl.load(
-                x + source[None, :] + (k * (H * W))[:, None], mask=inside[None, :] & (k < IN)[:, None], other=0.0
-            )
-            known = (o < OUT)[:, None] & (k < IN)[None, :]
-            weight = tl.load(w + weights + o[:, None] * IN + k[None, :], mask=known, other=0.0)
-            acc = product(tl.trans(seen), tl.trans(weight), acc, HOW)
+        seen = tl.load(
+            x + source[None, :] + (k * (H * W))[:, None], mask=inside[None, :] & (k < IN)[:, None], other=0.0
+        )
+        known = (o < OUT)[:, None] & (k < IN)[None, :]
+        weight = tl.load(weights + k[None, :] * (KH * KW) + (down * KW + right), mask=known, other=0.0)
+        acc = product(tl.trans(seen), tl.trans(weight), acc, HOW)
     found = tl.trans(acc)
     if BIASED:
-        found += tl.load(bias + client * b_stride + o, mask=o < OUT, other=0.0)[:, None]
+        found += tl.load(bias + client.to(tl.int64) * b_stride + o, mask=o < OUT, other=0.0)[:, None]
     target = (number * (OUT * OH * OW) + position)[None, :] + (o * (OH * OW))[:, None]
     tl.store(out + target, found, mask=live[None, :] & (o < OUT)[:, None])
 
 
 def _input_gradient(
-    d: at, w: at, out: at, examples: at, clients: at,
-    IN: constexpr, H: constexpr, W: constexpr, OUT: constexpr, OH: constexpr, OW: constexpr,
+    d: at, w: at, out: at, examples: at, clients: at, w_stride: at,
+    IN: at, H: at, W: at, OUT: at, OH: at, OW: at,
     KH: constexpr, KW: constexpr, SH: constexpr, SW: constexpr, PH: constexpr, PW: constexpr,
-    DH: constexpr, DW: constexpr, HOW: constexpr, BM: constexpr, BO: constexpr, BK: constexpr,
+    DH: constexpr, DW: constexpr, TOP: constexpr, LEFT: constexpr, ROWS: constexpr, COLUMNS: constexpr,
+    HOW: constexpr, BM: constexpr, BO: constexpr, BK: constexpr,
 ) -> None:  # fmt: skip
-    """One product over the output channels for each tap. Weights are clients x taps x outputs x inputs."""
+    """One product over a block of output channels for each of the ROWS x COLUMNS taps that meet an input."""
     client = tl.program_id(1)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     channel = tl.program_id(2) * BO + tl.arange(0, BO)
     example = m // (H * W)
     position = m % (H * W)
     low = position // W + PH
-    right = position % W + PW
+    across = position % W + PW
     live = example < examples
     number = example * clients + client
+    weights = w + client.to(tl.int64) * w_stride + channel[:, None] * (KH * KW)
     acc = tl.zeros((BM, BO), dtype=tl.float32)
-    for tap in range(KH * KW):
-        up = low - tap // KW * DH
-        back = right - tap % KW * DW
+    for part in range(0, tl.cdiv(OUT, BK) * (ROWS * COLUMNS)):
+        k = part // (ROWS * COLUMNS) * BK + tl.arange(0, BK)
+        tap = part % (ROWS * COLUMNS)
+        down = TOP + tap // COLUMNS
+        right = LEFT + tap % COLUMNS
+        up = low - down * DH
+        back = across - right * DW
         inside = live & (up >= 0) & (back >= 0) & (up % SH == 0) & (back % SW == 0)
         oh = up // SH
         ow = back // SW
         inside = inside & (oh < OH) & (ow < OW)
         source = number * (OUT * OH * OW) + oh * OW + ow
-        weights = (client * (KH * KW) + tap) * (OUT * IN)
-        for start in range(0, OUT, BK):
-            k = start + tl.arange(0, BK)
-            arrived = tl.load(
-                d + source[None, :] + (k * (OH * OW))[:, None], mask=inside[None, :] & (k < OUT)[:, None], other=0.0
-            )
-            known = (channel < IN)[:, None] & (k < OUT)[None, :]
-            weight = tl.load(w + weights + k[None, :] * IN + channel[:, None], mask=known, other=0.0)
-            acc = product(tl.trans(arrived), tl.trans(weight), acc, HOW)
+        arrived = tl.load(
+            d + source[None, :] + (k * (OH * OW))[:, None], mask=inside[None, :] & (k < OUT)[:, None], other=0.0
+        )
+        known = (channel < IN)[:, None] & (k < OUT)[None, :]
+        weight = tl.load(weights + k[None, :] * (IN * KH * KW) + (down * KW + right), mask=known, other=0.0)
+        acc = product(tl.trans(arrived), tl.trans(weight), acc, HOW)
     target = (number * (IN * H * W) + position)[None, :] + (channel * (H * W))[:, None]
     tl.store(out + target, tl.trans(acc), mask=live[None, :] & (channel < IN)[:, None])
 
@@ -219,9 +228,10 @@ def _unpool(
     tl.store(out + i, tl.where(mine, tl.load(d + place, mask=inside, other=0.0), 0.0), mask=i < size)
 
 
-FORWARD_FEW, FORWARD_MANY, INPUT_GRADIENT, EACH = (
-    triton.jit(f) for f in (_forward_few, _forward_many, _input_gradient, _each)
-)
+# One compilation serves convolutions of all sizes: Triton would make others for sizes of one and multiples of 16.
+_ANY_SIZE = {"do_not_specialize": ["examples", "clients", "IN", "H", "W", "OUT", "OH", "OW"]}
+FORWARD_FEW, EACH = (triton.jit(f) for f in (_forward_few, _each))
+FORWARD_MANY, INPUT_GRADIENT = (triton.jit(f, **_ANY_SIZE) for f in (_forward_many, _input_gradient))
 POOL, UNPOOL = (triton.jit(f) for f in (_pool, _unpool))
 
 
@@ -237,30 +247,33 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, clients: int, g: Geo
     sizes = _sizes(x, outputs, g)
     out = x.new_empty(len(x), outputs, *output_shape(x, g))
     examples = len(x) // clients
-    few = x.shape[1] < _MANY_CHANNELS
-    blocks = {"BM": 128 if few else 64, "BO": _block(outputs, 32), "BK": 32 if few else _block(x.shape[1], 32)}
     positions = examples * sizes["OH"] * sizes["OW"]
-    grid = (_parts(positions, blocks["BM"]), clients, _parts(outputs, blocks["BO"]))
-    shift = weight if bias is None else bias
-    known = {**sizes, **blocks, "BIASED": bias is not None, "HOW": how, "num_warps": 4, "num_stages": 1}
-    if few:
-        strides = (weight.stride(0), shift.stride(0))
+    weight, shift = _side_by_side(weight), weight if bias is None else _side_by_side(bias)
+    known: dict[str, Any] = {**sizes, "BIASED": bias is not None, "HOW": how}
+    strides = (weight.stride(0), shift.stride(0))
+    if x.shape[1] < _MANY_CHANNELS:
+        blocks = {"BM": 128, "BO": _block(outputs, 32), "BK": 32}
+        grid = (_parts(positions, blocks["BM"]), clients, _parts(outputs, blocks["BO"]))
+        known |= {**blocks, "num_warps": 4, "num_stages": 1}
         FORWARD_FEW[grid](x.contiguous(), weight, shift, out, examples, clients, *strides, **known)
-    else:
-        FORWARD_MANY[grid](x.contiguous(), by_tap(weight), shift, out, examples, clients, shift.stride(0), **known)
+        return out
+    blocks = {"BM": _block(positions, BM), "BO": _block(outputs, BO), "BK": _block(x.shape[1], BK)}
+    grid = (_parts(positions, blocks["BM"]), clients, _parts(outputs, blocks["BO"]))
+    known |= {**blocks, **_taps(x, g), "num_warps": WARPS, "num_stages": STAGES}
+    FORWARD_MANY[grid](x.contiguous(), weight, shift, out, examples, clients, *strides, **known)
     return out
 
 
 def input_gradient(d: Tensor, x: Tensor, weight: Tensor, clients: int, g: Geometry, how: str) -> Tensor:
     """Its gradient for the input; of `x` the shape alone matters."""
-    sizes = _sizes(x, weight.shape[1], g)
+    sizes, weight = _sizes(x, weight.shape[1], g), _side_by_side(weight)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     examples = len(x) // clients
-    blocks = {"BM": 64, "BO": _block(x.shape[1], 32), "BK": _block(weight.shape[1], 32)}
     positions = examples * sizes["H"] * sizes["W"]
+    blocks = {"BM": _block(positions, BM), "BO": _block(x.shape[1], BO), "BK": _block(weight.shape[1], BK)}
     grid = (_parts(positions, blocks["BM"]), clients, _parts(x.shape[1], blocks["BO"]))
-    known = {**sizes, **blocks, "HOW": how, "num_warps": 4, "num_stages": 1}
-    INPUT_GRADIENT[grid](d.contiguous(), by_tap(weight), out, examples, clients, **known)
+    known = {**sizes, **blocks, **_taps(x, g), "HOW": how, "num_warps": WARPS, "num_stages": STAGES}
+    INPUT_GRADIENT[grid](d.contiguous(), weight, out, examples, clients, weight.stride(0), **known)
     return out
 
 
@@ -296,9 +309,16 @@ def unpool(d: Tensor, chosen: Tensor, shape: torch.Size, kernel: tuple[int, int]
     return out
 
 
-def by_tap(weight: Tensor) -> Tensor:
-    """Weights as clients x taps x outputs x inputs."""
-    return weight.flatten(3).permute(0, 3, 1, 2).contiguous()
+def _side_by_side(values: Tensor) -> Tensor:
+    """The tensor with each client's own numbers side by side, as they are in a flat vector of parameters."""
+    return values if values[0].is_contiguous() else values.contiguous()
+
+
+def _taps(x: Tensor, g: Geometry) -> dict[str, int]:
+    """The first tap along each axis that meets an input, and how many do."""
+    found = used_taps(g, tuple(x.shape[2:]), output_shape(x, g))
+    down, right = (range(1), found[0]) if len(found) == 1 else found
+    return {"TOP": down.start, "LEFT": right.start, "ROWS": len(down), "COLUMNS": len(right)}
 
 
 def output_shape(x: Tensor, g: Geometry) -> tuple[int, ...]:
