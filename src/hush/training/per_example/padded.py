@@ -80,7 +80,8 @@ class PaddedBatch:
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, g: Geometry) -> Tensor:
         """The convolution."""
         if self._fast(x, weight.shape[1], g):
-            return cast(Tensor, self.kernels.forward(x, weight, bias, self.clients, g, self.how))
+            weights = self._weights(weight, x, g)
+            return cast(Tensor, self.kernels.forward(x, weights, bias, self.clients, g, self.how))
         shift = None if bias is None else cast_to(bias.flatten(), self.low)
         out = convolution.forward(self._side_by_side(x), self._kernels(weight), shift, self._grouped(g))
         return self._apart(out, x)
@@ -88,7 +89,8 @@ class PaddedBatch:
     def convolve_input(self, d: Tensor, x: Tensor, weight: Tensor, g: Geometry) -> Tensor:
         """Its gradient for the input."""
         if self._fast(x, weight.shape[1], g):
-            return cast(Tensor, self.kernels.input_gradient(d, x, weight, self.clients, g, self.how))
+            weights = self._weights(weight, x, g)
+            return cast(Tensor, self.kernels.input_gradient(d, x, weights, self.clients, g, self.how))
         d_all, like = self._side_by_side(d), self._side_by_side(x)
         return self._apart(convolution.input_gradient(d_all, like, self._kernels(weight), self._grouped(g)), x)
 
@@ -116,6 +118,15 @@ class PaddedBatch:
         with flat_sums(total) as flat:
             for some, seen in pairs:
                 flat.baddbmm_(some.transpose(1, 2).double(), seen.double())
+
+    @cached_property
+    def _laid_out(self) -> dict[object, Any]:
+        """The weights of convolutions as the kernels take them, for the two passes over a batch."""
+        return {}
+
+    def _weights(self, weight: Tensor, x: Tensor, g: Geometry) -> Any:
+        made = self.kernels.weights_of(weight, x, g)
+        return self._laid_out.setdefault((weight.data_ptr(), weight.shape, made.taps), made)
 
     def _by_client(self, t: Tensor) -> Tensor:
         """Examples x ... x width as clients x rows x width."""

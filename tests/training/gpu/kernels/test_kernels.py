@@ -29,6 +29,8 @@ SHAPES: tuple[Shape, ...] = (
     (20, 16, (2, 2), (3, 3), 2, 1, 1),
     (16, 16, (6, 6), (1, 1), 2, 0, 1),
     (18, 20, (7, 6), (3, 2), 1, 2, 2),
+    (16, 16, (9, 8), (3, 3), 1, 1, 1),
+    (32, 32, (1, 1), (1, 1), 1, 0, 1),
     (3, 8, (8, 8), (7, 7), 2, 3, 1),
     (17, 16, (9,), (3,), 1, 1, 1),
 )
@@ -66,13 +68,14 @@ def test_convolutions_are_those_of_each_client(shape: Shape, how: str) -> None:
     from hush.training.gpu.kernels import convolution
 
     x, weight, bias, g = problem(shape)
-    ours = convolution.forward(x, weight, bias, CLIENTS, g, how)
+    weights = convolution.weights_of(weight, x, g)
+    ours = convolution.forward(x, weights, bias, CLIENTS, g, how)
     parts = zip(by_client(x), weight.double(), bias.double(), strict=True)
     theirs = interleaved([reference.forward(own, w, b, g) for own, w, b in parts])
     assert torch.allclose(ours.double(), theirs, rtol=1e-4, atol=1e-4)
 
     d = drawn(*ours.shape, seed=2)
-    back = convolution.input_gradient(d, x, weight, CLIENTS, g, how)
+    back = convolution.input_gradient(d, x, weights, CLIENTS, g, how)
     pairs = zip(by_client(d), by_client(x), weight.double(), strict=True)
     assert torch.allclose(
         back.double(), interleaved([reference.input_gradient(*own, g) for own in pairs]), rtol=1e-4, atol=1e-4
@@ -93,10 +96,8 @@ def test_what_a_tap_does_not_meet_is_not_read() -> None:
     x, weight, _, g = problem((16, 40, (1, 1), (3, 3), 1, 1, 1))
     holed = torch.full_like(weight, math.nan)
     holed[..., 1, 1] = weight[..., 1, 1]
-    assert torch.equal(
-        convolution.forward(x, holed, None, CLIENTS, g, "ieee"),
-        convolution.forward(x, weight, None, CLIENTS, g, "ieee"),
-    )
+    both = [convolution.weights_of(values, x, g) for values in (weight, holed)]
+    assert torch.equal(*(convolution.forward(x, weights, None, CLIENTS, g, "ieee") for weights in both))
 
 
 @on_either

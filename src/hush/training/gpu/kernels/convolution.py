@@ -20,6 +20,8 @@ Edge cases:
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,8 +31,10 @@ from hush.training.gpu.triton_language import at, constexpr, product, tl, triton
 from hush.training.per_example.convolution import Geometry, used_taps
 
 # Sizes of the blocks of positions, outputs and channels, and how a block is computed.
-BM, BO, BK, WARPS, STAGES = 64, 64, 32, 4, 2
+BM, BO, BK, WARPS, STAGES = 128, 64, 32, 4, 3
 _MANY_CHANNELS = 16
+_MANY_POSITIONS = 64
+_TILE = 32
 _WINDOWS = ("H", "W", "OH", "OW", "KH", "KW")
 _MOST = 2**30
 
@@ -72,14 +76,35 @@ def _forward_few(
     tl.store(out + target, acc, mask=live[None, :] & (o < OUT)[:, None])
 
 
-def _forward_many(
-    x: at, w: at, bias: at, out: at, examples: at, clients: at, w_stride: at, b_stride: at,
-    IN: at, H: at, W: at, OUT: at, OH: at, OW: at,
-    KH: constexpr, KW: constexpr, SH: constexpr, SW: constexpr, PH: constexpr, PW: constexpr,
-    DH: constexpr, DW: constexpr, TOP: constexpr, LEFT: constexpr, ROWS: constexpr, COLUMNS: constexpr,
-    BIASED: constexpr, HOW: constexpr, BM: constexpr, BO: constexpr, BK: constexpr,
+def _by_tap(
+    w: at, out: at, w_stride: at, IN: at, OUT: at, KH: constexpr, KW: constexpr, TOP: constexpr, LEFT: constexpr,
+    ROWS: constexpr, COLUMNS: constexpr, B: constexpr,
 ) -> None:  # fmt: skip
-    """Many input channels: one product over a block of them for each of the ROWS x COLUMNS taps that meet an input."""
+    """Weights as clients x taps x inputs x outputs, for the taps that meet an input."""
+    client = tl.program_id(2).to(tl.int64)
+    o = tl.program_id(0) * B + tl.arange(0, B)
+    i = tl.program_id(1) * B + tl.arange(0, B)
+    known = (o < OUT)[:, None] & (i < IN)[None, :]
+    source = w + client * w_stride + (o[:, None] * IN + i[None, :]) * (KH * KW)
+    for tap in range(ROWS * COLUMNS):
+        place = (TOP + tap // COLUMNS) * KW + LEFT + tap % COLUMNS
+        value = tl.load(source + place, mask=known, other=0.0)
+        target = out + (client * (ROWS * COLUMNS) + tap) * (IN * OUT) + i[:, None] * OUT + o[None, :]
+        tl.store(target, tl.trans(value), mask=tl.trans(known))
+
+
+def _forward_many(
+    x: at, w: at, bias: at, out: at, examples: at, clients: at, b_stride: at,
+    IN: at, H: at, W: at, OUT: at, OH: at, OW: at,
+    SH: constexpr, SW: constexpr, PH: constexpr, PW: constexpr,
+    DH: constexpr, DW: constexpr, TOP: constexpr, LEFT: constexpr, ROWS: constexpr, COLUMNS: constexpr,
+    LAST: constexpr, OUT_LAST: constexpr, BIASED: constexpr, HOW: constexpr,
+    BM: constexpr, BO: constexpr, BK: constexpr,
+) -> None:  # fmt: skip
+    """Many input channels: one product over a block of them for each tap. Weights are those of `_by_tap`.
+
+    With LAST the channels of a position lie side by side in the input, with OUT_LAST in the output.
+    """
     client = tl.program_id(1)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     o = tl.program_id(2) * BO + tl.arange(0, BO)
@@ -89,39 +114,44 @@ def _forward_many(
     left = (position % OW) * SW - PW
     live = example < examples
     number = example * clients + client
-    weights = w + client.to(tl.int64) * w_stride + o[:, None] * (IN * KH * KW)
+    weights = w + client.to(tl.int64) * (ROWS * COLUMNS) * IN * OUT + o[None, :]
     acc = tl.zeros((BM, BO), dtype=tl.float32)
-    # The taps of a block of channels follow each other: their weights lie side by side.
     for part in range(0, tl.cdiv(IN, BK) * (ROWS * COLUMNS)):
         k = part // (ROWS * COLUMNS) * BK + tl.arange(0, BK)
         tap = part % (ROWS * COLUMNS)
-        down = TOP + tap // COLUMNS
-        right = LEFT + tap % COLUMNS
-        ih = top + down * DH
-        iw = left + right * DW
+        ih = top + (TOP + tap // COLUMNS) * DH
+        iw = left + (LEFT + tap % COLUMNS) * DW
         inside = live & (ih >= 0) & (ih < H) & (iw >= 0) & (iw < W)
-        source = number * (IN * H * W) + ih * W + iw
-        seen = tl.load(
-            x + source[None, :] + (k * (H * W))[:, None], mask=inside[None, :] & (k < IN)[:, None], other=0.0
-        )
-        known = (o < OUT)[:, None] & (k < IN)[None, :]
-        weight = tl.load(weights + k[None, :] * (KH * KW) + (down * KW + right), mask=known, other=0.0)
-        acc = product(tl.trans(seen), tl.trans(weight), acc, HOW)
-    found = tl.trans(acc)
+        if LAST:
+            source = (number * (H * W) + ih * W + iw) * IN
+            seen = tl.load(x + source[:, None] + k[None, :], mask=inside[:, None] & (k < IN)[None, :], other=0.0)
+        else:
+            source = number * (IN * H * W) + ih * W + iw
+            across = k * (H * W)
+            mask = inside[None, :] & (k < IN)[:, None]
+            seen = tl.trans(tl.load(x + source[None, :] + across[:, None], mask=mask, other=0.0))
+        known = (k < IN)[:, None] & (o < OUT)[None, :]
+        weight = tl.load(weights + (tap * IN + k)[:, None] * OUT, mask=known, other=0.0)
+        acc = product(seen, weight, acc, HOW)
     if BIASED:
-        found += tl.load(bias + client.to(tl.int64) * b_stride + o, mask=o < OUT, other=0.0)[:, None]
-    target = (number * (OUT * OH * OW) + position)[None, :] + (o * (OH * OW))[:, None]
-    tl.store(out + target, found, mask=live[None, :] & (o < OUT)[:, None])
+        acc += tl.load(bias + client.to(tl.int64) * b_stride + o, mask=o < OUT, other=0.0)[None, :]
+    written = live[:, None] & (o < OUT)[None, :]
+    if OUT_LAST:
+        target = (number * (OH * OW) + position)[:, None] * OUT + o[None, :]
+        tl.store(out + target, acc, mask=written)
+    else:
+        target = (number * (OUT * OH * OW) + position)[None, :] + (o * (OH * OW))[:, None]
+        tl.store(out + target, tl.trans(acc), mask=tl.trans(written))
 
 
 def _input_gradient(
-    d: at, w: at, out: at, examples: at, clients: at, w_stride: at,
+    d: at, w: at, out: at, examples: at, clients: at,
     IN: at, H: at, W: at, OUT: at, OH: at, OW: at,
-    KH: constexpr, KW: constexpr, SH: constexpr, SW: constexpr, PH: constexpr, PW: constexpr,
+    SH: constexpr, SW: constexpr, PH: constexpr, PW: constexpr,
     DH: constexpr, DW: constexpr, TOP: constexpr, LEFT: constexpr, ROWS: constexpr, COLUMNS: constexpr,
-    HOW: constexpr, BM: constexpr, BO: constexpr, BK: constexpr,
+    LAST: constexpr, OUT_LAST: constexpr, HOW: constexpr, BM: constexpr, BO: constexpr, BK: constexpr,
 ) -> None:  # fmt: skip
-    """One product over a block of output channels for each of the ROWS x COLUMNS taps that meet an input."""
+    """One product over a block of output channels for each tap. LAST is said of `d`, OUT_LAST of what is computed."""
     client = tl.program_id(1)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     channel = tl.program_id(2) * BO + tl.arange(0, BO)
@@ -131,28 +161,35 @@ def _input_gradient(
     across = position % W + PW
     live = example < examples
     number = example * clients + client
-    weights = w + client.to(tl.int64) * w_stride + channel[:, None] * (KH * KW)
+    weights = w + client.to(tl.int64) * (ROWS * COLUMNS) * IN * OUT
     acc = tl.zeros((BM, BO), dtype=tl.float32)
     for part in range(0, tl.cdiv(OUT, BK) * (ROWS * COLUMNS)):
         k = part // (ROWS * COLUMNS) * BK + tl.arange(0, BK)
         tap = part % (ROWS * COLUMNS)
-        down = TOP + tap // COLUMNS
-        right = LEFT + tap % COLUMNS
-        up = low - down * DH
-        back = across - right * DW
+        up = low - (TOP + tap // COLUMNS) * DH
+        back = across - (LEFT + tap % COLUMNS) * DW
         inside = live & (up >= 0) & (back >= 0) & (up % SH == 0) & (back % SW == 0)
         oh = up // SH
         ow = back // SW
         inside = inside & (oh < OH) & (ow < OW)
-        source = number * (OUT * OH * OW) + oh * OW + ow
-        arrived = tl.load(
-            d + source[None, :] + (k * (OH * OW))[:, None], mask=inside[None, :] & (k < OUT)[:, None], other=0.0
-        )
+        if LAST:
+            source = (number * (OH * OW) + oh * OW + ow) * OUT
+            arrived = tl.load(d + source[:, None] + k[None, :], mask=inside[:, None] & (k < OUT)[None, :], other=0.0)
+        else:
+            source = number * (OUT * OH * OW) + oh * OW + ow
+            shift = k * (OH * OW)
+            mask = inside[None, :] & (k < OUT)[:, None]
+            arrived = tl.trans(tl.load(d + source[None, :] + shift[:, None], mask=mask, other=0.0))
         known = (channel < IN)[:, None] & (k < OUT)[None, :]
-        weight = tl.load(weights + k[None, :] * (IN * KH * KW) + (down * KW + right), mask=known, other=0.0)
-        acc = product(tl.trans(arrived), tl.trans(weight), acc, HOW)
-    target = (number * (IN * H * W) + position)[None, :] + (channel * (H * W))[:, None]
-    tl.store(out + target, tl.trans(acc), mask=live[None, :] & (channel < IN)[:, None])
+        weight = tl.load(weights + (tap * IN + channel)[:, None] * OUT + k[None, :], mask=known, other=0.0)
+        acc = product(arrived, tl.trans(weight), acc, HOW)
+    written = live[:, None] & (channel < IN)[None, :]
+    if OUT_LAST:
+        target = (number * (H * W) + position)[:, None] * IN + channel[None, :]
+        tl.store(out + target, acc, mask=written)
+    else:
+        target = (number * (IN * H * W) + position)[None, :] + (channel * (H * W))[:, None]
+        tl.store(out + target, tl.trans(acc), mask=tl.trans(written))
 
 
 def _each(
@@ -229,8 +266,8 @@ def _unpool(
 
 
 # One compilation serves convolutions of all sizes: Triton would make others for sizes of one and multiples of 16.
-_ANY_SIZE = {"do_not_specialize": ["examples", "clients", "IN", "H", "W", "OUT", "OH", "OW"]}
-FORWARD_FEW, EACH = (triton.jit(f) for f in (_forward_few, _each))
+_ANY_SIZE = {"do_not_specialize": ["examples", "clients", "H", "W", "OH", "OW"]}
+FORWARD_FEW, EACH, BY_TAP = (triton.jit(f) for f in (_forward_few, _each, _by_tap))
 FORWARD_MANY, INPUT_GRADIENT = (triton.jit(f, **_ANY_SIZE) for f in (_forward_many, _input_gradient))
 POOL, UNPOOL = (triton.jit(f) for f in (_pool, _unpool))
 
@@ -241,39 +278,71 @@ def usable(x: Tensor, outputs: int, g: Geometry) -> bool:
     return x.dtype == torch.float32 and g.groups == 1 and x.ndim in (3, 4) and 0 < largest < _MOST
 
 
-def forward(x: Tensor, weight: Tensor, bias: Tensor | None, clients: int, g: Geometry, how: str) -> Tensor:
-    """The convolution of examples (b, c) with client c's weights (clients x outputs x inputs x kernel)."""
-    outputs = weight.shape[1]
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """The weights of a convolution, clients x outputs x inputs x kernel, and the taps that meet an input."""
+
+    values: Tensor
+    taps: tuple[range, ...]
+
+    @cached_property
+    def by_tap(self) -> Tensor:
+        """The weights as clients x taps x inputs x outputs, for these taps alone."""
+        values = _side_by_side(self.values)
+        clients, outputs, inputs = values.shape[:3]
+        known = _taps(self.taps)
+        kernel = (1, *values.shape[3:])[-2:]
+        out = values.new_empty(clients, known["ROWS"] * known["COLUMNS"], inputs, outputs)
+        grid = (_parts(outputs, _TILE), _parts(inputs, _TILE), clients)
+        sizes = {"KH": kernel[0], "KW": kernel[1], **known, "B": _TILE, "num_warps": 4}
+        BY_TAP[grid](values, out, values.stride(0), inputs, outputs, **sizes)
+        return out
+
+
+def weights_of(values: Tensor, x: Tensor, g: Geometry) -> Weights:
+    """The weights of a convolution of inputs of that shape."""
+    return Weights(values, used_taps(g, tuple(x.shape[2:]), output_shape(x, g)))
+
+
+def forward(x: Tensor, weights: Weights, bias: Tensor | None, clients: int, g: Geometry, how: str) -> Tensor:
+    """The convolution of examples (b, c) with client c's weights."""
+    outputs = weights.values.shape[1]
     sizes = _sizes(x, outputs, g)
     out = x.new_empty(len(x), outputs, *output_shape(x, g))
     examples = len(x) // clients
     positions = examples * sizes["OH"] * sizes["OW"]
-    weight, shift = _side_by_side(weight), weight if bias is None else _side_by_side(bias)
-    known: dict[str, Any] = {**sizes, "BIASED": bias is not None, "HOW": how}
-    strides = (weight.stride(0), shift.stride(0))
+    values = _side_by_side(weights.values)
+    shift = values if bias is None else _side_by_side(bias)
+    known: dict[str, Any]
     if x.shape[1] < _MANY_CHANNELS:
         blocks = {"BM": 128, "BO": _block(outputs, 32), "BK": 32}
         grid = (_parts(positions, blocks["BM"]), clients, _parts(outputs, blocks["BO"]))
-        known |= {**blocks, "num_warps": 4, "num_stages": 1}
-        FORWARD_FEW[grid](x.contiguous(), weight, shift, out, examples, clients, *strides, **known)
+        known = {**sizes, **blocks, "BIASED": bias is not None, "HOW": how, "num_warps": 4, "num_stages": 1}
+        strides = (values.stride(0), shift.stride(0))
+        FORWARD_FEW[grid](x.contiguous(), values, shift, out, examples, clients, *strides, **known)
         return out
     blocks = {"BM": _block(positions, BM), "BO": _block(outputs, BO), "BK": _block(x.shape[1], BK)}
     grid = (_parts(positions, blocks["BM"]), clients, _parts(outputs, blocks["BO"]))
-    known |= {**blocks, **_taps(x, g), "num_warps": WARPS, "num_stages": STAGES}
-    FORWARD_MANY[grid](x.contiguous(), weight, shift, out, examples, clients, *strides, **known)
+    given, last = _laid_out(x)
+    known = {**_but_kernel(sizes), **blocks, **_taps(weights.taps), "BIASED": bias is not None, "HOW": how}
+    known |= {"LAST": last, "OUT_LAST": sizes["OH"] * sizes["OW"] == 1, "num_warps": WARPS, "num_stages": STAGES}
+    FORWARD_MANY[grid](given, weights.by_tap, shift, out, examples, clients, shift.stride(0), **known)
     return out
 
 
-def input_gradient(d: Tensor, x: Tensor, weight: Tensor, clients: int, g: Geometry, how: str) -> Tensor:
+def input_gradient(d: Tensor, x: Tensor, weights: Weights, clients: int, g: Geometry, how: str) -> Tensor:
     """Its gradient for the input; of `x` the shape alone matters."""
-    sizes, weight = _sizes(x, weight.shape[1], g), _side_by_side(weight)
+    outputs = weights.values.shape[1]
+    sizes = _sizes(x, outputs, g)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     examples = len(x) // clients
     positions = examples * sizes["H"] * sizes["W"]
-    blocks = {"BM": _block(positions, BM), "BO": _block(x.shape[1], BO), "BK": _block(weight.shape[1], BK)}
+    blocks = {"BM": _block(positions, BM), "BO": _block(x.shape[1], BO), "BK": _block(outputs, BK)}
     grid = (_parts(positions, blocks["BM"]), clients, _parts(x.shape[1], blocks["BO"]))
-    known = {**sizes, **blocks, **_taps(x, g), "HOW": how, "num_warps": WARPS, "num_stages": STAGES}
-    INPUT_GRADIENT[grid](d.contiguous(), weight, out, examples, clients, weight.stride(0), **known)
+    given, last = _laid_out(d)
+    known: dict[str, Any] = {**_but_kernel(sizes), **blocks, **_taps(weights.taps), "HOW": how}
+    known |= {"LAST": last, "OUT_LAST": sizes["H"] * sizes["W"] == 1, "num_warps": WARPS, "num_stages": STAGES}
+    INPUT_GRADIENT[grid](given, weights.by_tap, out, examples, clients, **known)
     return out
 
 
@@ -314,11 +383,26 @@ def _side_by_side(values: Tensor) -> Tensor:
     return values if values[0].is_contiguous() else values.contiguous()
 
 
-def _taps(x: Tensor, g: Geometry) -> dict[str, int]:
+def _laid_out(t: Tensor) -> tuple[Tensor, bool]:
+    """The tensor as kernels read it fastest, and whether the channels of a position lie side by side in it.
+
+    Where there are few positions, neighbouring threads would otherwise read numbers that are far apart.
+    """
+    positions = math.prod(t.shape[2:])
+    if positions >= _MANY_POSITIONS:
+        return t.contiguous(), False
+    return t.movedim(1, -1).contiguous(), True
+
+
+def _taps(taps: tuple[range, ...]) -> dict[str, int]:
     """The first tap along each axis that meets an input, and how many do."""
-    found = used_taps(g, tuple(x.shape[2:]), output_shape(x, g))
-    down, right = (range(1), found[0]) if len(found) == 1 else found
+    down, right = (range(1), taps[0]) if len(taps) == 1 else taps
     return {"TOP": down.start, "LEFT": right.start, "ROWS": len(down), "COLUMNS": len(right)}
+
+
+def _but_kernel(sizes: dict[str, int]) -> dict[str, int]:
+    """The sizes without those of the whole kernel, of which weights tap by tap know nothing."""
+    return {name: size for name, size in sizes.items() if name not in ("KH", "KW")}
 
 
 def output_shape(x: Tensor, g: Geometry) -> tuple[int, ...]:
