@@ -19,6 +19,7 @@ Edge cases:
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,7 +32,8 @@ from hush.training.gpu.triton_language import at, constexpr, product, tl, triton
 from hush.training.per_example.convolution import Geometry, used_taps
 
 # Sizes of the blocks of positions, outputs and channels, and how a block is computed.
-BM, BO, BK, WARPS, STAGES = 128, 64, 32, 4, 3
+BM, BO, BK, WARPS, STAGES = 64, 64, 32, 4, 3
+_FEW_POSITIONS = 32  # up to which a block of positions is as small: each size is a compilation of its own
 _MANY_CHANNELS = 16
 _MANY_POSITIONS = 64
 _TILE = 32
@@ -77,8 +79,8 @@ def _forward_few(
 
 
 def _by_tap(
-    w: at, out: at, w_stride: at, IN: at, OUT: at, KH: constexpr, KW: constexpr, TOP: constexpr, LEFT: constexpr,
-    ROWS: constexpr, COLUMNS: constexpr, B: constexpr,
+    w: at, out: at, w_stride: at, IN: at, OUT: at, KH: at, KW: at, TOP: at, LEFT: at, ROWS: at, COLUMNS: at,
+    B: constexpr,
 ) -> None:  # fmt: skip
     """Weights as clients x taps x inputs x outputs, for the taps that meet an input."""
     client = tl.program_id(2).to(tl.int64)
@@ -96,8 +98,7 @@ def _by_tap(
 def _forward_many(
     x: at, w: at, bias: at, out: at, examples: at, clients: at, b_stride: at,
     IN: at, H: at, W: at, OUT: at, OH: at, OW: at,
-    SH: constexpr, SW: constexpr, PH: constexpr, PW: constexpr,
-    DH: constexpr, DW: constexpr, TOP: constexpr, LEFT: constexpr, ROWS: constexpr, COLUMNS: constexpr,
+    SH: at, SW: at, PH: at, PW: at, DH: at, DW: at, TOP: at, LEFT: at, ROWS: at, COLUMNS: at,
     LAST: constexpr, OUT_LAST: constexpr, BIASED: constexpr, HOW: constexpr,
     BM: constexpr, BO: constexpr, BK: constexpr,
 ) -> None:  # fmt: skip
@@ -147,9 +148,9 @@ def _forward_many(
 def _input_gradient(
     d: at, w: at, out: at, examples: at, clients: at,
     IN: at, H: at, W: at, OUT: at, OH: at, OW: at,
-    SH: constexpr, SW: constexpr, PH: constexpr, PW: constexpr,
-    DH: constexpr, DW: constexpr, TOP: constexpr, LEFT: constexpr, ROWS: constexpr, COLUMNS: constexpr,
-    LAST: constexpr, OUT_LAST: constexpr, HOW: constexpr, BM: constexpr, BO: constexpr, BK: constexpr,
+    SH: at, SW: at, PH: at, PW: at, DH: at, DW: at, TOP: at, LEFT: at, ROWS: at, COLUMNS: at,
+    STRIDED: constexpr, LAST: constexpr, OUT_LAST: constexpr, HOW: constexpr,
+    BM: constexpr, BO: constexpr, BK: constexpr,
 ) -> None:  # fmt: skip
     """One product over a block of output channels for each tap. LAST is said of `d`, OUT_LAST of what is computed."""
     client = tl.program_id(1)
@@ -168,9 +169,14 @@ def _input_gradient(
         tap = part % (ROWS * COLUMNS)
         up = low - (TOP + tap // COLUMNS) * DH
         back = across - (LEFT + tap % COLUMNS) * DW
-        inside = live & (up >= 0) & (back >= 0) & (up % SH == 0) & (back % SW == 0)
-        oh = up // SH
-        ow = back // SW
+        inside = live & (up >= 0) & (back >= 0)
+        if STRIDED:
+            inside = inside & (up % SH == 0) & (back % SW == 0)
+            oh = up // SH
+            ow = back // SW
+        else:
+            oh = up
+            ow = back
         inside = inside & (oh < OH) & (ow < OW)
         if LAST:
             source = (number * (OH * OW) + oh * OW + ow) * OUT
@@ -266,9 +272,17 @@ def _unpool(
 
 
 # One compilation serves convolutions of all sizes: Triton would make others for sizes of one and multiples of 16.
-_ANY_SIZE = {"do_not_specialize": ["examples", "clients", "H", "W", "OH", "OW"]}
-FORWARD_FEW, EACH, BY_TAP = (triton.jit(f) for f in (_forward_few, _each, _by_tap))
-FORWARD_MANY, INPUT_GRADIENT = (triton.jit(f, **_ANY_SIZE) for f in (_forward_many, _input_gradient))
+# Channels are left out, because that they are a multiple of 16 lets threads read 16 bytes at a time.
+_SIZES = ("H", "W", "OH", "OW", "KH", "KW", "SH", "SW", "PH", "PW", "DH", "DW", "TOP", "LEFT", "ROWS", "COLUMNS")
+FORWARD_FEW, EACH = (triton.jit(f) for f in (_forward_few, _each))
+
+
+def _of_any_size(function: Any) -> Any:
+    names = ("examples", "clients", *_SIZES)
+    return triton.jit(function, do_not_specialize=[n for n in names if n in inspect.signature(function).parameters])
+
+
+FORWARD_MANY, INPUT_GRADIENT, BY_TAP = map(_of_any_size, (_forward_many, _input_gradient, _by_tap))
 POOL, UNPOOL = (triton.jit(f) for f in (_pool, _unpool))
 
 
@@ -321,7 +335,11 @@ def forward(x: Tensor, weights: Weights, bias: Tensor | None, clients: int, g: G
         strides = (values.stride(0), shift.stride(0))
         FORWARD_FEW[grid](x.contiguous(), values, shift, out, examples, clients, *strides, **known)
         return out
-    blocks = {"BM": _block(positions, BM), "BO": _block(outputs, BO), "BK": _block(x.shape[1], BK)}
+    blocks = {
+        "BM": min(BM, _FEW_POSITIONS) if positions <= _FEW_POSITIONS else BM,
+        "BO": _block(outputs, BO),
+        "BK": _block(x.shape[1], BK),
+    }
     grid = (_parts(positions, blocks["BM"]), clients, _parts(outputs, blocks["BO"]))
     given, last = _laid_out(x)
     known = {**_but_kernel(sizes), **blocks, **_taps(weights.taps), "BIASED": bias is not None, "HOW": how}
@@ -337,11 +355,16 @@ def input_gradient(d: Tensor, x: Tensor, weights: Weights, clients: int, g: Geom
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     examples = len(x) // clients
     positions = examples * sizes["H"] * sizes["W"]
-    blocks = {"BM": _block(positions, BM), "BO": _block(x.shape[1], BO), "BK": _block(outputs, BK)}
+    blocks = {
+        "BM": min(BM, _FEW_POSITIONS) if positions <= _FEW_POSITIONS else BM,
+        "BO": _block(x.shape[1], BO),
+        "BK": _block(outputs, BK),
+    }
     grid = (_parts(positions, blocks["BM"]), clients, _parts(x.shape[1], blocks["BO"]))
     given, last = _laid_out(d)
     known: dict[str, Any] = {**_but_kernel(sizes), **blocks, **_taps(weights.taps), "HOW": how}
-    known |= {"LAST": last, "OUT_LAST": sizes["H"] * sizes["W"] == 1, "num_warps": WARPS, "num_stages": STAGES}
+    known |= {"STRIDED": max(sizes["SH"], sizes["SW"]) > 1, "LAST": last, "OUT_LAST": sizes["H"] * sizes["W"] == 1}
+    known |= {"num_warps": WARPS, "num_stages": STAGES}
     INPUT_GRADIENT[grid](given, weights.by_tap, out, examples, clients, **known)
     return out
 
