@@ -30,10 +30,10 @@ from hush.server.loop import Answers, ServerState, ended_early, serve, start
 from hush.server.run_directory import RunDir
 from hush.stop_request import clear_stop, stop_requested
 from hush.trained_model import contents
-from hush.training import input_mean
+from hush.training import input_mean, memory
 from hush.types import STOPPED, RoundRecord, RunResult, Task
 
-AT_ONCE = 4096  # rows that are evaluated at a time
+AT_ONCE = 4096  # rows that are evaluated at a time, at least
 ACCURACY = "accuracy"
 
 
@@ -227,13 +227,18 @@ def evaluate(
     loss = 0.0
     for number, vector in enumerate(vectors.to(x.device)):
         mine = (torch.tensor(placed)[owner] == number).nonzero().flatten()
-        for part in mine.split(AT_ONCE):
+        for part in mine.split(_at_once(model, x)):
             chosen = rows[part].to(x.device)
             outputs, truth = model.logits(vector, x[chosen]), y[chosen]
             loss += objective.loss(outputs.double(), truth, reduction="sum").item()
             total.index_add_(0, owner[part], objective.row_scores(outputs, truth).cpu())
     counts = torch.tensor([len(r) for r in test], dtype=torch.float64)
     return tuple(objective.score_of(total / counts).tolist()), loss / len(rows)
+
+
+def _at_once(model: Model, x: Tensor) -> int:
+    """Return how many rows are evaluated at a time: on a GPU, where each piece is waited for, as many as fit."""
+    return max(AT_ONCE, memory.physical_batch(model, x.device, 1)) if x.is_cuda else AT_ONCE
 
 
 def measure(

@@ -197,7 +197,8 @@ class Simulator:
 
     def seal(self, works: Sequence[Work], vectors: Sequence[Tensor]) -> list[Answer]:
         """Return the updates to send back."""
-        pairs = zip(works, vectors, strict=True)
+        given = vectors if self._stays else _fetched(works, vectors)
+        pairs = zip(works, given, strict=True)
         updates = [client_round.sealed(done, vector, stays=self._stays) for done, vector in pairs]
         for update in updates:
             self._ledgers.seal(update.client, update.receipt, partial(_packed, update))
@@ -503,6 +504,14 @@ def _rows(cohorts: Sequence[Simulator]) -> tuple[Tensor, Tensor, list[int]]:
     x = torch.cat([cohort.x for cohort in distinct.values()])
     y = torch.cat([cohort.y for cohort in distinct.values()])
     return x, y, [starts[id(cohort.x)] for cohort in cohorts]
+
+
+def _fetched(works: Sequence[Work], vectors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return small vectors in the host's memory, copied at once; others, and those still needed on a GPU, as given."""
+    small = len(vectors) > 1 and len(vectors) * vectors[0].numel() <= _WORTH
+    if not small or not vectors[0].is_cuda or any(done.output is not None or done.plan.whole_update for done in works):
+        return vectors
+    return torch.stack(list(vectors)).cpu().unbind()
 
 
 def _moved(job: Job, by: int) -> Job:

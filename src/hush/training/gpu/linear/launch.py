@@ -24,10 +24,12 @@ from hush.training.clipping import clip_margin
 from hush.training.closed_form import LinearLayer
 from hush.training.gpu.linear import kernels
 
-# How much a program takes on, kernel by kernel: rows at a time (BN), inputs (BI) or parameters (B).
+# How much a program takes on, kernel by kernel: rows at a time (BN), inputs (BI) or parameters (B). What was fastest on
+# an H200.
 Options = dict[str, int]
 OPTIONS: dict[str, Options] = {
-    "fused": {"BN": 32, "num_warps": 4, "num_stages": 2},
+    "fused": {"BN": 32, "num_warps": 2, "num_stages": 3},
+    "large fused": {"BN": 32, "num_warps": 4, "num_stages": 2},
     "forward": {"BN": 32, "BI": 64, "num_warps": 4, "num_stages": 2},
     "outer": {"BN": 32, "BI": 64, "num_warps": 4, "num_stages": 2},
     "move": {"B": 256, "num_warps": 4},
@@ -35,6 +37,7 @@ OPTIONS: dict[str, Options] = {
 PROGRAMS = 1024  # of a step, to which its rows are shared out
 _MOST_SUMS = 1 << 26  # numbers in all partial sums of a step
 _FUSED_INPUTS, _FUSED_WEIGHTS = 128, 4096  # inputs, and weights, of a layer that one program holds
+_LARGE_WEIGHTS = 1024  # above which it takes more warps
 _MARGIN = clip_margin(torch.float64)
 _LOSSES = {CrossEntropy: "softmax", BinaryCrossEntropy: "sigmoid", MeanSquaredError: "squared", Huber: "huber"}
 
@@ -100,8 +103,9 @@ class Step:
         """
         clients, size = self.points.shape[1:]
         width, classes = self.layer.width, self.layer.classes
-        fused = _block(width) <= _FUSED_INPUTS and _block(width) * _block(classes) <= _FUSED_WEIGHTS
-        options = OPTIONS["fused" if fused else "outer"]
+        weights = _block(width) * _block(classes)
+        fused = _block(width) <= _FUSED_INPUTS and weights <= _FUSED_WEIGHTS
+        options = OPTIONS[("large fused" if weights > _LARGE_WEIGHTS else "fused") if fused else "outer"]
         blocks = 1 if fused else -(-width // options["BI"])
         length = _length(most, total, active * blocks, options["BN"], clients * size)
         parts = max(1, -(-most // length))
