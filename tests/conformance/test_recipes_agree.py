@@ -126,6 +126,36 @@ def test_hush(noise: bool) -> None:
     np.testing.assert_allclose(released, own.averaged(models, 0.6), rtol=0, atol=TIGHT)
 
 
+FALSE = (50.0, 3.0, 4.0)
+BELIEVED = {
+    # What the server computes from what it is told: shares of epsilon, and 1 / sigma^2 with sigma as 1 / epsilon.
+    "weiavg": (RECIPES["weiavg"], robust_hdp.by_share(FALSE)),
+    "declared noise": (
+        replace(RECIPES["robust-hdp"], weight=EstimatedNoise("declared")),
+        robust_hdp.by_share([epsilon**2 for epsilon in FALSE]),
+    ),
+    # What it does not ask.
+    "dp-fedavg": (RECIPES["dp-fedavg"], robust_hdp.by_share([8, 10, 12])),
+    "estimated noise": (replace(RECIPES["robust-hdp"], weight=EstimatedNoise("pairwise")), robust_hdp.by_pairs),
+}
+
+
+@pytest.mark.parametrize("name", BELIEVED)
+def test_false_budgets(name: str) -> None:
+    """The first client declares a hundred times its budget: noise is by the true one, weights by what is believed."""
+    recipe, weight = BELIEVED[name]
+    clients, theta, given = wide(noise=True)
+    toy = Toy(clients, rounds=3, steps=2, epsilons=(0.5, 3.0, 4.0), declared=FALSE)
+    known = toy.known(recipe)
+    assert [client.z for client in known] == [3.0, 0.5, 0.375]
+    played = play(recipe, toy, theta, scripted(given, True, theta.size))
+    models = robust_hdp.run(theta, known, [range(3)] * 3, *given, toy.lr, weight)
+    np.testing.assert_allclose(played.models(), models, rtol=0, atol=TIGHT)
+    honest = play(recipe, replace(toy, declared=None), theta, scripted(given, True, theta.size))
+    moved = np.abs(np.subtract(honest.models(), models)).max() > 1e-3
+    assert moved == (name in ("weiavg", "declared noise"))
+
+
 @pytest.mark.parametrize("mode", ["sound", "faithful"])
 def test_robust_hdp_by_pursuit(mode: str) -> None:
     """The product's pursuit grows its penalty and stops early, so it has a tolerance of its own."""

@@ -161,3 +161,24 @@ def test_a_run_of_the_papers_kind_shows_the_claim_as_claimed() -> None:
     assert "not proved for K > 1" in found["third_party"]
     poisson = {**config, "privacy": {"budgets": 4.0}}
     assert "DP-SCAFFOLD" not in hush.preview(poisson)["third_party"], "the paper has no claim about Poisson batches"
+
+
+def test_the_guarantee_for_a_user_is_that_of_plain_gaussians() -> None:
+    """All rows of a user change: no sampling helps, and sigma_g / s is the noise over the sensitivity of a mean."""
+    from dp_accounting.pld import PLDAccountant
+
+    accountant = PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=1e-3)
+    accountant.compose(dp.SelfComposedDpEvent(dp.GaussianDpEvent(5.0 / 0.2), 10 * 24))
+    epsilon = third_party.user_epsilon(5.0, 0.2, 10, 24, 1e-5)
+    assert epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-3)
+    # The mean of clipped rows of another user altogether is up to two clips away, whatever the batch.
+    rng = np.random.default_rng(0)
+    one, other = (rng.normal(size=(50, 3)) for _ in range(2))
+    clipped = [rows / np.maximum(1, np.linalg.norm(rows, axis=1, keepdims=True) / 0.7) for rows in (one, other)]
+    furthest = [np.tile([[0.7, 0.0, 0.0]], (50, 1)), np.tile([[-0.7, 0.0, 0.0]], (50, 1))]
+    moved = [np.linalg.norm(a[:10].mean(0) - b[:10].mean(0)) for a, b in (clipped, furthest)]
+    assert moved[0] < moved[1] == pytest.approx(1.4)
+    # The paper accounts for it as for a sampled row at sigma_g, which is more.
+    assert third_party.server_epsilon(5.0, 0.2, 10, 24, 100, 4000, 1e-5) > epsilon
+    with pytest.raises(HushError):
+        third_party.user_epsilon(0.0, 0.2, 10, 24, 1e-5)

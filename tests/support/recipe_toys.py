@@ -84,7 +84,10 @@ class Given:
 
 @dataclass(frozen=True)
 class Toy:
-    """The clients as the product knows them: data, budgets, groups, and the settings of the run."""
+    """The clients as the product knows them: data, budgets, groups, and the settings of the run.
+
+    `declared`: the budgets that they tell the server, where these are not their own.
+    """
 
     clients: Sequence[Known]
     rounds: int
@@ -97,10 +100,19 @@ class Toy:
     groups: Sequence[int] = (0, 0, 0)
     schedule: Sequence[Sequence[int]] | None = None
     whole: bool = False
+    declared: Sequence[float] | None = None
 
     @property
     def members(self) -> tuple[Member, ...]:
         """Their public facts."""
+        return self._members(self.epsilons)
+
+    @property
+    def told(self) -> tuple[Member, ...]:
+        """The same as the server is told."""
+        return self._members(self.epsilons if self.declared is None else self.declared)
+
+    def _members(self, epsilons: Sequence[float]) -> tuple[Member, ...]:
         return tuple(
             Member(
                 client=i,
@@ -109,7 +121,7 @@ class Toy:
                 batch=c.size if self.whole else int(c.divisor),
                 group=g,
             )
-            for i, (c, e, g) in enumerate(zip(self.clients, self.epsilons, self.groups, strict=True))
+            for i, (c, e, g) in enumerate(zip(self.clients, epsilons, self.groups, strict=True))
         )
 
     @property
@@ -125,13 +137,13 @@ class Toy:
         everyone = [range(len(self.clients))] * self.rounds
         return tuple(tuple(ids) for ids in (everyone if self.schedule is None else self.schedule))
 
-    def schedules(self, recipe: Recipe) -> list[PrivacySchedule]:
+    def schedules(self, recipe: Recipe, members: Sequence[Member] | None = None) -> list[PrivacySchedule]:
         """What each client does by the recipe, with a noise that follows from its policy."""
         stage_table = recipe.stage_table(self.rounds)
         orders = stages_of(stage_table, self.invited, len(self.clients))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(protect, "calibrated", _simple)
-            return recipe.protect.schedules(self.members, stage_table, orders, self.config)
+            return recipe.protect.schedules(members or self.members, stage_table, orders, self.config)
 
     def known(self, recipe: Recipe) -> list[Known]:
         """The clients as the references know them, with the clip and noise of the recipe's plans."""
@@ -184,7 +196,8 @@ def play(
     layout = Layout(("weight", "bias"), ((classes, features), (classes,)))
     model = Model(name="toy", module=module, layout=layout, start=vectors[0])
     shape = release_shape(config, model, (features,), classes)
-    terms = terms_of(config, recipe, members, stage_table, schedules, model, toy.invited, shape)
+    expected = toy.schedules(recipe, toy.told)
+    terms = terms_of(config, recipe, toy.told, stage_table, expected, model, toy.invited, shape)
     terms = replace(terms, rng=lambda number: Given(server or {}, number))
     outputs = recipe.protect.output(members, toy.rounds)
     played = Played()

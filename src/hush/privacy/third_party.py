@@ -12,6 +12,7 @@ Guarantees:
     `server_epsilon` does not need the assumption: it bounds what the server learns about one user's row from that
     user's updates, by the paper's own loose bound, so that the two can be compared. `tight_server_epsilon` bounds the
     same by `hush.privacy.accounting.api`, and is the one to report as the guarantee.
+    `user_epsilon` bounds what the server learns about all rows of a user, in the variant with noise for users.
 
 Edge cases:
     Delta is 1 / (M R) unless given.
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hush.privacy.accounting import api
+from hush.privacy.accounting import api, gaussian
 from hush.privacy.accounting.cost import Cost
 from hush.types import HushError
 
@@ -147,6 +148,24 @@ def tight_server_epsilon(
         batch=max(1, round(s * R)),
     )
     return api.epsilon(steps.event(), delta, "replace-one", "rdp")
+
+
+def user_epsilon(sigma_g: float, s: float, K: int, seen: int, delta: float) -> float:
+    """Return what the server learns about all rows of a user seen in this many rounds, with the noise for users.
+
+    Section 3.3 gives a step noise of sigma_g S, S = 2 C / s. If all rows of a user change, the clipped mean of a batch
+    moves by at most 2 C, whichever rows were sampled: a Gaussian of noise sigma_g / s, without a gain from sampling,
+    K times in each of the rounds. That composition is exact.
+
+    Args:
+        sigma_g: Noise of a local step relative to S.
+        s: Fraction of a user's rows in a local step.
+        K: Local steps per round.
+        seen: Rounds in which the server sees the user.
+        delta: The delta for which the epsilon holds.
+    """
+    _check(sigma_g=sigma_g, s=s, K=K, seen=seen)
+    return gaussian.epsilon_of(sigma_g / (s * math.sqrt(K * seen)), delta)
 
 
 @lru_cache(maxsize=1024)

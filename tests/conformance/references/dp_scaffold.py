@@ -32,6 +32,11 @@ class Trace:
     messages: list[dict[int, tuple[Array, Array]]] = field(default_factory=list)
 
 
+def sensitivity(C: float, s: float, R: int, user: bool = False) -> float:
+    """S of section 3.2 for one replaced row, or of section 3.3 for all rows of a user."""
+    return 2 * C / s if user else 2 * C / (s * R)
+
+
 def zero(p: int, users: int) -> Variates:
     return Variates(np.zeros(p), [np.zeros(p) for _ in range(users)])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hush.config import Config, LocalConfig, PrivacyConfig
@@ -10,6 +12,7 @@ from hush.recipes import RECIPES, Recipe, parse
 from hush.recipes.slots.protect import DpSgd, NoPrivacy
 from hush.server.participation import stages_of
 from hush.types import HushError, Member, Policy
+from tests.conformance.references import dp_scaffold
 
 MEMBERS = [
     Member(client=c, policy=Policy(e, d), samples=100, batch=10)
@@ -48,6 +51,21 @@ def test_equal_noise_lets_small_budgets_leave_early() -> None:
     assert {plan.noise_multiplier for plan in loud} == {40.0}
     with pytest.raises(HushError, match=r"recipe.protect.noise: can be given only with"):
         parse({"protect": {"rule": "dp-sgd", "noise": 3.0}})
+
+
+def test_noise_for_users_is_the_papers_step_by_step() -> None:
+    """S = 2 C / s in place of 2 C / (s R): what is added to the mean of a batch, at a sigma_g of 3."""
+    config = Config(privacy=PrivacyConfig(clip=0.7), local=LocalConfig(batch_size=10))
+    members = [replace(MEMBERS[0], samples=samples) for samples in (100, 40)]
+    for level in ("rows", "user"):
+        protect = DpSgd(spread="equal-noise", noise=2 * 3.0, level=level)  # type: ignore[arg-type]
+        for member, plan in zip(members, plans(protect, members, 20, config), strict=True):
+            expected = 3.0 * dp_scaffold.sensitivity(0.7, 10 / member.samples, member.samples, level == "user")
+            assert plan.noise_multiplier * plan.clip / plan.batch == pytest.approx(expected, rel=1e-12)
+    named = {release.what for release in DpSgd(level="user").releases() if not release.covered}
+    assert "guarantee for a user" in named
+    with pytest.raises(HushError, match=r"recipe.protect.level: .*accepted: \"rows\""):
+        plans(DpSgd(level="user"), MEMBERS, 20, Config())
 
 
 def test_faithful_mode_uses_the_papers_accountant() -> None:

@@ -118,6 +118,10 @@ class DpSgd(Protect):
     in DP-SCAFFOLD's public code. Then noise does not average out over clients, and protects nobody from who sees two
     updates: named as not covered.
 
+    `level`: `rows` as the config's unit, or `user`: `noise` for all rows of a client at once, which is as many times
+    the noise for one (DP-SCAFFOLD, section 3.3: S = 2 C / s in place of 2 C / (s R)). Batches, steps and cards stay
+    those of rows; what it means for a user is `hush.privacy.third_party.user_epsilon`, named as not covered.
+
     `centre`: above 0, every client first tells a noised mean of its inputs, for this part of what all its training
     costs, and rows are counted from the mean of these means: what all rows have in common then takes nothing of the
     clip. With a model that does not begin with a linear layer with a bias, there is no centre: nothing is told or
@@ -137,6 +141,7 @@ class DpSgd(Protect):
     steps: int | None = None
     centre: float = 0.0
     draws: Literal["own", "shared"] = "own"
+    level: Literal["rows", "user"] = "rows"
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
@@ -257,6 +262,9 @@ class DpSgd(Protect):
         if self.draws == "shared" and config.privacy.noise != "seeded":
             text = '"secure" noise cannot be shared; accepted: "seeded", or recipe.protect.draws = "own"'
             raise HushError(f"privacy.noise: {text}", "privacy.noise")
+        if self.level == "user" and self.noise is None:
+            text = '"user" multiplies a given noise; accepted: "rows", or with spread = "equal-noise" and noise = ...'
+            raise HushError(f"recipe.protect.level: {text}", "recipe.protect.level")
         policies = self.policies(members)
         accountant = config.privacy.accountant if self.accountant == "configured" else self.accountant
         plans = [_draft(member, config, accountant, self.steps) for member in members]
@@ -275,9 +283,10 @@ class DpSgd(Protect):
             ]
         loosest = _loosest(policies)
         noise = self.noise or calibrated(drafts[loosest], policies[loosest]).plan.noise_multiplier
+        times = [member.samples if self.level == "user" else 1 for member in members]
         return [
-            first(with_noise(draft, noise), order, policy)
-            for draft, order, policy in zip(drafts, orders, policies, strict=True)
+            first(with_noise(draft, each * noise), order, policy)
+            for draft, order, policy, each in zip(drafts, orders, policies, times, strict=True)
         ]
 
     def releases(self) -> tuple[Release, ...]:
@@ -298,6 +307,9 @@ class DpSgd(Protect):
         if self.draws == "shared":
             broken = "all clients of a round use the same noise, so the difference of two updates contains none"
             found.append(Release("noise", False, broken))
+        if self.level == "user":
+            told = "noised for all rows of a client at once; ledgers and cards count single rows, for which it is more"
+            found.append(Release("guarantee for a user", False, told))
         if self.budget == "maximum":
             broken = "every client spends the largest budget, which may exceed its own"
             found.append(Release("privacy beyond the client's own budget", False, broken))
