@@ -265,6 +265,7 @@ def measure(
     data: str | None = None,
     dataset: object = None,
     model: nn.Module | None = None,
+    bound: bool = False,
 ) -> dict[str, Any]:
     """Compute the papers' metrics besides accuracy for a finished run: training loss and its gap, how the clients'
     gradients differ, and how fairly clients fare. It looks at all data without noise: for simulations alone.
@@ -274,11 +275,13 @@ def measure(
         data: As for `simulate`.
         dataset: The data that the run was given, if it was; others are refused.
         model: The module that the run was given, if it was, as it was before the run.
+        bound: Whether to add the convergence bound of the recipe's paper, for logistic regression, beside what was
+            measured.
     """
     from hush.engines.metrics import measure_run
     from hush.simulation import path_argument
 
-    return measure_run(path_argument("directory", directory), data, dataset, model)
+    return measure_run(path_argument("directory", directory), data, dataset, model, bound)
 
 
 def _simulation(

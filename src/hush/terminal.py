@@ -57,8 +57,34 @@ def show_measures(found: Mapping[str, Any]) -> None:
     table.add_column("measure")
     table.add_column("value", justify="right")
     for name, value in found.items():
-        table.add_row(name.replace("_", " "), f"{value:.6g}")
-    TextConsole().print(table)
+        if name != "bound":
+            table.add_row(name.replace("_", " "), f"{value:.6g}")
+    console = TextConsole()
+    console.print(table)
+    if "bound" in found:
+        _show_bound(console, found["bound"])
+
+
+def _show_bound(console: TextConsole, bound: Mapping[str, Any]) -> None:
+    """A paper's convergence bound beside what was measured, and whether its conditions are met."""
+    table = Table(title=f"{bound['theorem']}: {bound['quantity']}", title_justify="left")
+    for column in ("round", "bound", "loss on held-out rows"):
+        table.add_column(column, justify="right")
+    for count, value, loss in zip(bound["rounds"], bound["bound"], bound["held_out_loss"], strict=True):
+        table.add_row(str(count), f"{value:.4g}", f"{loss:.4g}")
+    console.print(table)
+    console.print(
+        f"Measured: training loss above its minimum {bound['train_loss_gap_at_the_start']:.4g} at the start, "
+        f"{bound['train_loss_gap_at_the_end']:.4g} at the end; squared norm of its gradient at the end "
+        f"{bound['squared_gradient_at_the_end']:.4g}.",
+        soft_wrap=True,
+    )
+    for each in bound["conditions"]:
+        if not each["met"]:
+            text = f"Condition not met, so that this is no bound: {each['what']} {each['value']:.3g}, limit"
+            console.print(f"{text} {each['limit']:.3g}.", soft_wrap=True)
+    if bound["caveat"]:
+        console.print(bound["caveat"], soft_wrap=True)
 
 
 def show_run(result: RunResult, path: Path) -> None:

@@ -336,6 +336,9 @@ def watch(
 def measure(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a finished run.")],
     data: Data = None,
+    bound: Annotated[
+        bool, typer.Option("--bound", help="With the convergence bound of the recipe's paper (logistic regression).")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compute the metrics of the papers: loss gap, gradient dissimilarity, fairness. Not private; simulations only."""
@@ -343,7 +346,7 @@ def measure(
     from hush.server.run_directory import to_json
     from hush.terminal import show_measures
 
-    found = api.measure(directory, data=data)
+    found = api.measure(directory, data=data, bound=bound)
     sys.stdout.write(to_json(found).decode()) if as_json else show_measures(found)
 
 

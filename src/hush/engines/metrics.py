@@ -57,23 +57,25 @@ def measures(federation: Federation, models: Tensor, assignments: Sequence[int],
     rows, decay = rows_of(federation, number), federation.config.local.weight_decay
     model, vectors = federation.model, models.double()
     found: dict[str, Any] = {
-        "train_loss": _mean([_loss(model, vectors[h], r, decay) for h, r in zip(assignments, rows, strict=True)])
+        "train_loss": _mean([loss_of(model, vectors[h], r, decay) for h, r in zip(assignments, rows, strict=True)])
     }
     if len(models) == 1:
-        gradients = torch.stack([_gradient(model, vectors[0], each, decay) for each in rows])
+        gradients = torch.stack([gradient_of(model, vectors[0], each, decay) for each in rows])
         found |= dissimilarity(gradients)
         if model.name == _CONVEX:
             best = optimum(model, rows, decay)
-            gap = _mean([_loss(model, vectors[0], r, decay) - _loss(model, best, r, decay) for r in rows])
+            gap = _mean([loss_of(model, vectors[0], r, decay) - loss_of(model, best, r, decay) for r in rows])
             found["train_loss_gap"] = gap
             found["log10_train_loss_gap"] = math.log10(gap) if gap > 0 else -math.inf
     return {**found, **fairness(federation, vectors, assignments, rows)}
 
 
 def measure_run(
-    path: Path, data: str | None, dataset: object = None, module: nn.Module | None = None
+    path: Path, data: str | None, dataset: object = None, module: nn.Module | None = None, bound: bool = False
 ) -> dict[str, Any]:
     """Return every metric of the run in a directory; `dataset` and `module` are the user's own, if it had any.
+
+    `bound`: with the convergence bound of the recipe's paper, beside what was measured.
 
     Raises a `HushError` where they are missing, or are not those of the run, and where nothing was trained.
     """
@@ -99,7 +101,13 @@ def measure_run(
     federation = prepare(config, root=data, dataset=rows, module=module)
     check_identity(path, manifest, identity(federation))
     assignments = federation.recipe.assign.assignments(range(len(federation.members)), state.slots["assign"])
-    return measures(federation, uncentred(federation, state.released, state.slots["protect"]), assignments, state.round)
+    released = uncentred(federation, state.released, state.slots["protect"])
+    found = measures(federation, released, assignments, state.round)
+    if not bound:
+        return found
+    from hush.engines.convergence import described
+
+    return {**found, "bound": described(federation, released, records)}
 
 
 def dissimilarity(gradients: Tensor) -> dict[str, float]:
@@ -128,7 +136,7 @@ def fairness(
     gained = [_score(model, best[g], r) - own for own, g, r in zip(score, groups, rows, strict=True)]
     lost = gained if higher else [-each for each in gained]
     excess = [
-        _loss(model, vectors[h], r, 0.0) - _loss(model, best[g], r, 0.0)
+        loss_of(model, vectors[h], r, 0.0) - loss_of(model, best[g], r, 0.0)
         for h, g, r in zip(assignments, groups, rows, strict=True)
     ]
     name = "f_acc" if primary.name == ACCURACY else f"f_{primary.name}"
@@ -192,12 +200,14 @@ def _objective(model: Model, vector: Tensor, rows: Rows, decay: float) -> Tensor
     return loss + 0.5 * decay * vector.square().sum()
 
 
-def _loss(model: Model, vector: Tensor, rows: Rows, decay: float) -> float:
+def loss_of(model: Model, vector: Tensor, rows: Rows, decay: float) -> float:
+    """Return the mean loss of a client's training rows, with the penalty of the weights."""
     with torch.no_grad():
         return float(_objective(model, vector, rows, decay))
 
 
-def _gradient(model: Model, vector: Tensor, rows: Rows, decay: float) -> Tensor:
+def gradient_of(model: Model, vector: Tensor, rows: Rows, decay: float) -> Tensor:
+    """Return the gradient of `loss_of`."""
     leaf = vector.clone().requires_grad_(True)
     with torch.enable_grad():
         (found,) = torch.autograd.grad(_objective(model, leaf, rows, decay), leaf)
