@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def pages(results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         images: dict[int, list[str]] = {}
         for number, content in enumerate(own):
             for key, (drawing, words) in charts(content).items():
-                place = f"figures/{_file(content)}-{key}.svg"
+                place = f"figures/{re.sub('[^a-z0-9.-]', '-', f'{_file(content)}-{key}')}.svg"
                 found[f"results/{place}"] = drawing
                 images.setdefault(number, []).append(f"![{words}]({place})")
         found[f"results/{paper}.md"] = page(paper, own, results, images)

@@ -72,6 +72,13 @@ def test_a_difference_within_the_spread_over_seeds_decides_nothing(
     assert found["holds"] is {HOLDS: True, FAILS: False}.get(verdict)
 
 
+def test_our_own_algorithms_are_not_among_those_that_a_paper_calls_best() -> None:
+    cells = [row("a", "x", 5.0), row("b", "x", 3.0), {**row("hush", "x", 9.0), "own": True}]
+    assert checked(["a best @ x"], cells)[0]["verdict"] == HOLDS
+    assert checked(["a > hush @ x"], cells)[0]["verdict"] == FAILS
+    assert checked(["a best @ x"], [*cells, row("c", "x", 9.0)])[0]["verdict"] == FAILS
+
+
 def test_one_seed_decides_what_is_far_apart_only() -> None:
     cells = [row("a", "x", 51.0), row("b", "x", 50.0), row("c", "x", 40.0)]
     found = judged(["a > b @ x", "a > c @ x", "a best @ x"], {"metric": "accuracy", "config": {}}, cells)

@@ -54,10 +54,14 @@ class Order:
 
 @dataclass(frozen=True)
 class Value:
-    """The measure of one cell: a number for each seed (one, if it does not depend on the seed), and what guesses."""
+    """The measure of one cell: a number for each seed (one, if it does not depend on the seed).
+
+    `guesses`: whether its model is no better than guessing. `own`: whether the paper does not have the algorithm.
+    """
 
     runs: Sequence[float]
     guesses: bool = False
+    own: bool = False
 
     @property
     def mean(self) -> float:
@@ -180,14 +184,16 @@ def _measured(
     cell: Mapping[str, Any], measure: str, guesses: Callable[[Mapping[str, Any], str], float | None]
 ) -> Value:
     value, limit = cell["measures"][measure], guesses(cell, measure)
-    return Value(value.get("runs") or [value["ours"]], limit is not None and value["ours"] <= limit)
+    runs = value.get("runs") or [value["ours"]]
+    return Value(runs, limit is not None and value["ours"] <= limit, bool(cell.get("own")))
 
 
 def _others(order: Order, place: str | None, values: Values) -> list[Value | None]:
     if order.other is not None:
         return [_value(order.other, place, values)]
+    # Who is best is a claim about the algorithms that the paper has.
     own = _key(order.one, place, values)
-    return [value for key, value in values.items() if key != own and place in key]
+    return [value for key, value in values.items() if key != own and place in key and not value.own]
 
 
 def _value(name: str, place: str | None, values: Values) -> Value | None:
