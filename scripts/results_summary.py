@@ -167,9 +167,9 @@ def coverage(paper: str, results: Sequence[Content]) -> str:
 
 
 def why(least: Cost) -> str:
-    """Return why an entry has not been run, from what one seed of it costs."""
-    hours = least.cpu_minutes / 60
-    return f"{least.gpu_hours:.2g} GPU hours" if hours > 2 else "not yet"
+    """Return why an entry has not been run: what one seed of it costs."""
+    gpu, cpu = _hours(least)
+    return f"{gpu} GPU hours or {cpu} CPU hours a seed"
 
 
 def _count(examples: float) -> str:
@@ -177,4 +177,4 @@ def _count(examples: float) -> str:
 
 
 def _hours(least: Cost) -> list[str]:
-    return [f"{least.gpu_hours:.2g}", f"{least.cpu_minutes / 60:.2g}"]
+    return [f"{hours:.0f}" if hours >= 100 else f"{hours:.2g}" for hours in (least.gpu_hours, least.cpu_minutes / 60)]

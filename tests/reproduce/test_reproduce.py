@@ -277,6 +277,17 @@ def test_a_table_with_the_runs_of_another_is_filled_from_it(tmp_path: Path) -> N
     assert json.loads((tmp_path / "reproduction.json").read_text(encoding="utf-8"))["entry"] == "robust-hdp/table-16"
 
 
+def test_a_table_with_the_runs_of_another_finds_them_in_its_folder(tmp_path: Path) -> None:
+    small = ("data.name=digits", "data.sizes=40", "model.name=logreg", "local.batch_size=8", "local.lr=0.5")
+    told: list[str] = []
+    for name, trained in (("robust-hdp/table-20", 2), ("robust-hdp/table-21", 0)):
+        what = asked(name, ("weiavg:eps=2.6",), 1, 2, "sound", changes=small)
+        content = reproduce(what, tmp_path, command="hush reproduce", progress=lambda cell, *_: told.append(cell))
+        assert len(told) == trained
+        told.clear()
+    assert set(content["cells"][0]["measures"]) == {"value", "accuracy of the smallest client"}
+
+
 @pytest.mark.parametrize(
     ("options", "file"),
     [

@@ -35,7 +35,8 @@ class Rate:
 
 
 RATES: Mapping[str, Rate] = {
-    "linear": Rate(40e6, 1.5e6),
+    "linear": Rate(5e6, 5e5),
+    "scattering-linear": Rate(5.5e5, 4e4),
     "mlp": Rate(1e6, 3e4),
     "cnn": Rate(1e6, 6e3),
     "pfa_cnn": Rate(1e5, 4e3),
