@@ -10,6 +10,7 @@ from typing import Any
 
 from hush.reproduce import entries, entry, markdown
 from hush.reproduce.claims import judged
+from hush.reproduce.pages import otherwise
 from scripts.results_charts import charts
 from scripts.results_differences import ahead, differences
 from scripts.results_front import PAPERS, front
@@ -27,7 +28,7 @@ produced by the command below its table. Published values are those of the paper
 
 def loaded() -> list[dict[str, Any]]:
     """Return every result, in the order of the entries."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+    found = joined([json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))])
     for content in found:
         # Titles, notes and claims are prose: the pages show those of the entry, not those recorded with the values.
         described = entry(content["entry"])
@@ -35,6 +36,31 @@ def loaded() -> list[dict[str, Any]]:
         content["orders"] = judged(described.orders, content, content["cells"])
     order = {name: number for number, name in enumerate(entries())}
     return sorted(found, key=lambda content: (order[content["entry"]], content["mode"]))
+
+
+def joined(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the results, those of one entry put together that were run in parts: other cells, all else the same."""
+    parts: dict[str, dict[str, Any]] = {}
+    for content in results:
+        key = json.dumps([content["entry"], content["mode"], content["seeds"], otherwise(content)])
+        whole = parts.get(key)
+        places = {(cell["algorithm"], cell["column"]) for cell in content["cells"]}
+        if whole is None or places & {(cell["algorithm"], cell["column"]) for cell in whole["cells"]}:
+            parts[key if whole is None else f"{key} {len(parts)}"] = dict(content)
+            continue
+        whole["cells"] = [*whole["cells"], *content["cells"]]
+        whole["command"] += f"`, `{content['command']}"  # the page has it between two of these marks
+        names = whole["versions"] | content["versions"]
+        whole["versions"] = {
+            name: ", ".join(sorted({each["versions"][name] for each in (whole, content) if name in each["versions"]}))
+            for name in names
+        }
+    for whole in parts.values():
+        order = {(cell.algorithm, cell.column): n for n, cell in enumerate(entry(whole["entry"]).cells)}
+        whole["cells"] = sorted(
+            whole["cells"], key=lambda cell: order.get((cell["algorithm"], cell["column"]), len(order))
+        )
+    return list(parts.values())
 
 
 def pages(results: Sequence[Mapping[str, Any]]) -> dict[str, str]:

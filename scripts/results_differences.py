@@ -196,6 +196,8 @@ def _fitted(content: Content, rates: Mapping[tuple[str, str], Mapping[float, Map
     """By column: who is best if every algorithm takes, of the rates that were run, the one that fits print best."""
     best: dict[str, tuple[float, str]] = {}
     for cell in content["cells"]:
+        if cell["own"]:
+            continue
         tried = {cell["lr"]: cell["measures"]["value"], **rates.get((cell["algorithm"], cell["column"]), {})}
         rate = min(tried, key=lambda each: abs(tried[each]["ours"] - cell["measures"]["value"]["printed"]))
         found = (tried[rate]["ours"], f"{cell['algorithm']}, {tried[rate]['ours']:.2f} at {rate:g}")

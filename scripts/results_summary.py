@@ -43,14 +43,15 @@ def line(content: Content, anchor: str) -> list[str]:
     """Return what was run, in one line."""
     described = entry(content["entry"])
     algorithms = list(dict.fromkeys(cell["algorithm"] for cell in content["cells"]))
+    theirs = [cell for cell in content["cells"] if not cell["own"]] or content["cells"]
     same = verdicts(best_claims(content))
     return [
         f"[{content['entry']}](#{anchor})",
-        content["mode"],
+        ", ".join([content["mode"], *otherwise(content)]),
         ", ".join(algorithms) if len(algorithms) <= 3 else f"{len(algorithms)}",
         _of(len(content["seeds"]), described.seeds),
         "first" if content["metric"] in FIRST_ROUND else _of(*rounds_run(content, described)),
-        _of(len(content["cells"]), _cells(content, described)),
+        _of(len(theirs), _cells(content, described)),
         near(content),
         _counted(same),
         _counted(verdicts(content["orders"])),

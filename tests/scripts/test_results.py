@@ -63,8 +63,7 @@ def test_a_best_algorithm_within_the_spread_is_undecided() -> None:
 
 def test_fitted_settings_are_marked() -> None:
     assert told(result("dp-scaffold/table-1"))["fitted"] == "eta_0"
-    own = next(c for c in script.loaded() if {cell["algorithm"] for cell in c["cells"]} == {"hush-cnn"})
-    assert fitted(own, entry(own["entry"])) == ["steps per round"]
+    assert fitted(result("robust-hdp/table-12", mode="faithful"), entry("robust-hdp/table-12")) == ["steps per round"]
     assert fitted(result("robust-hdp/table-12", mode="sound"), entry("robust-hdp/table-12")) == []
 
 
@@ -84,3 +83,40 @@ def test_shortened_runs_prove_nothing_on_the_front_page() -> None:
 def test_rounds(changes: list[str], found: tuple[int, int]) -> None:
     content = {**result("rc-dpfl/table-3"), "changes": changes}
     assert rounds_run(content, entry("rc-dpfl/table-3")) == found
+
+
+def part(*cells: str, seeds: tuple[int, ...] = (0,), **more: Any) -> dict[str, Any]:
+    made = [
+        {"algorithm": cell.partition(":")[0], "column": cell.partition(":")[2], "own": False, "measures": {}}
+        for cell in cells
+    ]
+    return {
+        "entry": "pfa/figure-7", "mode": "sound", "seeds": list(seeds), "changes": [], "cells": made,
+        "command": f"hush reproduce {cells[0]}", "versions": {"hush": "1"}, **more,
+    }  # fmt: skip
+
+
+def test_parts_of_one_entry_are_put_together() -> None:
+    one, other = part("pfa:cnn", versions={"hush": "1"}), part("weiavg:logreg", "pfa:logreg", versions={"hush": "2"})
+    (whole,) = script.joined([one, other])
+    assert [f"{cell['algorithm']}:{cell['column']}" for cell in whole["cells"]] == [
+        "weiavg:logreg",
+        "pfa:logreg",
+        "pfa:cnn",
+    ]
+    assert whole["command"].split("`, `") == ["hush reproduce pfa:cnn", "hush reproduce weiavg:logreg"]
+    assert whole["versions"] == {"hush": "1, 2"}
+    assert len(one["cells"]) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        part("pfa:cnn"),
+        part("pfa:logreg", seeds=(0, 1)),
+        part("pfa:logreg", changes=["rounds=3"]),
+        part("x:y", mode="faithful"),
+    ],
+)
+def test_other_runs_stay_apart(other: dict[str, Any]) -> None:
+    assert len(script.joined([part("pfa:cnn"), other])) == 2
