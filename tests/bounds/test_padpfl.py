@@ -41,7 +41,7 @@ def test_a_round_adds_no_more_than_lemma_2_says(deviation: float) -> None:
     noise = deviation * rng.normal(size=(20_000, SIZE))
     after = MEAN / 2 * ((local(x, SETTING) + noise) ** 2).sum(1).mean()
     norms = np.linalg.norm(noise, axis=1)
-    most = padpfl.increment(SETTING, MEAN * np.linalg.norm(x), norms.mean(), (norms**2).mean())
+    most = padpfl.increment(SETTING, float(MEAN * np.linalg.norm(x)), float(norms.mean()), float((norms**2).mean()))
     assert after - GAP <= most
     if deviation == 0.0:
         assert most < 0

@@ -58,7 +58,7 @@ def test_noise_for_users_is_the_papers_step_by_step() -> None:
     config = Config(privacy=PrivacyConfig(clip=0.7), local=LocalConfig(batch_size=10))
     members = [replace(MEMBERS[0], samples=samples) for samples in (100, 40)]
     for level in ("rows", "user"):
-        protect = DpSgd(spread="equal-noise", noise=2 * 3.0, level=level)  # type: ignore[arg-type]
+        protect = DpSgd(spread="equal-noise", noise=2 * 3.0, level=level)
         for member, plan in zip(members, plans(protect, members, 20, config), strict=True):
             expected = 3.0 * dp_scaffold.sensitivity(0.7, 10 / member.samples, member.samples, level == "user")
             assert plan.noise_multiplier * plan.clip / plan.batch == pytest.approx(expected, rel=1e-12)
