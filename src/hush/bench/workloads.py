@@ -41,6 +41,9 @@ class _Named:
     hidden: int = 0
     weights: None = None
     adapters: str = "none"
+    encoder: None = None
+    head: None = None
+    model_fields_set: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)

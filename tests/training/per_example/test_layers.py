@@ -17,6 +17,7 @@ from hush.models import Model, from_module
 from hush.models.model import wrap
 from hush.models.resnet import _Block
 from hush.training import select
+from hush.training.per_example import layers
 from hush.training.per_example.recorder import Recorder
 from hush.training.per_example.sums import padded_sums
 from hush.training.select import clipped_sums
@@ -271,3 +272,22 @@ def test_a_known_model_never_forms_the_gradients_of_a_linear_layer(monkeypatch: 
     model = made(nn.Sequential(nn.Linear(5, 300), nn.ReLU(), nn.Linear(300, CLASSES)), (5,))
     vectors, x, y, mask = batch(model, (5,), CLASSES)
     assert clipped_sums(model, vectors, x, y, mask, torch.ones(3).double()).norm() > 0
+
+
+def test_equal_rows_of_a_table_come_together_in_shapes_that_do_not_depend_on_them() -> None:
+    """What a GPU computes inside a CUDA graph, against the sums of equal rows."""
+    index = torch.tensor([[1, 4, 1, 1, 0], [3, 3, 3, 3, 3], [0, 1, 2, 3, 4]])
+    d = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(0))
+    term = layers.equal_rows(index, d, 6, skipped=0)
+    exact = torch.zeros(3, 6, 7)
+    for example in range(3):
+        for place in range(5):
+            if index[example, place] != 0:
+                exact[example, index[example, place]] += d[example, place]
+    torch.testing.assert_close(term.full().each, exact)
+    torch.testing.assert_close(term.squares(True), exact.double().square().sum((1, 2)))
+    broken = d.clone()
+    broken[1, 2, 3] = float("nan")
+    found = layers.equal_rows(index, broken, 6, None)
+    assert found.squares(True).isfinite().tolist() == [True, False, True]
+    assert found.cleared(torch.tensor([False, True, False])).full().each.isfinite().all()

@@ -56,6 +56,7 @@ class GraphStep:
         self.rule = UpdateRule(self.start, self.scales[2], drift, pull, kind == "at start")
         self._active, self._moving = 0, self.scales.clone()
         self._graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
+        self._capturable = True
 
     def load_clients(self, jobs: Sequence[Job]) -> None:
         """Put the clients at their starts."""
@@ -87,7 +88,10 @@ class GraphStep:
     def replay(self, size: int, run: Callable[[], None], capturable: bool, pool: Any = None) -> None:
         """Replay the graph of steps of that size, capturing it the first time; run the step if there can be none."""
         if size not in self._graphs:
-            self._graphs[size] = _captured(run, self._moving_factors(), pool) if capturable else None
+            # What could not be captured once is not tried for other sizes: an attempt takes the memory of a step.
+            tried = capturable and self._capturable
+            self._graphs[size] = _captured(run, self._moving_factors(), pool) if tried else None
+            self._capturable = self._capturable and (not tried or self._graphs[size] is not None)
         graph = self._graphs[size]
         if graph is None:
             run()
@@ -105,6 +109,9 @@ def _captured(run: Callable[[], None], zeroed: Sequence[Tensor], pool: Any) -> t
     for tensor in zeroed:
         tensor.zero_()
     graph = torch.cuda.CUDAGraph()
+    # A capture that fails leaves PyTorch's own generator in a state in which it refuses to draw.
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    drawn = generator.clone_state()
     try:
         for _ in range(2):  # the first times, libraries set themselves up
             run()
@@ -112,6 +119,7 @@ def _captured(run: Callable[[], None], zeroed: Sequence[Tensor], pool: Any) -> t
         with torch.cuda.graph(graph, pool=pool):
             run()
     except RuntimeError:
+        generator.graphsafe_set_state(drawn)
         return None
     finally:
         torch._C._cuda_clearCublasWorkspaces()

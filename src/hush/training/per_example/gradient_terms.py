@@ -156,10 +156,11 @@ class SparseRowsTerm:
 
     Attributes:
         example: Which example each part belongs to.
-        row: Which row of the table it goes to; no pair of example and row occurs twice.
+        row: Which row of the table it goes to; no pair of example and row occurs twice, but with a part of zero.
         part: The gradient of that row.
         examples: How many there are.
         rows: Rows of the table.
+        places: How many parts each example has, one example after the other; zero if their numbers differ.
     """
 
     example: Tensor
@@ -167,6 +168,7 @@ class SparseRowsTerm:
     part: Tensor
     examples: int
     rows: int
+    places: int = 0
 
     @property
     def numbers(self) -> int:
@@ -175,6 +177,8 @@ class SparseRowsTerm:
 
     def squares(self, exact: bool) -> Tensor:
         """The squared norm of each example's gradient."""
+        if self.places:
+            return squared_norms(self.part, exact).to(torch.float64).view(-1, self.places).sum(1)
         total = torch.zeros(self.examples, dtype=torch.float64, device=self.part.device)
         return total.index_add_(0, self.example, squared_norms(self.part, exact).to(torch.float64))
 
@@ -186,9 +190,7 @@ class SparseRowsTerm:
 
     def cleared(self, dropped: Tensor) -> SparseRowsTerm:
         """The term with nothing in it of the examples that are dropped."""
-        return SparseRowsTerm(
-            self.example, self.row, _without(self.part, dropped[self.example]), self.examples, self.rows
-        )
+        return replace(self, part=_without(self.part, dropped[self.example]))
 
     def full(self) -> DenseTerm:
         """The gradients themselves."""

@@ -21,6 +21,7 @@ from hush.training.per_example.convolution import Geometry
 from hush.training.per_example.gradient_terms import DenseTerm, OuterProductTerm, SparseRowsTerm, Term
 
 Terms = list[tuple[str, Term]]
+_PLACES = 1024  # of an example, up to which a product of places finds equal rows of a table
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,10 @@ class Table:
     def terms(self, d: Tensor, x: Tensor) -> Terms:
         """The gradients of each parameter: an example's equal rows come together."""
         size, width = self.weight.values.shape[1:]
+        places = math.prod(self.index.shape[1:])
+        if d.is_cuda and places <= _PLACES:
+            index = self.index.remainder(size).reshape(len(self.index), places)
+            return [(self.weight.name, equal_rows(index, d.reshape(*index.shape, width), size, self.skipped))]
         examples = torch.arange(len(self.index), device=d.device).view(-1, *[1] * (self.index.ndim - 1))
         # Negative numbers count from the end, as they did in the forward pass; the example must stay its own.
         pairs, place = (examples * size + self.index.remainder(size)).unique(return_inverse=True)
@@ -165,6 +170,21 @@ class Table:
         if self.skipped is not None:
             part = part.masked_fill((row == self.skipped)[:, None], 0.0)
         return [(self.weight.name, SparseRowsTerm(pairs // size, row, part, len(self.index), size))]
+
+
+def equal_rows(index: Tensor, d: Tensor, size: int, skipped: int | None) -> SparseRowsTerm:
+    """The gradients for rows of a table, examples x places, the equal rows of an example in the first of their places.
+
+    Its shapes do not depend on the numbers, so that a step can be captured as a CUDA graph.
+    """
+    equal = index[:, :, None] == index[:, None, :]
+    first = ~equal.tril(-1).any(2)
+    part = torch.bmm((equal & first[:, :, None]).to(d.dtype), d)
+    if skipped is not None:
+        part = part.masked_fill((index == skipped)[..., None], 0.0)
+    examples, places = index.shape
+    owner = torch.arange(examples, device=d.device).repeat_interleave(places)
+    return SparseRowsTerm(owner, index.flatten(), part.flatten(0, 1), examples, size, places)
 
 
 def _values(parameter: Parameter | None) -> Tensor | None:
