@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from hush.bench.profiled import profiled
 from hush.bench.timing import best, peak, stream, wait
 from hush.bench.workloads import Workload, w1, w2, w3, w4, w5
 from hush.privacy.noise import Seeded
+from hush.seeds import rng
 from hush.training.gpu.pooled_cnn.network import pooled_cnn_of
 from hush.training.gpu.pooled_cnn.step import PooledCnnStep
 from hush.training.job import Job
@@ -34,6 +36,8 @@ _OPERATIONS = 16.3e6  # as in hush.bench.cpu
 _RUNS = 45
 _ROUNDS = 200
 _PATIENCE = 20.0  # seconds of lockstep rounds
+_FEWER = 128  # rows of a client for slow baselines
+_ROWS = 2400  # of a client in a simulation, of which four fifths are trained on
 _BATCH = 60  # the mean of W1's batch sizes
 
 
@@ -41,20 +45,21 @@ def measure() -> Findings:
     """Measure the workloads against their baselines, the noise alone, and the sweep."""
     if not torch.cuda.is_available():
         raise HushError("--suite gpu: no CUDA device is available here; accepted here: cpu, server, plan, scale")
-    found = _w1() | linear() | large()
+    found = _w1() | linear() | large() | simulated()
     return found | normals("gpu", 1 << 28, "cuda") | sweep(w1(device="cuda"), _RUNS, _PATIENCE)
 
 
 def large() -> Findings:
     """Measure the residual network and the transformers in every precision."""
     found = Findings()
-    for work in (w3(device="cuda"), w4("cuda"), w5("cuda")):
-        found |= _precisions(work)
+    for made in (w3, w4, w5):
+        found |= _precisions(made(device="cuda"), made(samples=_FEWER, device="cuda"))
     over = found.figures["gpu.w4.ours_seconds"] / found.figures["gpu.w5.ours_seconds"]
     return found | Findings({"gpu.w5.over_w4": over})
 
 
-def _precisions(work: Workload) -> Findings:
+def _precisions(work: Workload, fewer: Workload) -> Findings:
+    """Measure one workload; the others train on fewer rows, and rates are compared, since some take minutes."""
     key = f"gpu.{work.name}"
 
     def ours(precision: Precision = "float32", *, secure: bool = False) -> Callable[[], object]:
@@ -65,9 +70,9 @@ def _precisions(work: Workload) -> Findings:
         "secure": ours(secure=True),
         "tf32": ours("tf32"),
         "bf16": ours("bf16"),
-        "plain": baselines.plain(work),
+        "plain": baselines.plain(fewer),
     }
-    rivals = {"opacus": baselines.opacus(work), "opacus_ghost": baselines.opacus_ghost(work)}
+    rivals = {"opacus": baselines.opacus(fewer), "opacus_ghost": baselines.opacus_ghost(fewer)}
     contestants |= {name: run for name, run in rivals.items() if run is not None}
     notes = {} if "opacus" in contestants else {f"{key}.opacus_over_ours": "Not measured: Opacus is not installed."}
     seconds: dict[str, float] = {}
@@ -75,25 +80,53 @@ def _precisions(work: Workload) -> Findings:
     # One after the other where memory could not hold what all of them keep.
     for name, run in contestants.items():
         try:
-            seconds |= best({name: run}, turns=3 if name in ("ours", "secure", "tf32", "bf16") else 1)
+            seconds |= best({name: run}, turns=2)
         except (RuntimeError, NotImplementedError, TypeError, AttributeError) as error:
             if name not in rivals:
                 raise
             failed[name] = str(error).splitlines()[0] if str(error) else type(error).__name__
         torch.cuda.empty_cache()
-    rate = {name: work.samples / taken for name, taken in seconds.items()}
+    trained = {name: fewer if name == "plain" or name in rivals else work for name in seconds}
+    rate = {name: trained[name].samples / taken for name, taken in seconds.items()}
     figures = {
         f"{key}.ours_seconds": seconds["ours"],
         f"{key}.samples_per_second": rate["ours"],
         f"{key}.tf32_samples_per_second": rate["tf32"],
         f"{key}.bf16_samples_per_second": rate["bf16"],
         f"{key}.secure_over_seeded": seconds["secure"] / seconds["ours"],
-        **{
-            f"{key}.{name}_over_ours": seconds[name] / seconds["ours"] for name in ("plain", *rivals) if name in seconds
-        },
+        **{f"{key}.{name}_over_ours": rate["ours"] / rate[name] for name in ("plain", *rivals) if name in seconds},
     }
     notes |= {f"{key}.{name}_over_ours": f"Not measured: {reason}" for name, reason in failed.items()}
     return Findings(figures, notes, {key: profiled(contestants["ours"])})
+
+
+def simulated() -> Findings:
+    """Measure rounds of W3's network through `hush.Simulation`: charges, training, estimation, weights, evaluation."""
+    try:
+        import hush
+    except ImportError as error:
+        return Findings({}, {"gpu.w3.simulated.samples_per_second": f"Not measured: {error}."})
+    generator = rng(0, "bench", "simulated")
+    x = generator.standard_normal((20 * _ROWS, 3, 32, 32), dtype="float32")
+    y = generator.integers(0, 10, len(x))
+    data = {f"client-{i:02}": (x[i::20], y[i::20]) for i in range(20)}
+    figures: dict[str, float] = {}
+    for precision in ("float32", "tf32", "bf16"):
+        ends = [time.perf_counter()]
+        simulation = hush.Simulation(
+            data, "resnet18-gn", epsilon=2.0, delta=1e-4, rounds=4, batch_size=64, recipe="robust-hdp",
+            device="cuda", precision=precision,
+        )  # fmt: skip
+        simulation.fit(progress=False, callbacks=[_stopwatch(ends)])
+        fastest = min(b - a for a, b in pairwise(ends[1:]))
+        rows = 20 * int(0.8 * _ROWS)
+        figures[f"gpu.w3.simulated.{precision}_samples_per_second"] = rows / fastest
+        figures[f"gpu.w3.simulated.{precision}_first_round_seconds"] = ends[1] - ends[0]
+    return Findings(figures)
+
+
+def _stopwatch(ends: list[float]) -> Callable[[object], None]:
+    return lambda _: ends.append(time.perf_counter())
 
 
 def _w1() -> Findings:
@@ -101,6 +134,7 @@ def _w1() -> Findings:
     contestants: dict[str, Callable[[], object]] = {
         "ours": lambda: train(work.model, work.x, work.y, work.jobs()),
         "secure": lambda: train(work.model, work.x, work.y, work.jobs(secure=True)),
+        "tf32": lambda: train(work.model, work.x, work.y, work.jobs(), precision="tf32"),
         "plain": baselines.plain(work),
         "double vmap": baselines.double_vmap(work),
     }
@@ -114,6 +148,7 @@ def _w1() -> Findings:
     figures = {
         "gpu.w1.ours_seconds": seconds["ours"],
         "gpu.w1.samples_per_second": rate,
+        "gpu.w1.tf32_samples_per_second": work.samples / seconds["tf32"],
         "gpu.w1.secure_over_seeded": seconds["secure"] / seconds["ours"],
         "gpu.w1.plain_over_ours": seconds["plain"] / seconds["ours"],
         "gpu.w1.double_vmap_over_ours": seconds["double vmap"] / seconds["ours"],

@@ -115,14 +115,14 @@ def w3(clients: int = 20, samples: int = 512, batch: int = 64, device: str = "cp
     return _made("w3", _model("resnet18-gn", (3, 32, 32)), (3, 32, 32), plans, device)
 
 
-def w4(device: str = "cpu") -> Workload:
+def w4(samples: int = 1024, device: str = "cpu") -> Workload:
     """The transformer workload."""
-    return _transformer("w4", 8, 1024, 64, (4, 256, 8, 128), device)
+    return _transformer("w4", 8, samples, 64, (4, 256, 8, 128), device)
 
 
-def w5(device: str = "cpu") -> Workload:
+def w5(samples: int = 1024, device: str = "cpu") -> Workload:
     """The same transformer with adapters."""
-    return _transformer("w5", 8, 1024, 64, (4, 256, 8, 128), device, rank=8)
+    return _transformer("w5", 8, samples, 64, (4, 256, 8, 128), device, rank=8)
 
 
 def w4_small(clients: int = 4, samples: int = 128) -> Workload:
