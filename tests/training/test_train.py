@@ -222,6 +222,32 @@ def test_noise_from_the_bank_depends_on_the_client_alone(monkeypatch: pytest.Mon
     assert len({float(value) for value in together.flatten()}) > 0.99 * together.numel(), "no number comes twice"
 
 
+def test_noise_from_the_bank_depends_on_the_client_alone_whatever_steps_others_take() -> None:
+    model = build_model(ModelConfig(name="logreg"), (4,), 3, seed=1)
+    like = torch.zeros(3, model.layout.size)
+
+    def drawn(clients: Sequence[int]) -> Tensor:
+        """The noise of client 1, who takes six steps, beside clients who take more or fewer."""
+        steps = {0: 9, 1: 6, 2: 2}
+        mine = [
+            Job(
+                vector=model.start, first_row=0, plan=replace(plan(4), local_steps=steps[c]), lr=0.1,
+                source=noise.Seeded(1, c, 1),
+            )
+            for c in clients
+        ]  # fmt: skip
+        rngs = [rng for job in mine if (rng := job.source.device_rng(torch.device("cpu"))) is not None]
+        bank = noise_bank.NoiseBank(mine, rngs, like[: len(mine)])
+        own = clients.index(1)
+        return torch.stack(
+            [bank.step(k, sum(steps[c] > k for c in clients))[own].clone() for k in range(steps[clients[0]])]
+        )
+
+    together, alone = drawn([0, 1, 2]), drawn([1])
+    assert torch.equal(together[:6], alone)
+    assert alone.abs().min() > 0 and not together[6:].any()
+
+
 def test_a_replayed_step_is_the_step() -> None:
     """On a processor nothing is recorded, but the arithmetic around the record is the same."""
     model = build_model(ModelConfig(name="cnn"), (1, 6, 6), 3, seed=1)
