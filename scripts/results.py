@@ -71,7 +71,10 @@ def pages(results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         images: dict[int, list[str]] = {}
         for number, content in enumerate(own):
             for key, (drawing, words) in charts(content).items():
-                place = f"figures/{re.sub('[^a-z0-9.-]', '-', f'{_file(content)}-{key}')}.svg"
+                name = re.sub("[^a-z0-9.-]", "-", f"{_file(content)}-{key}")
+                place = f"figures/{name}.svg"
+                if f"results/{place}" in found:
+                    place = f"figures/{name}-{number}.svg"
                 found[f"results/{place}"] = drawing
                 images.setdefault(number, []).append(f"![{words}]({place})")
         found[f"results/{paper}.md"] = page(paper, own, results, images)

@@ -47,7 +47,7 @@ def line(content: Content, anchor: str) -> list[str]:
     same = verdicts(best_claims(content))
     return [
         f"[{content['entry']}](#{anchor})",
-        ", ".join([content["mode"], *otherwise(content)]),
+        ", ".join([content["mode"], *map(_short, otherwise(content))]),
         ", ".join(algorithms) if len(algorithms) <= 3 else f"{len(algorithms)}",
         _of(len(content["seeds"]), described.seeds),
         "first" if content["metric"] in FIRST_ROUND else _of(*rounds_run(content, described)),
@@ -57,6 +57,11 @@ def line(content: Content, anchor: str) -> list[str]:
         _counted(verdicts(content["orders"])),
         ", ".join(fitted(content, described)),
     ]
+
+
+def _short(change: str) -> str:
+    """Return a changed setting, of a table its name only; the section of the result has all of it."""
+    return change if len(change) <= 30 else f"{change.partition('=')[0]} (below)"
 
 
 def _of(part: int, whole: int) -> str:
