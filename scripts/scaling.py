@@ -14,7 +14,7 @@ _MISSING = """## Not measured yet
 
 <!-- code: not executed: it measures for many minutes -->
 
-    hush bench --suite ray --json > results/bench/ray.json
+    hush bench --suite ray --into results/bench/ray.json
     python -m scripts.scaling
 """
 ROOT = Path(__file__).parents[1]
@@ -29,7 +29,7 @@ def page() -> str:
         (_head(), True),
         (_measured(ray), ray.has("ray.one.seconds")),
         (_over_process(ray), ray.has("ray.w1.over_process")),
-        (_others(ray), ray.has("ray.flower_opacus_over_ours")),
+        (_others(ray), ray.has("ray.flower_opacus_over_ours.32_samples")),
         (_server(ray), ray.has("ray.server.hush.seconds_500")),
         (_model(), True),
         (_constants(ray), ray.has("ray.model.client_seconds")),
@@ -46,13 +46,16 @@ class Figures:
     """The figures of a suite as text; one that was not measured says so."""
 
     def __init__(self, record: dict[str, Any]) -> None:
+        self._record = record
         self._figures = record.get("figures", {})
-        self.where = (
-            f"{record['machine']['cores']} cores, load average {record['machine']['load']} at the end, "
-            f"{record['measured']}"
-            if record
-            else "not measured"
-        )
+
+    def where(self, key: str) -> str:
+        """Return where and under which load a figure was measured."""
+        if key not in self._figures:
+            return "not measured"
+        machine = self._record["machine"]
+        load = self._record.get("loads", {}).get(key, machine["load"])
+        return f"{machine['cores']} cores, load average {load} at the end, {self._record['measured']}"
 
     def has(self, key: str) -> bool:
         """Return whether a figure was measured."""
@@ -83,7 +86,7 @@ all figures with their notes. [On a cluster](cluster.md) says how to run there.
 def _measured(ray: Figures) -> str:
     return f"""## Measured: one and two workers
 Clients with 600 MNIST-shaped samples and the CNN of 28,938 parameters; rounds of all runs take turns
-({ray.where}).
+({ray.where("ray.one.seconds")}).
 
 | | seconds by the clock | on free cores | one worker over this | processor time over one worker's |
 |---|---:|---:|---:|---:|
@@ -105,15 +108,32 @@ def _over_process(ray: Figures) -> str:
 Rounds on two workers take {ray("ray.w1.over_process")} of the time of one process of two threads
 ({ray("ray.w1.busy_over_process")} of the processor time): {ray("ray.w1.seconds", " s")} and \
 {ray("ray.w1.process_seconds", " s")} for 20
-clients of 1,200 samples ({ray.where}). The time on Ray includes that of Ray's own processes, which share the cores.
+clients of 2,400 samples ({ray.where("ray.w1.over_process")}). The time on Ray includes that of Ray's own processes,
+which share the cores. Workers spend less because they keep the memory that training frees
+([decision](adr/0056-what-a-worker-keeps.md)); one process also leaves its two cores idle for a tenth of the time.
+
 """
 
 
 def _others(ray: Figures) -> str:
+    rows = "\n".join(
+        f"| {rival} | {samples} | {ray(f'ray.{name}.{samples}_samples.seconds')} | "
+        f"{ray(f'ray.{name}.{samples}_samples.ours_seconds')} | "
+        f"{ray(f'ray.{name}_opacus_over_ours.{samples}_samples')} |"
+        for name, rival in (("flower", "Flower's simulation, on Ray"), ("pfl", "pfl-research, a process for each core"))
+        for samples in (32, 128)
+    )
     return f"""## Measured: other simulators
-Other simulators of 200 clients with an Opacus loop each take \
-{ray("ray.flower_opacus_over_ours")} (Flower's
-simulation, on Ray) and {ray("ray.pfl_opacus_over_ours")} times as long (pfl-research).
+A round of 200 clients with the CNN, in simulators that train each client by an Opacus loop, and on two workers of Hush.
+Theirs is the better of two rounds after a first one, without evaluation; ours the mean of rounds before and after,
+evaluation included ({ray.where("ray.flower_opacus_over_ours.32_samples")}).
+
+| simulator | samples a client | seconds a round | ours | times as long |
+|---|---:|---:|---:|---:|
+{rows}
+
+The more samples a client has, the more of a round is training itself, for which Opacus takes about twice as long as
+Hush on a CPU ([performance](performance.md)); what a simulator adds to each client is more of the smaller rounds.
 
 """
 
@@ -208,7 +228,7 @@ def _one_process(scale: Figures, memory: Figures) -> str:
     driver = memory("memory.resnet18.driver_mib", " MiB")
     on_ray = f"; on Ray the driver takes {driver}" if memory.has("memory.resnet18.driver_mib") else ""
     return f"""## One process
-Logistic regression 20 -> 4, 50 samples a client, three rounds, set-up included ({scale.where}):
+Logistic regression 20 -> 4, 50 samples a client, three rounds, set-up included ({scale.where("scale.seconds_100k")}):
 
 | clients | seconds | memory |
 |---:|---:|---:|
@@ -220,7 +240,7 @@ Logistic regression 20 -> 4, 50 samples a client, three rounds, set-up included 
 By processor time, 100,000 clients take {scale("scale.time_100k_over_10k")} times as long as 10,000. One round of
 robust-hdp with 200 clients of a ResNet-18, whose updates are 8.3 GiB, takes \
 {memory("memory.resnet18.process_mib", " MiB")} at its peak in one process
-({memory.where}){on_ray}.
+({memory.where("memory.resnet18.process_mib")}){on_ray}.
 """
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +19,11 @@ from torch.nn import functional
 
 import hush
 from hush.bench import baselines, cpu, flower, run, scale, server
-from hush.bench.findings import TARGETS, Findings, met, short
+from hush.bench import ray as ray_suite
+from hush.bench.findings import TARGETS, Findings, add_to, met, short
 from hush.bench.noise import normals, rounds
 from hush.bench.profiled import named, profiled
-from hush.bench.timing import best, busy, fair
+from hush.bench.timing import best, busy, fair, what_failed
 from hush.bench.workloads import Workload, w1, w2, w3, w4, w4_small, w5_small
 from hush.privacy import noise
 from hush.recipes.estimators import noise_energy
@@ -187,6 +189,13 @@ def test_a_rival_on_a_shared_machine_is_judged_by_processor_time(
     assert busy(lambda: time.sleep(0.05)) < 0.04
 
 
+def test_a_process_that_failed_is_told_by_its_error() -> None:
+    text = "Traceback:\n  File x\n[rank0]: ValueError: too few\n====\nRoot cause:\n====="
+    assert what_failed(text) == "[rank0]: ValueError: too few"
+    assert what_failed("killed\n") == "killed"
+    assert what_failed("") == "no message"
+
+
 def test_flower_is_left_out_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     found = flower.seconds(w2(users=1, steps=5))
@@ -229,6 +238,36 @@ def test_unknown_suites_and_missing_devices_are_refused() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(HushError, match="no CUDA device"):
             run(["gpu"])
+
+
+def test_parts_of_a_suite_are_measured_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = {name: lambda name=name: Findings({f"ray.{name}": 1.0}) for name in ("overhead", "flower", "pfl")}
+    monkeypatch.setattr(ray_suite, "PARTS", parts)
+    told: list[str] = []
+    found = run(["ray"], lambda name, *_: told.append(name), ["pfl", "overhead"])
+    assert told == ["ray: pfl", "ray: overhead"]
+    assert set(found["figures"]) == {"ray.pfl", "ray.overhead"}
+    assert found["command"] == "hush bench --suite ray --part pfl --part overhead --json"
+    assert set(run(["ray"])["figures"]) == {"ray.overhead", "ray.flower", "ray.pfl"}
+    with pytest.raises(HushError, match="--part: unknown part of ray 'flowr'; did you mean flower"):
+        run(["ray"], None, ["flowr"])
+    with pytest.raises(HushError, match="--part: unknown part of server 'pfl'; accepted: none"):
+        run(["server"], None, ["pfl"])
+
+
+def test_figures_are_added_to_those_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "ray.json"
+    first = Findings({"a": 1.0, "ray.w1.over_process": 1.3}, {"a": "First."}).record("one")
+    second = Findings({"b": 2.0, "ray.w1.over_process": 1.1}, {"b": "Second."}).record("two")
+    first["machine"]["load"], second["machine"]["load"] = 1.5, 0.5
+    for record in (first, second, second):
+        add_to(path, record)
+    found = json.loads(path.read_text())
+    assert found["figures"] == {"a": 1.0, "b": 2.0, "ray.w1.over_process": 1.1}
+    assert (found["notes"], found["short"]) == ({"a": "First.", "b": "Second."}, [])
+    assert (found["command"], found["machine"]["load"]) == ("one; two", 1.5)
+    assert found["loads"] == {"a": 1.5, "b": 0.5, "ray.w1.over_process": 0.5}
+    assert found.keys() == {*first, "loads"}
 
 
 def test_the_accelerators_suite_needs_pytorch_and_numpy_alone() -> None:

@@ -11,8 +11,13 @@ from typing import Any
 __all__ = ["run"]
 
 
-def run(suites: Sequence[str], progress: Callable[[str, int, int], None] | None = None) -> dict[str, Any]:
-    """Run these suites, or those that suit the machine; `progress` is told the next one, how many are done, and of."""
+def run(
+    suites: Sequence[str], progress: Callable[[str, int, int], None] | None = None, parts: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Run these suites, or these parts of one, or the suites that suit the machine.
+
+    `progress` is told the next one, how many are done, and of how many.
+    """
     from hush.bench.suites import run as measured
 
-    return measured(suites, progress)
+    return measured(suites, progress, parts)

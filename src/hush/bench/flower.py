@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 
+from hush.bench.timing import what_failed
 from hush.bench.workloads import Workload
 
 _LIMIT = 1800
@@ -29,7 +30,6 @@ def seconds(work: Workload) -> tuple[float, float] | str:
         return f"Not measured: Flower's simulation took more than {_LIMIT} s."
     answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not answers:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return f"Not measured: Flower's simulation failed ({last[:120]})."
+        return f"Not measured: Flower's simulation failed ({what_failed(done.stderr)[:120]})."
     found = json.loads(answers[-1])
     return float(found["seconds"]), float(found["busy"])

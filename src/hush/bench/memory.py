@@ -1,7 +1,8 @@
 """Memory benchmark: the peak of a server that aggregates 200 updates of a ResNet-18, in one process and on Ray.
 
 Each simulation runs in a process of its own. In one process, the server and the clients that train at the time are
-measured together. On Ray the server is the driver; its workers hold the updates.
+measured together. On Ray the server is the driver; its workers hold the updates. On either engine these take 9 GiB of
+the temporary directory.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from hush.types import HushError
 
 _CLIENTS, _ROWS, _PARAMETERS = 200, 4, 11_181_642
 _LIMIT = 1800
-_NEEDED = 14 * 2**30  # bytes that are free, for updates in the memory of workers
 # The simulation belongs to the API, a layer above this module: it is passed as a callable.
 _PROGRAM = "import sys, hush; from hush.bench.memory import child; child(sys.argv[1], hush.simulate)"
 
@@ -37,12 +37,13 @@ def measure() -> Findings:
         f"{alone['start_mib']:,.0f} MiB of it."
     )
     found = Findings({"memory.resnet18.process_mib": alone["peak_mib"]}, {"memory.resnet18.process_mib": note})
-    if _available() < _NEEDED:
-        return found | Findings({}, {"memory.resnet18.driver_mib": "Not measured: too little memory for the workers."})
     spread = _alone("ray")
     return found | Findings(
         {"memory.resnet18.driver_mib": spread["peak_mib"], "memory.resnet18.worker_mib": spread["worker_mib"]},
-        {"memory.resnet18.worker_mib": "The larger of two workers, each with half of the updates."},
+        {
+            "memory.resnet18.worker_mib": "The larger of two workers, each with half of the updates, most of them in a "
+            "file."
+        },
     )
 
 
@@ -92,8 +93,3 @@ def _highest(process: int) -> float:
     except OSError:
         return 0.0
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:")), 0.0)
-
-
-def _available() -> int:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hush.bench.timing import what_failed
 from hush.bench.workloads import Workload
 
 _LIMIT = 1800
@@ -34,7 +35,6 @@ def seconds(work: Workload) -> tuple[float, float] | str:
         return f"Not measured: pfl-research took more than {_LIMIT} s."
     answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not answers:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return f"Not measured: pfl-research failed ({last[:120]})."
+        return f"Not measured: pfl-research failed ({what_failed(done.stderr)[:120]})."
     read = json.loads(answers[-1])
     return float(read["seconds"]), float(read["busy"])

@@ -22,7 +22,7 @@ import torch
 from hush.bench import cluster_model, flower, pfl_research
 from hush.bench.findings import Findings
 from hush.bench.turns import Simulated, Spent, StartedRay, alternated
-from hush.bench.workloads import w1
+from hush.bench.workloads import Workload, w1
 from hush.engines.row_stores import FiledRows
 from hush.engines.server_rng import server_rng
 from hush.recipes import RECIPES
@@ -33,27 +33,15 @@ from hush.recipes.round import Invitation, aggregate
 from hush.seeds import rng
 from hush.types import HeldVector, Layout, Task, Update
 
-_W1 = Simulated(clients=20, samples=1200, rounds=3)
-_STRONG = Simulated(clients=16, samples=600, rounds=2, engine="ray")
+_W1 = Simulated(clients=20, samples=2400, rounds=5)
+_STRONG = Simulated(clients=16, samples=600, rounds=4, engine="ray")
 _TINY = Simulated(clients=64, samples=20, rounds=3, engine="ray", model="logreg")
 _MANY = 2048  # tiny clients, for what each of them costs the driver
 _SIZES = (500, 1000, 2000)
 _PARAMETERS = 1_000_000
-_OTHERS = Simulated(clients=200, samples=128, rounds=3, engine="ray")
+_OTHERS, _FEW = 200, (32, 128)  # clients of other simulators, and how many samples each has
 _SERVER_RECIPES = ("robust-hdp", "hush", "pfa", "rc-dpfl")
 _NODES = 1000
-
-
-def measure() -> Findings:
-    """Measure what `HUSH_BENCH_RAY` names (overhead, server, others, scaling), or all of it."""
-    parts: Mapping[str, Callable[[], Findings]] = {
-        "overhead": overhead, "server": server_growth, "others": over_others, "scaling": scaling,
-    }  # fmt: skip
-    chosen = os.environ.get("HUSH_BENCH_RAY", ",".join(parts)).split(",")
-    found = Findings()
-    for name in chosen:
-        found = found | parts[name]()
-    return found
 
 
 def overhead() -> Findings:
@@ -149,33 +137,47 @@ def scaling() -> Findings:
     return Findings(figures, notes)
 
 
-def over_others() -> Findings:
-    """Compare rounds of 200 clients with other simulators of Opacus clients: Flower's, with a backend on Ray, and
-    pfl-research, where they are installed.
-    """
-    work = w1(_OTHERS.clients, _OTHERS.samples)
-    ours = _ours()
+def over_flower() -> Findings:
+    """Compare rounds of 200 clients with Flower's simulation of Opacus clients, whose backend is Ray as well."""
+    return _over("flower", "Flower's simulation", flower.seconds)
+
+
+def over_pfl() -> Findings:
+    """Compare rounds of 200 clients with pfl-research's simulation of Opacus clients."""
+    return _over("pfl", "pfl-research", pfl_research.seconds)
+
+
+def _over(name: str, rival: str, measured: Callable[[Workload], tuple[float, float] | str]) -> Findings:
+    """Compare rounds with a rival's, before and after it, or tell why it could not be measured."""
+    before = _ours()
+    took = {samples: measured(w1(_OTHERS, samples)) for samples in _FEW}
+    ours = {
+        samples: [*rounds, *after] for (samples, rounds), after in zip(before.items(), _ours().values(), strict=True)
+    }
     found = Findings()
-    for name, rival, tell in (("flower", "Flower's simulation", flower), ("pfl", "pfl-research", pfl_research)):
-        key = f"ray.{name}_opacus_over_ours"
-        took = tell.seconds(work)
-        if isinstance(took, str):
-            found |= Findings({}, {key: took})
-            continue
-        before, ours = ours, _ours()
-        mine = statistics.mean(each.seconds for each in (*before, *ours))
+    for samples, theirs in took.items():
+        key = f"ray.{name}_opacus_over_ours.{samples}_samples"
+        if isinstance(theirs, str):
+            return Findings({}, {key: theirs})
+        mine = statistics.mean(each.seconds for each in ours[samples])
         note = (
-            f"{_OTHERS.clients} clients x {_OTHERS.samples} samples of W1: {took[0]:.1f} s a round in {rival}, "
-            f"{mine:.1f} s on two workers, the mean of rounds before and after it, evaluation included. {_load()}"
+            f"{_OTHERS} clients x {samples} samples of W1: {theirs[0]:.2f} s a round in {rival}, {mine:.2f} s on two "
+            f"workers, the mean of {len(ours[samples])} rounds before and after it, evaluation included. {_load()}"
         )
-        figures = {key: took[0] / mine, f"ray.{name}.seconds": took[0], f"ray.{name}.ours_seconds": mine}
+        figures = {
+            key: theirs[0] / mine,
+            f"ray.{name}.{samples}_samples.seconds": theirs[0],
+            f"ray.{name}.{samples}_samples.ours_seconds": mine,
+        }
         found |= Findings(figures, {key: note})
     return found
 
 
-def _ours() -> list[Spent]:
+def _ours() -> dict[int, list[Spent]]:
+    runs = {samples: Simulated(clients=_OTHERS, samples=samples, rounds=4, engine="ray") for samples in _FEW}
     with StartedRay(2):
-        return alternated({"ours": _OTHERS})["ours"]
+        took = alternated({str(samples): run for samples, run in runs.items()})
+    return {samples: took[str(samples)] for samples in runs}
 
 
 def server_growth() -> Findings:
@@ -271,3 +273,8 @@ def _median_busy(rounds: Sequence[Spent]) -> float:
 
 def _load() -> str:
     return f"Load average {os.getloadavg()[0]:.1f}."
+
+
+PARTS: Mapping[str, Callable[[], Findings]] = {
+    "overhead": overhead, "server": server_growth, "flower": over_flower, "pfl": over_pfl, "scaling": scaling,
+}  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 
@@ -51,6 +52,12 @@ def wait() -> None:
     """Wait until the GPU, if there is one, has finished all work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def what_failed(stderr: str) -> str:
+    """Return the line in which a process names its first error, or its last line."""
+    lines = stderr.strip().splitlines() or ["no message"]
+    return next((line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line.split("]: ")[-1])), lines[-1])
 
 
 def peak(device: str) -> float:

@@ -96,8 +96,8 @@ class Workload:
 
 
 def w1(clients: int = 20, samples: int = 2400, device: str = "cpu") -> Workload:
-    """The convolutional workload."""
-    sizes = [(16, 32, 64, 128)[4 * c // clients] for c in range(clients)]
+    """The convolutional workload. Clients with fewer than 128 samples have batches of 16."""
+    sizes = [(16, 32, 64, 128)[4 * c // clients] if samples >= 128 else 16 for c in range(clients)]
     plans = [plan_of(samples, b, math.ceil(samples / b), 3.0) for b in sizes]
     return _made("w1", _model("cnn", (1, 28, 28)), (1, 28, 28), plans, device)
 

@@ -356,15 +356,22 @@ def bench(
         list[str] | None,
         typer.Option(help="cpu, gpu, server, plan, isolation, scale, memory, federation or ray; can be repeated."),
     ] = None,
+    part: Annotated[list[str] | None, typer.Option(help="A part of the suite, such as ray has; repeatable.")] = None,
+    into: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Add the figures to those of an earlier --json.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Benchmark Hush against other libraries."""
     from hush.bench import run
+    from hush.bench.findings import add_to
     from hush.progress import task_progress
     from hush.terminal import show_bench
 
     with task_progress("measuring", "suites", False if as_json else None) as update:
-        found = run(suite or (), lambda name, done, of: update(done, of, f"measuring {name}"))
+        found = run(suite or (), lambda name, done, of: update(done, of, f"measuring {name}"), part or ())
+    if into is not None:
+        add_to(into, found)
     print(json.dumps(found, indent=2)) if as_json else show_bench(found)
 
 

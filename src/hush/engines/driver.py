@@ -33,7 +33,7 @@ from hush.trained_model import contents
 from hush.training import input_mean, memory
 from hush.types import STOPPED, RoundRecord, RunResult, Task
 
-AT_ONCE = 4096  # rows that are evaluated at a time, at least
+_AT_ONCE = {"cpu": 512, "cuda": 4096}  # rows that are evaluated at a time, at least on a GPU
 ACCURACY = "accuracy"
 
 
@@ -227,7 +227,7 @@ def evaluate(
     loss = 0.0
     for number, vector in enumerate(vectors.to(x.device)):
         mine = (torch.tensor(placed)[owner] == number).nonzero().flatten()
-        for part in mine.split(_at_once(model, x)):
+        for part in mine.split(rows_at_once(model, x)):
             chosen = rows[part].to(x.device)
             outputs, truth = model.logits(vector, x[chosen]), y[chosen]
             loss += objective.loss(outputs.double(), truth, reduction="sum").item()
@@ -236,9 +236,12 @@ def evaluate(
     return tuple(objective.score_of(total / counts).tolist()), loss / len(rows)
 
 
-def _at_once(model: Model, x: Tensor) -> int:
-    """Return how many rows are evaluated at a time: on a GPU, where each piece is waited for, as many as fit."""
-    return max(AT_ONCE, memory.physical_batch(model, x.device, 1)) if x.is_cuda else AT_ONCE
+def rows_at_once(model: Model, x: Tensor) -> int:
+    """Return how many rows are evaluated at a time: on a GPU, where each piece is waited for, as many as fit; on a CPU
+    few, whose activations stay in its cache.
+    """
+    least = _AT_ONCE[x.device.type]
+    return max(least, memory.physical_batch(model, x.device, 1)) if x.is_cuda else least
 
 
 def measure(
@@ -249,6 +252,7 @@ def measure(
     outputs = []
     for home, own in zip(placed, test, strict=True):
         vector = vectors[home].to(x.device)
-        outputs += [model.logits(vector, part).cpu() for part in x[own.start : own.stop].split(AT_ONCE)]
+        parts = x[own.start : own.stop].split(rows_at_once(model, x))
+        outputs += [model.logits(vector, part).cpu() for part in parts]
     targets = torch.cat([y[own.start : own.stop].cpu() for own in test])
     return evaluate_metrics(model.objective, torch.cat(outputs), targets, [len(own) for own in test], names)

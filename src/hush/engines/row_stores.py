@@ -1,28 +1,24 @@
-"""Row stores of one process: where the updates of a round wait, in memory, on a device or in files, a block at a time.
+"""Row stores of one process: where the updates of a round wait, in memory, on a device or in a file, a block at a time.
 
 Each block of updates is kept as soon as it is computed, and read again for the few sums and samples that a recipe asks
-for (`hush.recipes.held_rows`), so that a process never holds more than a block of those in files.
+for (`hush.recipes.held_rows`), so that a process never holds more than a block of those in a file.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from hush.engines.row_file import RowFile
 from hush.recipes import Recipe
 from hush.recipes.context import Columns, summed_parts
 from hush.recipes.held_rows import chosen_columns, summed
-from hush.types import HeldVector, HushError, Layout, Task, Update
+from hush.types import HeldVector, Layout, Task, Update
 
 
 def held(updates: Sequence[Update]) -> list[Update]:
@@ -47,13 +43,6 @@ def decoded(recipe: Recipe, tasks: dict[int, Task], updates: Sequence[Update]) -
             for update in updates
         ]
     )
-
-
-def read_only(array: np.ndarray) -> Tensor:
-    """Return an array that may not be written to as a tensor. Nothing may write to it, which PyTorch cannot know."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(array)
 
 
 class BlockRows(ABC):
@@ -155,30 +144,18 @@ class DeviceRows(BlockRows):
 
 
 class FiledRows(BlockRows):
-    """Rows in files of a temporary directory, a file for each block."""
+    """Rows in a file of the temporary directory."""
 
     def __init__(self, parameters: int, resources: ExitStack) -> None:
         super().__init__(parameters)
-        self._directory = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="hush-updates-")))
+        self._file = resources.enter_context(closing(RowFile()))
 
     def _keep(self, number: int, block: Tensor) -> None:
-        room, need = shutil.disk_usage(self._directory).free, 4 * block.numel()
-        if need > room:
-            raise HushError(
-                f"{self._directory}: no room for the updates of a round: they take {need / 2**30:.1f} GiB more, "
-                f"{room / 2**30:.1f} GiB are free; accepted: another directory in TMPDIR, fewer clients or a smaller "
-                "model"
-            )
-        block.numpy().tofile(self._path(number))
+        self._file.add(block)
 
     def block(self, number: int) -> Tensor:
         """Return one block."""
-        read = np.fromfile(self._path(number), dtype=np.float32)
-        return torch.from_numpy(read).reshape(self._counts[number], self.parameters)
+        return self._file.read(number)
 
     def _readable(self, number: int) -> Tensor:
-        shape = (self._counts[number], self.parameters)
-        return read_only(np.memmap(self._path(number), dtype=np.float32, mode="r", shape=shape))
-
-    def _path(self, number: int) -> Path:
-        return self._directory / f"block-{number}"
+        return self._file.mapped(number)

@@ -219,7 +219,7 @@ def test_a_straggler_gets_fewer_clients_and_costs_are_measured(ray: Any, monkeyp
 
 @pytest.mark.slow
 def test_workers_evaluate_where_test_rows_are_many(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "AT_ONCE", 100)  # rows: several shares
+    monkeypatch.setattr(rounds, "_SHARE", 100)  # rows: several shares
     asked: list[int] = []
     method = ray_workers.WorkerPool.anywhere
 

@@ -23,8 +23,8 @@ from torch import Tensor
 from hush.config import Config, config_hash
 from hush.engines.cluster.ray_workers import WorkerPool, connected, library
 from hush.engines.cluster.worker import BlockReport, ClientOrder, Setup, TensorTable, tensor_digest
-from hush.engines.driver import AT_ONCE, Evaluation, evaluate
-from hush.engines.row_stores import read_only
+from hush.engines.driver import Evaluation, evaluate
+from hush.engines.row_file import read_only
 from hush.engines.simulator import Charged, Simulator, clients_at_once
 from hush.models import Model
 from hush.recipes.context import Columns
@@ -35,6 +35,7 @@ from hush.types import HushError, Layout, Task, Update
 _BLOCKS, _LARGEST = 64, 64  # blocks of a round at least, and clients of a block at most, unless the config gives it
 _AHEAD = 2  # blocks that a worker has been given at a time, so that it never waits for the next
 _TRIES = 50  # lost workers in one round, or as many as there are
+_SHARE = 512  # test rows that a worker evaluates at a time
 _FAN_IN = 8  # sums that one worker, or the driver, adds up
 
 
@@ -174,12 +175,12 @@ class RayRounds:
 
 
 def _shares(test: Sequence[range]) -> list[range]:
-    """Return consecutive clients that together have so many test rows as are evaluated at a time."""
+    """Return consecutive clients that together have as many test rows as a worker evaluates at a time."""
     shares: list[range] = []
     first = rows = 0
     for client, own in enumerate(test):
         rows += len(own)
-        if rows >= AT_ONCE or client == len(test) - 1:
+        if rows >= _SHARE or client == len(test) - 1:
             shares.append(range(first, client + 1))
             first, rows = client + 1, 0
     return shares

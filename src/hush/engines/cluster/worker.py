@@ -1,7 +1,8 @@
 """A worker of a cluster: it trains blocks of clients with the code of the simulator, and holds their updates.
 
-It knows no ledger and writes nothing: what it is asked for depends on its arguments alone, so that a worker that was
-lost, or that goes on unnoticed beside its successor, does no harm. Clients come with a receipt for their round.
+It knows no ledger and writes nothing that outlives it: what it is asked for depends on its arguments alone, so that a
+worker that was lost, or that goes on unnoticed beside its successor, does no harm. Clients come with a receipt for
+their round.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from torch import Tensor
 from hush.config import Config
 from hush.engines import client_round
 from hush.engines.client_round import Client
+from hush.engines.cluster.allocator import keep_freed_memory
+from hush.engines.cluster.blocks import Blocks
 from hush.engines.driver import Evaluation, evaluate
-from hush.engines.row_stores import decoded, held, read_only
+from hush.engines.row_file import read_only
+from hush.engines.row_stores import decoded, held
 from hush.models import Model
 from hush.privacy.persons import Persons
 from hush.privacy.schedule import Output, Stage
@@ -97,11 +101,12 @@ class Worker:
 
     def __init__(self, setup: Setup) -> None:
         torch.set_num_threads(setup.threads)
+        keep_freed_memory()
         self._setup = setup
         self._device = _device(setup.config.engine.device)
         setup.model.to(self._device)
         self._x = self._y = torch.empty(0)
-        self._round, self._blocks = -1, dict[int, Tensor]()
+        self._round, self._blocks = -1, Blocks()
 
     def ready(self) -> bool:
         """Return that the worker has started."""
@@ -127,7 +132,7 @@ class Worker:
         vectors = train(setup.model, self._x, self._y, jobs, limit, config.engine.precision, config.engine.strict)
         updates = [client_round.sealed(work, vector) for work, vector in zip(works, vectors, strict=True)]
         block = decoded(setup.recipe, tasks, updates)
-        self._blocks[number] = block
+        self._blocks.keep(number, block)
         return BlockReport(
             facts=tuple(update.held for update in held(updates) if update.held is not None),
             side=tuple(update.side for update in updates),
@@ -173,7 +178,8 @@ class Worker:
 
     def _begin(self, number: int) -> None:
         if number != self._round:
-            self._round, self._blocks = number, {}
+            self._round = number
+            self._blocks.clear()
 
     def _client(self, order: ClientOrder) -> Client:
         setup, (first, end) = self._setup, order.rows
