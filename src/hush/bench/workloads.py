@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _WORDS = 256
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Named:
     """A model's configuration without pydantic, which may not be installed."""
 
@@ -151,7 +151,7 @@ def plan_of(samples: int, batch: int, steps: int, clip: float) -> PrivacyPlan:
 
 
 def _model(name: str, shape: tuple[int, ...]) -> Model:
-    return build_model(cast("ModelConfig", _Named(name)), shape, 10, seed=0)
+    return build_model(cast("ModelConfig", _Named(name=name)), shape, 10, seed=0)
 
 
 def _transformer(
