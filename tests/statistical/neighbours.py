@@ -46,7 +46,7 @@ class Recurrent(nn.Module):
 
 
 class Bare(nn.Module):
-    """A parameter in arithmetic, for which there is no rule: the slow path."""
+    """A parameter in arithmetic."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,6 +54,34 @@ class Bare(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.scale * self.inner(x)
+
+
+class Token(nn.Module):
+    """A class token and positions before attention, a matrix on the right, and its transpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.positions = nn.Parameter(torch.randn(1, 1, 4)), nn.Parameter(torch.randn(4, 4))
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.matrix, self.out = nn.Parameter(torch.randn(4, 4)), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x @ self.matrix], 1) + self.positions
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return self.out(x[:, 0] @ self.matrix.t())
+
+
+class Bags(nn.Module):
+    """Two bags and the transposed table of one, after a gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sum, self.mean = nn.EmbeddingBag(5, 4, mode="sum"), nn.EmbeddingBag(5, 4)
+        self.gate, self.act = nn.Parameter(torch.zeros(4)), nn.PReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.act(self.sum(x) * torch.sigmoid(self.gate) + self.mean(x))
+        return (hidden @ self.sum.weight.t())[:, :CLASSES]
 
 
 def _flat(width: int, *modules: nn.Module) -> nn.Sequential:
@@ -75,6 +103,9 @@ NETS: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "lstm": (lambda: Recurrent(nn.LSTM(3, 4, batch_first=True)), (3, 3), 0),
     "gru": (lambda: Recurrent(nn.GRU(3, 4, batch_first=True)), (3, 3), 0),
     "bare": (Bare, (5,), 0),
+    "token": (Token, (3, 4), 0),
+    "bags": (Bags, (4,), 5),
+    "transposed": (lambda: _flat(24, nn.ConvTranspose2d(2, 3, 2, stride=(1, 2)), nn.Tanh()), (2, 1, 2), 0),
 }
 
 
@@ -155,11 +186,6 @@ WAYS: Mapping[str, Way] = {
 
 CLOSED = Way(_closed, COMPANY)
 KERNELS = Way(_kernels, ADDING, torch.float32)
-
-
-def suits(net: str, way: str) -> bool:
-    """What has no rule takes the slow path alone."""
-    return net != "bare" or way in ("slow", "integers")
 
 
 def _steep(output: Tensor, target: Tensor) -> Tensor:

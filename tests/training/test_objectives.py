@@ -37,14 +37,14 @@ CLIENTS, ROWS, WIDTH, OUTPUTS = 2, 5, 6, 3
 
 
 class Scaled(nn.Module):
-    """A parameter in arithmetic, for which there is no rule."""
+    """A Fourier transform, of which it is not known that it keeps examples apart."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner, self.scale = nn.Linear(WIDTH, OUTPUTS), nn.Parameter(torch.ones(OUTPUTS))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.scale * self.inner(x)
+        out: Tensor = torch.fft.fft(self.scale * self.inner(x)).real
         return out
 
 

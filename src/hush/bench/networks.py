@@ -13,8 +13,7 @@ class Positions(nn.Module):
 
     def __init__(self, length: int, width: int) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.empty(length, width))
-        nn.init.normal_(self.table, std=0.02)
+        self.table = nn.Parameter(torch.zeros(length, width))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the sum."""

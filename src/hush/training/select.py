@@ -12,9 +12,10 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hush.models import Model
 from hush.models.validation import check_global_hooks
@@ -45,7 +46,11 @@ from hush.training.per_example.vmap import VmapSum, check_vmap, vmap_sums
 from hush.training.precision import Precision, triton_kernels
 from hush.types import HushError
 
-_SUPPORTED = "Linear, Conv1d, Conv2d, Embedding, GroupNorm, LayerNorm, InstanceNorm, RMSNorm, RNN, LSTM, GRU"
+_SUPPORTED = (
+    "modules whose batches can be traced (docs/models.md); as a bare nn.Sequential, layers with weights of their own: "
+    "Linear, convolutions, Embedding, GroupNorm, LayerNorm, InstanceNorm, RMSNorm"
+)
+_WARNED: WeakSet[nn.Module] = WeakSet()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,8 +252,16 @@ def clipped_sums(
 
 
 def _warn_slow_path(model: Model, reason: UnsupportedError, strict: bool) -> None:
-    """Warn why vmap is needed, or raise if `strict`."""
-    text = f"model {model.name}: {reason}: no fast per-example gradient rule for this layer"
+    """Warn once for each model why vmap is needed and what it costs, or raise if `strict`."""
+    text = f"model {model.name}: {reason}: no fast per-example gradient rule"
     if strict:
         raise HushError(f"{text}; accepted: {_SUPPORTED}") from None
-    warnings.warn(f"{text}, so per-example gradients take the slow path", stacklevel=3)
+    if model.module in _WARNED:
+        return
+    _WARNED.add(model.module)
+    size = model.layout.size
+    warnings.warn(
+        f"{text}, so per-example gradients take the slow path: all {size:,} numbers of each example's gradient are "
+        f"formed ({4e-6 * size:.3g} MB) by vmap, which takes about twice as long or more",
+        stacklevel=3,
+    )

@@ -199,3 +199,4 @@ FUNCTIONS: Mapping[Any, Any] = {
     _aten.rnn_relu.input: _recurrent,
 }
 STAND_INS = frozenset(FUNCTIONS.values())
+RECURRENT = (_recurrent,)

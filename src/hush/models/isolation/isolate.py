@@ -143,6 +143,7 @@ def _graph(
                 "its gradients differ from those of its operations: it has a custom backward pass, a hook, or state"
             )
         else:
+            traced.reason = reasons[0] if reasons else ""
             return traced
     if _aten._pack_padded_sequence in _operations(module, rows):
         reasons = ["packs sequences by the lengths of a batch; accepted: padded sequences, with a mask"]

@@ -484,6 +484,15 @@ def _index(known: Dataflow, node: fx.Node, args: Arguments) -> Any:
     return BatchAxis(front + dim, outer, inner)
 
 
+def _bilinear(known: Dataflow, node: fx.Node, args: Arguments) -> Any:
+    known.constant(args["weight"], args["bias"])
+    first, second = args["input1"], args["input2"]
+    axis = _joined(known, [first, second])
+    if axis.dim == known.ndim(first) - 1:
+        raise MixesExamplesError("sums over the examples")
+    return axis
+
+
 def _one_hot(known: Dataflow, node: fx.Node, args: Arguments) -> Any:
     if args["num_classes"] < 0:
         raise MixesExamplesError("takes the number of classes from the batch; pass num_classes")
@@ -562,7 +571,7 @@ RULES: Mapping[str, Rule] = _table(
     (_recurrent, "lstm gru rnn_tanh rnn_relu"), (_cell, "gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell"),
     (_with_constants, "prelu _prelu_kernel bucketize"),
     (_gather, "gather scatter scatter_add scatter_reduce"), (_index_select, "index_select"), (_index, "index"),
-    (_one_hot, "one_hot"),
+    (_one_hot, "one_hot"), (_bilinear, "bilinear"),
 )  # fmt: skip
 
 # Arguments of these may be computed from the batch size; their rules say how.

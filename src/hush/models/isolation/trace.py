@@ -7,7 +7,7 @@ import io
 import logging
 import operator
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
@@ -18,9 +18,10 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from hush.models.isolation import dropout
 from hush.models.isolation.axis import BatchAxis, BatchSize, MixesExamplesError, Tag
-from hush.models.isolation.order import BatchOrder, bring_batch_to_front
 from hush.models.isolation.proof import draws, prove
+from hush.models.isolation.replacements import REPLACEMENTS, bags_by_rows
 from hush.models.isolation.traced_module import TracedModule
+from hush.models.isolation.uses import BatchOrder, mark_uses
 from hush.models.recurrent import parameters_per_direction, recurrent, recurrent_cell
 
 _aten = torch.ops.aten
@@ -53,7 +54,8 @@ def batched(module: nn.Module, x: Tensor) -> TracedModule:
     if int(bounds.lower) > 2 or str(bounds.upper) not in ("oo", "int_oo"):
         raise MixesExamplesError(f"behaves differently for batches beyond {bounds.lower} to {bounds.upper} examples")
     inputs = {node.name: BatchAxis(0) if node.name in users else None for node in nodes}
-    axes = prove(program.graph_module, inputs, BatchSize(symbol))
+    batch = BatchSize(symbol)
+    axes = prove(program.graph_module, inputs, batch)
     # Frozen ones take any input: their gradients are not formed.
     trained = {name for name, value in module.named_parameters(remove_duplicate=False) if value.requires_grad}
     parameters = {
@@ -61,8 +63,7 @@ def batched(module: nn.Module, x: Tensor) -> TracedModule:
         for spec in program.graph_signature.input_specs
         if spec.kind is InputKind.PARAMETER and spec.target in trained
     }
-    order = bring_batch_to_front(program.graph_module, axes, parameters)
-    return _traced(module, program, order, axes)
+    return _traced(module, program, axes, lambda graph_module: mark_uses(graph_module, axes, parameters, batch))
 
 
 def row_by_row(module: nn.Module, x: Tensor) -> TracedModule:
@@ -72,7 +73,7 @@ def row_by_row(module: nn.Module, x: Tensor) -> TracedModule:
         MixesExamplesError: The graph changes state or has several outputs.
         Exception: The module cannot be exported.
     """
-    return _traced(module, _exported(module, x[:1].clone(), None), "one row")
+    return _traced(module, _exported(module, x[:1].clone(), None), None, lambda _: "one row")
 
 
 def keyed(traced: TracedModule, shape: tuple[int, ...]) -> TracedModule:
@@ -100,7 +101,10 @@ def keyed(traced: TracedModule, shape: tuple[int, ...]) -> TracedModule:
 
 
 def _traced(
-    module: nn.Module, program: ExportedProgram, order: BatchOrder, axes: Mapping[fx.Node, Any] | None = None
+    module: nn.Module,
+    program: ExportedProgram,
+    axes: Mapping[fx.Node, Any] | None,
+    arranged: Callable[[fx.GraphModule], BatchOrder],
 ) -> TracedModule:
     _without_generator(program.graph_module, axes)
     arguments = [
@@ -109,13 +113,15 @@ def _traced(
         else (program.constants[spec.target] if spec.kind is InputKind.CONSTANT_TENSOR else spec.target)
         for spec in program.graph_signature.input_specs
     ]
-    return TracedModule(module, _runnable(program), arguments, order)
+    runnable = _runnable(program)
+    return TracedModule(module, runnable, arguments, arranged(runnable))
 
 
 def _exported(module: nn.Module, x: Tensor, dim: Dim | None) -> ExportedProgram:
     """Return the functional graph: in-place changes and aliases are gone, `no_grad` regions are inlined."""
     shapes = None if dim is None else ({0: dim},)
-    program: ExportedProgram = export(module, (x,), dynamic_shapes=shapes, strict=False)
+    with bags_by_rows():
+        program: ExportedProgram = export(module, (x,), dynamic_shapes=shapes, strict=False)
     _inline_no_grad(program.graph_module)
     with _composites_of(program):
         program = program.run_decompositions({})
@@ -226,14 +232,8 @@ def _runnable(program: ExportedProgram) -> fx.GraphModule:
             graph.erase_node(node)
         elif node.target in (_aten.view.default, _aten._unsafe_view.default):
             node.target = _aten.reshape.default
-        elif node.target is _aten.copy.default:
-            node.target = _copied
-        elif node.target is _aten.prelu.default:
-            node.target = _prelu
-        elif node.target is _aten.one_hot.default:
-            node.target = _one_hot
-        elif node.target is _aten._native_batch_norm_legit_no_training.default:
-            node.target = _frozen_batch_norm
+        elif node.target in REPLACEMENTS:
+            node.target = REPLACEMENTS[node.target]
         elif node.target in _DEFAULT_TYPE and node.kwargs.get("dtype") is None:
             node.kwargs = {**node.kwargs, "dtype": node.meta["val"].dtype}
         elif node.target in _CELLS:
@@ -303,34 +303,6 @@ def _leaves(*values: Any) -> Iterator[Any]:
             yield from _leaves(*value.values())
         else:
             yield value
-
-
-def _copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    return source.to(target.dtype).expand_as(target).clone()
-
-
-def _prelu(x: Tensor, weight: Tensor) -> Tensor:
-    """PyTorch's own, vmapped over clients, multiplies the rows of one client by the weights of others."""
-    shape = [1] * x.ndim
-    if x.ndim > 1:
-        shape[1] = weight.numel()
-    return torch.where(x > 0, x, weight.reshape(shape) * x)
-
-
-def _frozen_batch_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, momentum: float, eps: float
-) -> tuple[Tensor, ...]:
-    """PyTorch's own, by fixed statistics, has no rule for vmap."""
-    shape = (1, x.shape[1], *[1] * (x.ndim - 2))
-    out = (x - mean.reshape(shape)) * (variance.reshape(shape) + eps).rsqrt()
-    out = out if weight is None else out * weight.reshape(shape)
-    out = out if bias is None else out + bias.reshape(shape)
-    return out, mean.new_zeros(0), mean.new_zeros(0)
-
-
-def _one_hot(index: Tensor, num_classes: int) -> Tensor:
-    """PyTorch's own looks at the values first, which vmap does not allow."""
-    return (index[..., None] == torch.arange(num_classes, device=index.device)).long()
 
 
 @contextmanager

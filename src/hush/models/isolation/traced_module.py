@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from hush.models.isolation.order import BatchOrder
+from hush.models.isolation.uses import BatchOrder
 
 
 class TracedModule(nn.Module):
@@ -23,6 +23,7 @@ class TracedModule(nn.Module):
         order: Where the examples lie in the inputs of layers; "one row" if the graph is of a single example, so that a
             batch is mapped over its rows.
         keyed: Whether rows come with keys, from which the graph computes its random numbers.
+        reason: Why the graph is of a single example, where it is.
         graph_module: The graph.
         paths: For each of its inputs the name of a parameter or buffer, none for the batch.
     """
@@ -62,7 +63,7 @@ class TracedModule(nn.Module):
         self.__dict__["graph_module"] = graph
         self.__dict__["_run"] = graph.forward
         self.paths = tuple(paths)
-        self.order, self.keyed = order, keyed
+        self.order, self.keyed, self.reason = order, keyed, ""
         self._digest = _digest(graph, [*self.buffers(), *(p for p in self.parameters() if not p.requires_grad)])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -77,6 +78,14 @@ class TracedModule(nn.Module):
             return run(x)
         quiet_vmap()
         return torch.func.vmap(lambda row: run(row[None])[0])(x)
+
+    @property
+    def unread(self) -> set[str]:
+        """The names of the parameters that no operation of the graph reads."""
+        places = [node for node in self.__dict__["graph_module"].graph.nodes if node.op == "placeholder"]
+        pairs = zip(places, self.paths, strict=True)
+        read = {id(_find(self, path)) for place, path in pairs if path is not None and place.users}
+        return {name for name, own in self.named_parameters(remove_duplicate=False) if id(own) not in read}
 
     def extra_repr(self) -> str:
         """Return a digest of the graph and its constants: modules that compute different things have different ones."""

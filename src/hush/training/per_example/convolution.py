@@ -36,6 +36,11 @@ class Geometry:
         """Positions in the kernel."""
         return math.prod(self.kernel)
 
+    def transposed_shape(self, x: Tensor, channels: int, more: Sizes) -> Sizes:
+        """The shape of a transposed convolution's output; `more` is its output padding."""
+        along = zip(x.shape[2:], self.stride, self.padding, self.spans(), more, strict=True)
+        return (len(x), channels, *((n - 1) * s - 2 * p + span + extra for n, s, p, span, extra in along))
+
     def spans(self) -> Sizes:
         """Input positions that one output position reaches over, along each axis."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
@@ -60,6 +65,20 @@ def prepared(
         return x, Geometry(kernel, steps, tuple(t // 2 for t in around), gaps, groups)
     edges = (0,) * axes if isinstance(padding, str) else _sizes(padding, axes)
     return x, Geometry(kernel, steps, edges, gaps, groups)
+
+
+def transposed(
+    axes: int,
+    kernel: Sizes,
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    dilation: int | Sequence[int],
+    groups: int,
+    more: int | Sequence[int],
+) -> tuple[Geometry, Sizes]:
+    """The geometry of the convolution that a transposed one is the adjoint of, and its output padding."""
+    steps, edges, gaps = (_sizes(value, axes) for value in (stride, padding, dilation))
+    return Geometry(kernel, steps, edges, gaps, groups), _sizes(more, axes)
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, g: Geometry) -> Tensor:

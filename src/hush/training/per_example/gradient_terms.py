@@ -16,7 +16,7 @@ Edge cases:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -71,9 +71,14 @@ class DenseTerm:
         """How many numbers the term holds."""
         return self.each.numel()
 
+    @property
+    def rows(self) -> Tensor:
+        """The gradients, examples x numbers of the parameter."""
+        return self.each.flatten(1) if self.each.ndim > 1 else self.each[:, None]
+
     def squares(self, exact: bool) -> Tensor:
         """The squared norm of each example's gradient."""
-        return squared_norms(self.each.flatten(1), exact) if self.known is None else self.known
+        return squared_norms(self.rows, exact) if self.known is None else self.known
 
     def add(self, total: Tensor, factors: Tensor, clients: BatchLayout) -> None:
         """Add each gradient, times its factor, to its client's total."""
@@ -196,6 +201,44 @@ class SparseRowsTerm:
         """The gradients themselves."""
         place = self.example * self.rows + self.row
         return DenseTerm(sums_by(self.part, place, self.examples * self.rows).view(self.examples, self.rows, -1))
+
+
+@dataclass(frozen=True)
+class PlacedTerm:
+    """Gradients for some of a parameter's numbers, in another order.
+
+    Attributes:
+        inner: The gradients for these numbers.
+        place: Puts numbers, n x shape, where they belong in n parameters.
+        shape: That of these numbers.
+    """
+
+    inner: Term
+    place: Callable[[Tensor], Tensor]
+    shape: tuple[int, ...]
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers the term holds."""
+        return self.inner.numbers
+
+    def squares(self, exact: bool) -> Tensor:
+        """The squared norm of each example's gradient."""
+        return self.inner.squares(exact)
+
+    def add(self, total: Tensor, factors: Tensor, clients: BatchLayout) -> None:
+        """Add each gradient, times its factor, to its client's total."""
+        own = total.new_zeros(len(total), *self.shape)
+        self.inner.add(own, factors, clients)
+        total += self.place(own)
+
+    def cleared(self, dropped: Tensor) -> PlacedTerm:
+        """The term with nothing in it of the examples that are dropped."""
+        return PlacedTerm(self.inner.cleared(dropped), self.place, self.shape)
+
+    def full(self) -> DenseTerm:
+        """The gradients themselves."""
+        return DenseTerm(self.place(self.inner.full().each))
 
 
 def products(left: Tensor, right: Tensor, shape: tuple[int, ...]) -> Term:

@@ -93,6 +93,46 @@ class Convolution:
 
 
 @dataclass(frozen=True)
+class TransposedConvolution:
+    """The adjoint of a convolution: forward pass and input gradient change places, and so do inputs and gradients.
+
+    Attributes:
+        clients: Whose examples are where.
+        weight: The kernels.
+        bias: The shifts, if any.
+        geometry: Of the convolution.
+        more: Output padding.
+    """
+
+    clients: BatchLayout
+    weight: Parameter
+    bias: Parameter | None
+    geometry: Geometry
+    more: convolution.Sizes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output."""
+        channels = self.weight.values.shape[2] * self.geometry.groups
+        like = x.new_empty(self.geometry.transposed_shape(x, channels, self.more))
+        out = self.clients.convolve_input(x, like, self.weight.values, self.geometry)
+        if self.bias is None:
+            return out
+        return out + self.clients.expand(self.bias.values).view(-1, channels, *[1] * (x.ndim - 2))
+
+    def input_gradient(self, d: Tensor, x: Tensor) -> Tensor:
+        """From the gradient for the output, that for the input."""
+        return self.clients.convolve(d, self.weight.values, None, self.geometry)
+
+    def terms(self, d: Tensor, x: Tensor) -> Terms:
+        """The gradients of each parameter."""
+        each, _, squares = self.clients.convolve_each(d, x, self.geometry)
+        found: Terms = [(self.weight.name, DenseTerm(each, squares))]
+        if self.bias is not None:
+            found.append((self.bias.name, DenseTerm(d.sum(tuple(range(2, d.ndim))))))
+        return found
+
+
+@dataclass(frozen=True)
 class Scale:
     """w x + b, number by number, for parameters along some axes of a batch.
 
@@ -185,6 +225,31 @@ def equal_rows(index: Tensor, d: Tensor, size: int, skipped: int | None) -> Spar
     examples, places = index.shape
     owner = torch.arange(examples, device=d.device).repeat_interleave(places)
     return SparseRowsTerm(owner, index.flatten(), part.flatten(0, 1), examples, size, places)
+
+
+@dataclass(frozen=True)
+class Copies:
+    """A copy of a parameter for each example, in front of operations without a rule of their own."""
+
+    clients: BatchLayout
+    parameter: Parameter
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The copies, whatever the input."""
+        return repeated(self.clients, self.parameter.values)
+
+    def input_gradient(self, d: Tensor, x: Tensor) -> Tensor:
+        """Never asked for."""
+        return torch.zeros_like(x)
+
+    def terms(self, d: Tensor, x: Tensor) -> Terms:
+        """The gradients of the copies are those of the examples."""
+        return [(self.parameter.name, DenseTerm(d))]
+
+
+def repeated(clients: BatchLayout, values: Tensor) -> Tensor:
+    """Each client's value for each of its examples."""
+    return clients.expand(values).expand(len(clients.owner), *values.shape[1:])
 
 
 def _values(parameter: Parameter | None) -> Tensor | None:

@@ -89,7 +89,7 @@ class PackedBatch:
 
     def add_weighted(self, total: Tensor, factors: Tensor, each: Tensor) -> None:
         """Add each example's own tensor, times its factor, to its client's total."""
-        flat = each.flatten(1)
+        flat = each.flatten(1) if each.ndim > 1 else each[:, None]
         for (c, part), rows in zip(self._parts, self.rows, strict=True):
             total[c].view(-1).add_(summed_products(factors[None, None, part], flat[None, part], rows)[0, 0])
 

@@ -1,7 +1,8 @@
 """Proxies for parameters that differ from client to client, and the record of every layer that uses one.
 
 A proxy has the shape of one client's parameter and no numbers of its own. PyTorch hands every function that receives
-it to `__torch_function__`, which runs the rule for that function (`hush.training.per_example.layers`) or refuses.
+it to `__torch_function__`, which runs the rule for that function (`hush.training.per_example.rules`) or refuses. What
+is computed from parameters alone has a proxy too, and gradients for it become gradients for these parameters.
 
 Guarantees:
     - No use of a parameter goes unnoticed: a proxy lies on no device, so whatever gets around the rules fails.
@@ -18,9 +19,10 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from hush.training.per_example.batch_layout import BatchLayout
-from hush.training.per_example.gradient_terms import Term
+from hush.training.per_example.gradient_terms import Term, merged
 
 _METADATA = {
     getattr(Tensor, name).__get__ for name in ("shape", "dtype", "ndim", "requires_grad", "is_leaf", "layout")
@@ -29,6 +31,14 @@ _METADATA = {
 
 class UnsupportedError(Exception):
     """A parameter is used in a way for which there is no rule."""
+
+
+class Computed(Protocol):
+    """What is computed from parameters alone: values of each client that have no example."""
+
+    def terms(self, term: Term, clients: BatchLayout) -> Sequence[tuple[str, Term]]:
+        """From the gradients for what was computed, those for what it was computed from, by name."""
+        ...
 
 
 class Layer(Protocol):
@@ -47,7 +57,7 @@ class Layer(Protocol):
         ...
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Tape:
     """What one pass over a batch leaves behind.
 
@@ -57,13 +67,25 @@ class Tape:
         anchor: Makes autograd pass through every layer, though no parameter asks for a gradient.
         used: Parameters seen in the forward pass.
         terms: Gradients collected in the backward pass.
+        computed: How what is computed from parameters alone was computed, in order.
     """
 
     clients: BatchLayout
-    values: Mapping[str, Tensor]
+    values: dict[str, Tensor]
     anchor: Tensor
     used: set[str] = field(default_factory=set)
     terms: dict[str, list[Term]] = field(default_factory=dict)
+    computed: dict[str, Computed] = field(default_factory=dict)
+
+    def gradients(self) -> dict[str, Term]:
+        """The term of each parameter, once the backward pass is over; the tape is empty then."""
+        found, self.terms = self.terms, {}
+        # What was computed last comes first: its terms may be for what was computed before.
+        for key, origin in reversed(self.computed.items()):
+            for name, term in origin.terms(merged(found.pop(key)), self.clients) if key in found else ():
+                found.setdefault(name, []).append(term)
+        self.computed.clear()
+        return {name: merged(uses) for name, uses in found.items()}
 
     def run(self, layer: Layer, x: Tensor, *names: str) -> Tensor:
         """The layer's output, its part of the backward pass recorded."""
@@ -88,7 +110,7 @@ class ParameterProxy(Tensor):
     ) -> Any:
         """Run the rule for the function."""
         given = kwargs or {}
-        first = next(a for a in (*args, *given.values()) if isinstance(a, ParameterProxy))
+        first = next(a for a in pytree.tree_leaves((args, given)) if isinstance(a, ParameterProxy))
         if func == Tensor.device.__get__:
             return first.tape.values[first.path].device
         if func in _METADATA:

@@ -9,7 +9,7 @@ Guarantees:
     - Every parameter of the layout went through a rule; otherwise the pass is refused (`UnsupportedError`).
 
 Edge cases:
-    - A graph of one row, or one in which the examples do not come first in the input of a layer, is refused.
+    - A graph of one row, or one in which it is not known where the examples lie, is refused.
     - A parameter without influence on the logits has a gradient of zero and no term.
 """
 
@@ -25,17 +25,23 @@ from hush.models.isolation import TracedModule
 from hush.training.closed_form import output_gradients
 from hush.training.per_example.batch_layout import BatchLayout
 from hush.training.per_example.fusion import fused
-from hush.training.per_example.gradient_terms import Term, merged
+from hush.training.per_example.gradient_terms import Term
 from hush.training.per_example.proxies import Tape, UnsupportedError, proxy
 from hush.training.per_example.rules import RULES
+
+_UNKNOWN = {
+    "elsewhere": "what its parameters and the examples give has no batch axis",
+    "one row": "its batches could not be traced, only single examples",
+}
 
 
 class Recorder:
     """A model made ready for passes. Not for several threads at once: each has its own."""
 
     def __init__(self, model: Model) -> None:
-        if isinstance(model.module, TracedModule) and model.module.order in ("elsewhere", "one row"):
-            raise UnsupportedError("the batch is not the first axis of every layer's input")
+        if isinstance(model.module, TracedModule) and model.module.order in _UNKNOWN:
+            reason = f": {model.module.reason}" if model.module.reason else ""
+            raise UnsupportedError(f"{_UNKNOWN[model.module.order]}{reason}")
         self.model, self.layout, self._loss = model, model.layout, model.objective.loss
         self._proxies = {
             name: proxy(name, shape, model.start.dtype, RULES)
@@ -43,6 +49,7 @@ class Recorder:
         }
         originals = {id(model.module.get_parameter(name)): own for name, own in self._proxies.items()}
         self._module = _copy(model.module, originals, {})
+        self._unused = _unused(model.module)
         self._anchor = torch.zeros((), requires_grad=True)
 
     def terms(self, values: Mapping[str, Tensor], clients: BatchLayout, x: Tensor, y: Tensor) -> dict[str, Term]:
@@ -54,12 +61,12 @@ class Recorder:
             x: Inputs, examples x shape.
             y: Targets.
         """
-        tape = Tape(clients, values, self._anchor)
+        tape = Tape(clients=clients, values=dict(values), anchor=self._anchor)
         for own in self._proxies.values():
             own.tape = tape
         with torch.enable_grad():
             logits = self._module(x)
-        missed = [name for name in self.layout.names if name not in tape.used]
+        missed = [name for name in self.layout.names if name not in tape.used | self._unused]
         if missed:
             raise UnsupportedError(f"{missed[0]} is not used by a supported layer")
         if logits.ndim != 2 or len(logits) != len(x):
@@ -67,9 +74,12 @@ class Recorder:
         # Outputs first, which is several times faster where there are few of them.
         d = output_gradients(self._loss, logits.detach().t().contiguous(), y, 0)
         torch.autograd.grad(logits, self._anchor, d.t(), allow_unused=True)
-        # The proxies outlive the pass; what it collected must not.
-        found, tape.terms = tape.terms, {}
-        return {name: merged(uses) for name, uses in found.items()}
+        return tape.gradients()
+
+
+def _unused(module: nn.Module) -> set[str]:
+    """The parameters that nothing in a traced graph reads; of other code this is not known."""
+    return module.unread if isinstance(module, TracedModule) else set()
 
 
 def _copy(part: nn.Module, parameters: Mapping[int, Tensor], done: dict[int, nn.Module]) -> nn.Module:

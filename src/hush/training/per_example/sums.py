@@ -274,7 +274,7 @@ def _small(term: Term) -> bool:
 
 def _joined(terms: Sequence[Term]) -> list[DenseTerm]:
     """One term with the gradients of several side by side, none of none."""
-    parts = [term.each.flatten(1) for term in terms if isinstance(term, DenseTerm)]
+    parts = [term.rows for term in terms if isinstance(term, DenseTerm)]
     return [DenseTerm(torch.cat(parts, 1))] if parts else []
 
 
