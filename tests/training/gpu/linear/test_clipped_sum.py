@@ -155,14 +155,14 @@ def test_a_factor_that_is_too_large_is_noticed(monkeypatch: pytest.MonkeyPatch) 
 class Mirrored:
     """A source of the rows and the noise that the device generator of another gives."""
 
-    def __init__(self, seed: int, samples: int, steps: int, size: int) -> None:
+    def __init__(self, seed: int, samples: int, steps: int, size: int, most: int = 1 << 19) -> None:
         rng = noise.Seeded(seed, 0, 0).device_rng(DEVICE)
         assert rng is not None
         words = torch.empty(steps * samples, dtype=torch.int64, device=DEVICE)
-        drawn = torch.empty(min(steps, noise_bank._AT_ONCE // size), size, device=DEVICE)
-        assert len(drawn) == steps
+        drawn = torch.empty(steps, size, device=DEVICE)
         rng.words(words)
-        rng.fill(drawn)
+        for part in drawn.split(max(1, most // size)):
+            rng.fill(part)
         self._noise, self._next = drawn.cpu(), [0, 0]
         self._words = ((words.cpu() >> 11) & (2**53 - 1)).view(steps, samples)
 
@@ -246,6 +246,35 @@ def test_clients_of_all_kinds_train_as_in_closed_form(
     monkeypatch.setattr(training, "select", lambda *_: path)
     for found, wanted in zip(train(model, there, labels, again), expected, strict=True):
         torch.testing.assert_close(found.cpu(), wanted, rtol=1e-4, atol=2e-6)
+
+
+@on_either
+@pytest.mark.parametrize("most", [1, 1 << 19])
+def test_rounds_of_one_step_and_noise_of_one_step_at_a_time(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """A bank with room for one step draws in the buffer that it is given."""
+    model = model_of(6, 3)
+    x, y = random(40, 6).float(), (random(40, seed=1).abs() * 7).long() % 3
+    monkeypatch.setattr(noise_bank, "_AT_ONCE", most)
+    for steps in (1, 3):
+        plans = [replace(plan_of(20, 4, 5, 0.5), local_steps=steps), replace(plan_of(20, 4, 5, 0.5), local_steps=1)]
+
+        def given(source: Callable[[int, int], Any], plans: list[Any] = plans) -> list[Job]:
+            return [
+                Job(vector=model.start, first_row=20 * i, plan=plan, lr=0.1, source=source(i, plan.steps))
+                for i, plan in enumerate(plans)
+            ]
+
+        def mirrored(i: int, own: int) -> Mirrored:
+            return Mirrored(i, 20, own, model.layout.size, most)
+
+        expected = train(model, x, y, given(mirrored))
+        again = [on_device(job, model) for job in given(lambda i, _: noise.Seeded(i, 0, 0))]
+        path = LinearSum(layer_of(model, 6), x.to(DEVICE), y.to(DEVICE), again, noise_bank.device_rngs(again))
+        with monkeypatch.context() as patched:
+            patched.setattr(training, "select", lambda *_, path=path: path)
+            found = train(model, x.to(DEVICE), y.to(DEVICE), again)
+        for mine, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-4, atol=2e-6)
 
 
 @on_either

@@ -117,7 +117,8 @@ class _Ready:
             pulls=any(pull_of(job) for job in jobs),
         )
         noisy = any(job.plan.private for job in jobs)
-        self._bank = NoiseBank(jobs, rngs, points[0]) if noisy else None
+        # The bank may draw in the buffer that it is given: never in the parameters.
+        self._bank = NoiseBank(jobs, rngs, torch.zeros_like(points[0])) if noisy else None
 
     def take(self, number: int, active: int) -> None:
         """Launch the step of that number for the first clients."""
