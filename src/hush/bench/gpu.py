@@ -1,6 +1,7 @@
 """GPU benchmark: the workloads against their baselines, and many runs in lockstep.
 
-`python -m hush.bench.gpu` prints the figures as JSON and needs PyTorch and NumPy alone.
+`python -m hush.bench.gpu` prints the figures as JSON and needs PyTorch and NumPy alone, but for the simulated rounds.
+`python -m hush.bench.gpu w3 simulated` measures these parts.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -30,32 +32,44 @@ from hush.training.gpu.pooled_cnn.step import PooledCnnStep
 from hush.training.job import Job
 from hush.training.precision import Precision, triton_precision
 from hush.training.train import train
-from hush.types import HushError
+from hush.types import HushError, unknown
 
 _OPERATIONS = 16.3e6  # as in hush.bench.cpu
 _RUNS = 45
 _ROUNDS = 200
 _PATIENCE = 20.0  # seconds of lockstep rounds
+_WARM_UPS = 6  # rounds with secure noise before they are timed
 _FEWER = 128  # rows of a client for slow baselines
 _ROWS = 2400  # of a client in a simulation, of which four fifths are trained on
 _BATCH = 60  # the mean of W1's batch sizes
 
 
-def measure() -> Findings:
-    """Measure the workloads against their baselines, the noise alone, and the sweep."""
+def measure(parts: Sequence[str] = ()) -> Findings:
+    """Measure the parts of that name, or all of them: workloads against their baselines, noise alone, and the sweep."""
     if not torch.cuda.is_available():
         raise HushError("--suite gpu: no CUDA device is available here; accepted here: cpu, server, plan, scale")
-    found = _w1() | linear() | large() | simulated()
-    return found | normals("gpu", 1 << 28, "cuda") | sweep(w1(device="cuda"), _RUNS, _PATIENCE)
-
-
-def large() -> Findings:
-    """Measure the residual network and the transformers in every precision."""
+    known: dict[str, Callable[[], Findings]] = {
+        "w1": _w1,
+        "w2": linear,
+        **{made.__name__: partial(_large, made) for made in (w3, w4, w5)},
+        "simulated": simulated,
+        "normals": lambda: normals("gpu", 1 << 28, "cuda"),
+        "sweep": lambda: sweep(w1(device="cuda"), _RUNS, _PATIENCE),
+    }
+    if missing := [part for part in parts if part not in known]:
+        raise unknown("part", "part", missing[0], list(known))
     found = Findings()
-    for made in (w3, w4, w5):
-        found |= _precisions(made(device="cuda"), made(samples=_FEWER, device="cuda"))
-    over = found.figures["gpu.w4.ours_seconds"] / found.figures["gpu.w5.ours_seconds"]
-    return found | Findings({"gpu.w5.over_w4": over})
+    for part in parts or known:
+        found |= known[part]()
+    if {"gpu.w4.ours_seconds", "gpu.w5.ours_seconds"} <= set(found.figures):
+        over = found.figures["gpu.w4.ours_seconds"] / found.figures["gpu.w5.ours_seconds"]
+        found |= Findings({"gpu.w5.over_w4": over})
+    return found
+
+
+def _large(made: Callable[..., Workload]) -> Findings:
+    """Measure the residual network or a transformer in every precision."""
+    return _precisions(made(device="cuda"), made(samples=_FEWER, device="cuda"))
 
 
 def _precisions(work: Workload, fewer: Workload) -> Findings:
@@ -80,6 +94,9 @@ def _precisions(work: Workload, fewer: Workload) -> Findings:
     # One after the other where memory could not hold what all of them keep.
     for name, run in contestants.items():
         try:
+            # Secure batches have other widths in every round, and each width is captured when it first occurs.
+            for _ in range(_WARM_UPS if name == "secure" else 0):
+                run()
             seconds |= best({name: run}, turns=2)
         except (RuntimeError, NotImplementedError, TypeError, AttributeError) as error:
             if name not in rivals:
@@ -280,4 +297,7 @@ def _server() -> tuple[Callable[[Tensor], Tensor], str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(measure().record("python -m hush.bench.gpu"), indent=2) + "\n")
+    chosen = sys.argv[1:]
+    sys.stdout.write(
+        json.dumps(measure(chosen).record(" ".join(["python -m hush.bench.gpu", *chosen])), indent=2) + "\n"
+    )

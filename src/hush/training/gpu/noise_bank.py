@@ -38,8 +38,9 @@ class NoiseBank:
 
         Where a bank has room for one step alone, it is drawn in the step's own buffer, and no copy is made.
         """
-        if number == 0 and self._steps > 1:
-            self._noise = self._like.new_zeros(len(self._jobs), self._steps, self._like.shape[1])
+        if number == 0:
+            if self._steps > 1:
+                self._noise = self._like.new_zeros(len(self._jobs), self._steps, self._like.shape[1])
             device_draws.prepare(self._rngs)
         at = number % self._steps
         if at == 0:
