@@ -64,6 +64,15 @@ WORDS: Mapping[str, Words] = {
         "`scattering-linear`, `mlp`, and your own modules of that kind). With any other model the recipe runs without "
         "the mean, says so, and spends nothing on it.",
     ),
+    "closed-form": Words(
+        "Clients do not train. Each releases, with the noise that all of its budget requires, the second moments of "
+        "its rows and their products with the classes, and the server solves for a linear model, with a ridge that "
+        "follows from the noise. Wider rows are projected to 256 numbers, and one round is enough.",
+        "It needs a linear model with an output for each class, on inputs of about unit variance: fixed features of an "
+        "encoder or of scattering (`docs/encoders.md`). Its outputs rank the classes; as probabilities they are not "
+        "calibrated.",
+        "The paper solves a regression of one data set, with a ridge that bounds the noise from above.",
+    ),
     "fedsgd": Words(
         "Clients take few steps with large batches per round, so that their models hardly drift apart between rounds. "
         "All clients have equal weight. The recipe sets only the weights: set `local.steps` and `local.batch_size` "

@@ -138,5 +138,5 @@ def test_a_stage_table_groups_equal_rounds() -> None:
     )
     assert counted.of == (0, 1)
     assert (RoundSpec(full_batch=True) | RoundSpec(choose=True, side_releases=(CHOICE,))) == RoundSpec(
-        True, True, False, True, (CHOICE,)
+        train=True, full_batch=True, still=False, choose=True, side_releases=(CHOICE,)
     )

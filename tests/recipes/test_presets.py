@@ -8,7 +8,7 @@ from hush.recipes import RECIPES, SUMMARIES
 def test_every_recipe_is_summed_up() -> None:
     asked = (
         "robust-hdp weiavg pfa dp-fedavg minimum maximum dp-scaffold dp-scaffold-warm scaffold scaffold-warm fedavg "
-        "fedsgd dp-fedsgd pfa-plus rc-dpfl km-cdpfl f-cdpfl o-cdpfl padpfl fedprox hush"
+        "fedsgd dp-fedsgd pfa-plus rc-dpfl km-cdpfl f-cdpfl o-cdpfl padpfl fedprox hush closed-form"
     )
     assert set(RECIPES) == set(SUMMARIES) == set(asked.split())
 

@@ -126,6 +126,7 @@ def test_each_recipe_can_be_summed_or_says_what_it_needs() -> None:
         "km-cdpfl": "assign needs each member's update or choice, to find its cluster",
         "f-cdpfl": "assign needs each member's update or choice, to find its cluster",
         "o-cdpfl": "assign needs each member's update or choice, to find its cluster",
+        "closed-form": "step needs each member's statistics, which are no updates",
     }
 
 

@@ -52,6 +52,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "clip quantile": {"recipe": {"protect": {"rule": "dp-sgd", "clip": "adaptive"}}},
     "mean of the inputs": {"recipe": {"protect": {"rule": "dp-sgd", "centre": 0.3}}},
     "number of training samples": {"recipe": {"weight": {"rule": "samples", "counts": "noisy"}}},
+    "sufficient statistics": {"recipe": {"name": "closed-form"}},
     "evaluation on held-out rows": {"recipe": {"name": "dp-fedavg"}, "evaluation": {"share": 0.2, "every": 1}},
 }
 
@@ -337,6 +338,11 @@ def audit_count() -> Finding:
     return _audited_beside("number of training samples")
 
 
+def audit_statistics() -> Finding:
+    """The audit of sufficient statistics, which are released in place of an update."""
+    return _audited_beside("sufficient statistics")
+
+
 def audit_evaluation() -> Finding:
     """The audit of an evaluation on held-out rows, and an update."""
     return _audited_beside("evaluation on held-out rows")
@@ -355,7 +361,7 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     for check in (
         noise_scale, clip_bound, inclusion, divisor, empty_batches, streams, accounted, relation,
         audit, audit_replaced, audit_alternating, audit_choice, audit_quantile, audit_mean, audit_count,
-        audit_evaluation, audit_candidates,
+        audit_statistics, audit_evaluation, audit_candidates,
     )
 }  # fmt: skip
 RELEASES: dict[str, Callable[[], Finding]] = releases()

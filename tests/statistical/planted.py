@@ -26,6 +26,7 @@ from hush.privacy.plan import PrivacyPlan
 from hush.privacy.schedule import Stage
 from hush.privacy.source import Source
 from hush.recipes.evaluation import EVALUATION
+from hush.recipes.slots.closed_form import STATISTICS
 from hush.recipes.slots.protect import BELOW, ClipQuantile
 from hush.recipes.slots.weight import COUNT
 from hush.training.eager import EagerGroup, EagerSum, padded_rows
@@ -423,6 +424,12 @@ BUGS = (
         "the clip quantile is released without noise",
         _noise_of_aside(BELOW, 0.0),
         ("draws of clip quantile: protect = dp-sgd, clip = adaptive", "audit_quantile"),
+    ),
+    Bug(
+        "statistics-without-noise",
+        "sufficient statistics are released without noise",
+        _noise_of_aside(STATISTICS, 0.0),
+        ("audit_statistics",),
     ),
     Bug(
         "evaluation-without-noise",

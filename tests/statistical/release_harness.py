@@ -47,6 +47,7 @@ from hush.privacy.schedule import ENROLMENT
 from hush.privacy.source import Source
 from hush.recipes import SLOTS, Recipe
 from hush.recipes.check import incompatible
+from hush.recipes.slots.closed_form import STATISTICS
 from hush.recipes.slots.clusters import CHOICE, ClusterChoice
 from hush.recipes.slots.protect import BELOW, CENTRE, NoPrivacy
 from hush.recipes.slots.weight import COUNT
@@ -293,15 +294,6 @@ def _mean(told: enrolment.EnrolmentAnswer, samples: int) -> Tensor:
     return told.mean * samples / bound(WIDTH)
 
 
-ADAPTERS: Mapping[str, Callable[[Run], Seen]] = {
-    UPDATE: _updates,
-    BELOW: _quantiles,
-    CHOICE: _losses,
-    CENTRE: _told(_mean),
-    COUNT: _told(lambda told, samples: torch.tensor([told.count], dtype=torch.float64)),
-}
-
-
 def _sums(run: Run) -> Seen:
     """The noised sums of any side release of a round, in units of its bound."""
     cohort, found = run.cohort(), {}
@@ -311,6 +303,16 @@ def _sums(run: Run) -> Seen:
             bound = release.bound(run.federation.terms.shape)
             found[work.task.client, number] = work.side.releases[release.what] / bound
     return found
+
+
+ADAPTERS: Mapping[str, Callable[[Run], Seen]] = {
+    UPDATE: _updates,
+    BELOW: _quantiles,
+    CHOICE: _losses,
+    CENTRE: _told(_mean),
+    STATISTICS: _sums,
+    COUNT: _told(lambda told, samples: torch.tensor([told.count], dtype=torch.float64)),
+}
 
 
 def example() -> Case:

@@ -237,10 +237,12 @@ def observe(
     heavy = 1 + largest * target.model.layout.size // _TINY
     repeats = _WORK // (2 * (target.steps * heavy + _SIDE_RELEASE * len(beside)))
     if kind == "auto":
-        repeated = target.unit == "client" or (repeats >= _FEWEST_RUNS and canaries is None)
+        repeated = target.unit == "client" or target.idle or (repeats >= _FEWEST_RUNS and canaries is None)
         kind = "two-datasets" if repeated else "one-run"
     if kind == "one-run" and target.unit == "client":
         raise HushError('kind: a client is one canary where privacy.unit = "client"; accepted: two-datasets')
+    if kind == "one-run" and target.idle:
+        raise HushError("kind: no round of this recipe trains, so there are no updates; accepted: two-datasets")
     if kind == "two-datasets":
         trained = runs or min(max(repeats, _FEWEST_RUNS), _MOST_RUNS)
         tables = _two_datasets(_counted(target, 2 * trained, progress), trained, seed)
@@ -274,7 +276,7 @@ def judged(target: Target, found: Scores, confidence: float) -> AuditResult:
         whole, accuracy = _bound(separation, planned), separation.accuracy
         absent, present = together
         if not apart:
-            single[UPDATE] = whole, planned
+            single[next(iter(found.tables))] = whole, planned
     else:
         scores, included = found.updates
         own = planned.only(UPDATE)
@@ -387,7 +389,8 @@ def _counted(target: Target, runs: int, progress: Progress | None) -> Target:
 def _audited(target: Target, seen: Target) -> Iterator[tuple[str, int, int]]:
     """Each release, how often it occurs, and how often it was audited: all updates, and the side releases in `seen`."""
     all_of, some = ([side_release.what for _, side_release in side_releases_of(one)] for one in (target, seen))
-    yield UPDATE, len(target.rounds), len(target.rounds)
+    if not target.idle:
+        yield UPDATE, len(target.rounds), len(target.rounds)
     for what in dict.fromkeys(all_of):
         yield what, all_of.count(what), some.count(what)
 
@@ -430,7 +433,8 @@ def _two_datasets(target: Target, runs: int, seed: int) -> dict[str, tuple[Array
     scores = [_likelihoods(target, one - rest).sum(1) for one in along]
     tables = [np.column_stack(parts) for parts in zip(scores, [one.sum(1) for one in along], raw, strict=True)]
     beside = {} if side_releases is None else scored(observations, plan.relation)
-    return {UPDATE: (tables[0], tables[1]), **beside}
+    # Where no round trains, no update is released: what the runs computed instead is not looked at.
+    return beside if target.idle else {UPDATE: (tables[0], tables[1]), **beside}
 
 
 def _row_worlds(target: Target, seed: int) -> tuple[Canaries, tuple[Tensor, Tensor]]:

@@ -95,6 +95,11 @@ class Target:
         return "row" if self.persons is None else "person"
 
     @property
+    def idle(self) -> bool:
+        """Whether no round trains, so that there are no updates to attack."""
+        return all(stage.spec.idle for stage in self.rounds)
+
+    @property
     def steps(self) -> int:
         """Noisy steps of training in all rounds."""
         return sum(stage.plan.steps for stage in self.rounds)

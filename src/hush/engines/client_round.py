@@ -93,6 +93,7 @@ def work(task: Task, receipt: Receipt, stage: Stage, client: Client) -> Work:
         drift=drift,
         proximal=pull,
         at_start=stage.spec.still,
+        idle=stage.spec.idle,
         input_mean=shift,
         persons=client.persons,
     )

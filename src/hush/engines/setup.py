@@ -500,7 +500,10 @@ def build(
 
 def fitted(recipe: Recipe, model: Model, inputs: tuple[int, ...]) -> tuple[Recipe, tuple[str, ...]]:
     """The recipe as it is used with a model of inputs of this shape, and what of it does not apply, in words."""
-    facts = ModelFacts(name=model.name, linear_first=input_mean.applies(model, model.behind(inputs)))
+    first, objective = input_mean.applies(model, model.behind(inputs)), model.objective
+    alone = first and sorted(map(len, model.layout.shapes)) == [1, 2]
+    classifies = objective.task in ("binary", "multiclass") and objective.outputs == objective.classes
+    facts = ModelFacts(name=model.name, linear_first=first, linear_classifier=alone and classifies)
     return recipe.fitted(facts), recipe.left_out(facts)
 
 
@@ -516,6 +519,7 @@ def terms_of(
 ) -> RunTerms:  # fmt: skip
     """What the server knows, all of it public."""
     by_stage = [[schedule.stages[number].plan for schedule in schedules] for number in range(len(stage_table.specs))]
+    idle = [spec.idle for spec in stage_table.specs]
     lr, size = config.local.lr, model.layout.size
     noised = recipe.protect.output(members, config.rounds)
     outputs = [0.0 if output is None else output.deviation**2 for output in noised]
@@ -525,11 +529,15 @@ def terms_of(
         stage_table=stage_table,
         planned_noise=_by_stage_and_client(
             [
-                [plan.update_noise(lr, size) + size * added for plan, added in zip(plans, outputs, strict=True)]
-                for plans in by_stage
+                [_released_noise(schedule.stages[number], shape) for schedule in schedules]
+                if idle[number]
+                else [plan.update_noise(lr, size) + size * added for plan, added in zip(plans, outputs, strict=True)]
+                for number, plans in enumerate(by_stage)
             ]
         ),
-        reach=_by_stage_and_client([[plan.reach(lr) for plan in plans] for plans in by_stage]),
+        reach=_by_stage_and_client(
+            [[1.0 if idle[at] else plan.reach(lr) for plan in plans] for at, plans in enumerate(by_stage)]
+        ),
         batch=_by_stage_and_client([[plan.batch for plan in plans] for plans in by_stage]),
         shape=shape,
         layout=model.layout,
@@ -542,6 +550,16 @@ def terms_of(
         halves=config.engine.transport == "float16",
         sums=_sum_terms(config, recipe, members, by_stage, stage_table, size),
     )
+
+
+def _released_noise(stage: Stage, shape: ReleaseShape) -> float:
+    """The expected squared norm of the noise in the means over training rows of what a stage without training
+    releases.
+    """
+    sent = [release for release in stage.spec.sent if not release.held_out]
+    deviations = [release.bound(shape) * stage.noise_of(release.what) for release in sent]
+    widths = [release.width(shape) for release in sent]
+    return sum(w * s**2 for w, s in zip(widths, deviations, strict=True)) / stage.plan.counted**2
 
 
 def _majority(config: Config, recipe: Recipe, rounds: Participants) -> int:

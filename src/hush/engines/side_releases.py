@@ -29,6 +29,7 @@ from hush.privacy.plan import PrivacyPlan
 from hush.privacy.schedule import Stage
 from hush.privacy.side_release import ReleaseShape, RowModel, SideRelease
 from hush.privacy.source import Source
+from hush.recipes.slots.closed_form import SufficientStatistics
 from hush.recipes.slots.clusters import ClusterChoice
 from hush.recipes.slots.protect import ClipQuantile, InputMean
 from hush.recipes.slots.weight import SampleCount
@@ -148,6 +149,16 @@ def _inputs(release: SideRelease, given: Evidence) -> Tensor:
     return bounded_sum(given.x, release.bound(given.shape), sum_weights(given.persons))
 
 
+def _statistics(release: SideRelease, given: Evidence) -> Tensor:
+    assert isinstance(release, SufficientStatistics)
+    weights = sum_weights(given.persons)
+    total = torch.zeros(release.width(given.shape), dtype=torch.float64, device=given.x.device)
+    for start in range(0, len(given.y), _AT_ONCE):
+        here = slice(start, start + _AT_ONCE)
+        total += release.sums(given.x[here], given.y[here], None if weights is None else weights[here], given.shape)
+    return total
+
+
 def _losses(release: SideRelease, given: Evidence) -> Tensor:
     weights = sum_weights(given.persons)
     return bounded_losses(given.model, given.plain, given.x, given.y, given.shape.loss_clip, weights)
@@ -171,4 +182,5 @@ SUMS: Mapping[type[SideRelease], Callable[[SideRelease, Evidence], Tensor]] = {
     InputMean: _inputs,
     ClusterChoice: _losses,
     ClipQuantile: _below_clip,
+    SufficientStatistics: _statistics,
 }

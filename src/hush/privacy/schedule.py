@@ -32,7 +32,7 @@ ENROLMENT = 0
 _CLOSE = 1e-4  # relative
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RoundSpec:
     """What a round asks of a client.
 
@@ -42,6 +42,8 @@ class RoundSpec:
         still: Compute all gradients at the model that was sent.
         choose: Whether clients choose the model that fits best.
         side_releases: What clients release in addition to the update.
+        idle: Whether clients do not train: their update is zero and costs nothing, and a round is for what else they
+            release.
     """
 
     train: bool = True
@@ -49,6 +51,7 @@ class RoundSpec:
     still: bool = False
     choose: bool = False
     side_releases: tuple[SideRelease, ...] = ()
+    idle: bool = False
 
     @cached_property
     def sent(self) -> tuple[SideRelease, ...]:
@@ -58,11 +61,12 @@ class RoundSpec:
     def __or__(self, other: RoundSpec) -> RoundSpec:
         """The union of what two options ask for."""
         return RoundSpec(
-            self.train and other.train,
-            self.full_batch or other.full_batch,
-            self.still or other.still,
-            self.choose or other.choose,
-            (*self.side_releases, *other.side_releases),
+            train=self.train and other.train,
+            full_batch=self.full_batch or other.full_batch,
+            still=self.still or other.still,
+            choose=self.choose or other.choose,
+            side_releases=(*self.side_releases, *other.side_releases),
+            idle=self.idle or other.idle,
         )
 
 
@@ -109,7 +113,7 @@ class Stage:
 
     def costs(self, rounds: int) -> tuple[Cost, ...]:
         """What this many of its rounds release."""
-        trained = (self.plan.cost(rounds),) if self.spec.train else ()
+        trained = (self.plan.cost(rounds),) if self.spec.train and not self.spec.idle else ()
         side_releases = zip(self.spec.side_releases, self.ratios, strict=True)
         return (*trained, *(self._side_cost(side_release, ratio, rounds) for side_release, ratio in side_releases))
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hush.recipes.recipe import Recipe
+from hush.recipes.slots.closed_form import ClosedForm
 from hush.recipes.slots.clusters import ByLoss, GmmThenLoss, Oracle
 from hush.recipes.slots.local import ControlVariates
 from hush.recipes.slots.project import DelayedPublicSubspace, PublicSubspace, RandomSubspace, threshold
 from hush.recipes.slots.protect import DpSgd, InputMean, OutputPerturbation
 from hush.recipes.slots.step import TwoSided
-from hush.recipes.slots.weight import Epsilon, EstimatedNoise, Impact, SampleCount, Samples
+from hush.recipes.slots.weight import Balanced, Epsilon, EstimatedNoise, Impact, SampleCount, Samples
 from hush.types import HushError, Member
 
 _LOOKED_AT = 1000  # rounds
@@ -44,6 +45,8 @@ def incompatible(recipe: Recipe) -> Iterator[tuple[str, str]]:
             "assign.share",
             "a noisy choice requires a privacy budget, and this protect option has none; set share = 0",
         )
+    if isinstance(recipe.step, ClosedForm):
+        yield from _closed_form(recipe)
     if isinstance(recipe.weight, Samples) and recipe.weight.counts == "noisy":
         if open_protect:
             yield (
@@ -55,6 +58,22 @@ def incompatible(recipe: Recipe) -> Iterator[tuple[str, str]]:
                 "local",
                 "control variates divide by the number of steps, which reveals the sample count that weight hides",
             )
+
+
+def _closed_form(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """What a step that solves for the model from statistics cannot be combined with: all that is about training."""
+    protect = recipe.protect
+    if not isinstance(protect, DpSgd) or protect.centres_inputs or protect.clip == "adaptive":
+        text = 'the closed form has neither inputs that are centred nor a clip that adapts; accepted: rule = "dp-sgd"'
+        yield "protect", text
+    if isinstance(recipe.local, ControlVariates):
+        yield "local", "control variates correct training, and the closed form has none"
+    if recipe.assign.models > 1:
+        yield "assign", f"the closed form solves for one model, found {recipe.assign.models}"
+    if isinstance(recipe.weight, EstimatedNoise | Balanced):
+        yield "weight", "noise cannot be estimated from updates where clients do not train; accepted: precision"
+    if isinstance(recipe.project, PublicSubspace | DelayedPublicSubspace):
+        yield "project", "there are no updates to project where clients do not train"
 
 
 def _side_releases(recipe: Recipe, rounds: int) -> Iterator[tuple[str, str]]:

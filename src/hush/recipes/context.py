@@ -224,7 +224,8 @@ class RoundView:
         updates: The updates, n x p; without columns where they are held elsewhere and no option needs them whole.
         samples: The number of training samples of each, as declared at enrolment.
         epsilon: The declared budget of each.
-        planned_noise: The expected squared norm of the noise in each update, by the client's plan.
+        planned_noise: The expected squared norm of the noise in each update, by the client's plan; in a round without
+            training, in the means over rows of what is released.
         reach: Steps times learning rate of each, by the client's plan.
         layout: How an update splits into tensors.
         batch: The expected batch size of each, by the client's plan.

@@ -18,7 +18,7 @@ from hush.recipes.evaluation import Evaluation
 from hush.recipes.interfaces import Assign, LocalRule, Option, Project, Protect, ServerStep, Weight
 from hush.recipes.presets import FAITHFUL, RECIPES
 from hush.recipes.recipe import Recipe
-from hush.recipes.slots import assign, clusters, local, project, protect, step, weight
+from hush.recipes.slots import assign, closed_form, clusters, local, project, protect, step, weight
 from hush.types import HushError, unknown
 from hush.user_code import user_code
 
@@ -37,9 +37,25 @@ SLOTS: Mapping[str, Mapping[str, Any]] = {
         project.Identity, project.PublicSubspace, project.DelayedPublicSubspace, project.RandomSubspace
     ),
     "weight": _by_rule(
-        weight.Samples, weight.Uniform, weight.Epsilon, weight.EstimatedNoise, weight.Balanced, weight.Impact
+        weight.Samples,
+        weight.Uniform,
+        weight.Epsilon,
+        weight.EstimatedNoise,
+        weight.Balanced,
+        weight.Precision,
+        weight.Impact,
     ),
-    "step": _by_rule(step.Add, step.Momentum, step.Adam, step.Noisy, step.TwoSided, step.Ema, step.Recent, step.Tail),
+    "step": _by_rule(
+        step.Add,
+        step.Momentum,
+        step.Adam,
+        step.Noisy,
+        step.TwoSided,
+        step.Ema,
+        step.Recent,
+        step.Tail,
+        closed_form.ClosedForm,
+    ),
 }
 
 BASES: Mapping[str, type[Option]] = {

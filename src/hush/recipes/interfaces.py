@@ -59,10 +59,12 @@ class ModelFacts:
     Attributes:
         name: The model's, for messages.
         linear_first: Whether its inputs enter a linear layer with a bias, and nothing else.
+        linear_classifier: Whether that layer is all of it, with an output for each class.
     """
 
     name: str
     linear_first: bool
+    linear_classifier: bool = False
 
 
 class Option:

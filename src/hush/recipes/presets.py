@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hush.recipes.recipe import Recipe
+from hush.recipes.slots.closed_form import ClosedForm
 from hush.recipes.slots.clusters import ByLoss, GmmThenLoss, KMeansEachRound, Oracle
 from hush.recipes.slots.local import ControlVariates, Proximal
 from hush.recipes.slots.project import DelayedPublicSubspace, PublicSubspace
 from hush.recipes.slots.protect import DpSgd, NoPrivacy, OutputPerturbation
 from hush.recipes.slots.step import Recent, TwoSided
-from hush.recipes.slots.weight import Balanced, Epsilon, EstimatedNoise, Impact, Samples, Uniform
+from hush.recipes.slots.weight import Balanced, Epsilon, EstimatedNoise, Impact, Precision, Samples, Uniform
 
 RECIPES: Mapping[str, Recipe] = {
     # McMahan et al. 2017, https://arxiv.org/abs/1602.05629; with each client's own budget
@@ -41,6 +42,8 @@ RECIPES: Mapping[str, Recipe] = {
     "o-cdpfl": Recipe(assign=Oracle()),
     # Talaei and Izadi 2024 (PADPFL), https://arxiv.org/abs/2406.18491
     "padpfl": Recipe(local=Proximal(), weight=Impact()),
+    # Wang 2018 (AdaSSP), https://arxiv.org/abs/1803.02596; for classes, and by clients with budgets of their own
+    "closed-form": Recipe(weight=Precision(), step=ClosedForm()),
     # Hush's own: what was best on all of the above at once (docs/results.md)
     "hush": Recipe(protect=DpSgd(steps=10, centre=0.05), weight=Balanced(), step=Recent()),
 }
@@ -90,6 +93,7 @@ SUMMARIES: Mapping[str, str] = {
     "f-cdpfl": "one model per cluster: clients choose by noisy loss in every round",
     "o-cdpfl": "one model per cluster, with known true clusters",
     "padpfl": "weighted by impact factors, proximal term towards the global model",
+    "closed-form": "a linear head solved from one noised release per client, for fixed features",
     "hush": "number of steps chosen per budget, inputs centred by a privately estimated mean, weighted by noise and "
     "heterogeneity",
 }

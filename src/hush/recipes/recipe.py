@@ -8,6 +8,7 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
+from hush.privacy.plan import UPDATE
 from hush.privacy.schedule import StageTable
 from hush.recipes.context import State
 from hush.recipes.evaluation import Evaluation
@@ -74,7 +75,10 @@ class Recipe:
 
     def releases(self) -> tuple[Release, ...]:
         """Everything that the six options and evaluation release, without duplicates."""
-        return tuple(dict.fromkeys(release for option in self._asking for release in option.releases()))
+        found = dict.fromkeys(release for option in self._asking for release in option.releases())
+        # Where clients do not train, their updates are zero.
+        idle = any(option.round_spec(1, 1).idle for option in self._asking)
+        return tuple(release for release in found if not (idle and release.what == UPDATE))
 
     def extras(self, shape: TaskShape) -> dict[str, Extra]:
         """Everything that a task of this recipe carries in addition to its models."""

@@ -27,6 +27,7 @@ from hush.recipes.limits import Ceiling, capped
 from hush.recipes.recipe import Recipe, SlotStates
 from hush.recipes.round import Aggregate
 from hush.recipes.slots.assign import SingleModel
+from hush.recipes.slots.closed_form import ClosedForm
 from hush.recipes.slots.project import Identity
 from hush.recipes.slots.protect import DpSgd
 from hush.recipes.slots.weight import Balanced, EstimatedNoise
@@ -143,6 +144,8 @@ def _unsuitable(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "assign", "needs each member's update or choice, to find its cluster; accepted: one model"
     if not isinstance(recipe.project, Identity):
         yield "project", "needs each member's update, to find a subspace; accepted: none"
+    if isinstance(recipe.step, ClosedForm):
+        yield "step", "needs each member's statistics, which are no updates; accepted: steps that move models"
     if recipe.local.remembers:
         yield "local", "needs each member's update, for its control variate; accepted: rules without memory"
     if not weight.public and not (isinstance(weight, Balanced) or _by_groups(weight)):

@@ -31,7 +31,8 @@ class RunTerms:
         recipe: The algorithm.
         members: The clients, in order of their numbers.
         stage_table: What each round asks.
-        planned_noise: The expected squared norm of the noise in an update, stages x clients, float64.
+        planned_noise: The expected squared norm of the noise in an update, stages x clients, float64; where clients do
+            not train, in the means over rows of what they release.
         reach: Steps times learning rate, stages x clients, float64.
         layout: The model's.
         participants: Who is invited in which round.

@@ -37,6 +37,7 @@ class Job:
         at_start: Whether all gradients are taken at the start.
         input_mean: Subtracted from every input before the model sees it, if given.
         persons: Whose the client's rows are, where the plan samples persons.
+        idle: Whether there is nothing to train: the update is zero, and nothing is drawn.
     """
 
     vector: Tensor
@@ -49,6 +50,7 @@ class Job:
     at_start: bool = False
     input_mean: Tensor | None = None
     persons: Persons | None = None
+    idle: bool = False
 
     @property
     def rows(self) -> int:

@@ -65,6 +65,10 @@ def train(
     """
     if not jobs:
         return []
+    if any(job.idle for job in jobs):
+        working = [job for job in jobs if not job.idle]
+        updates = iter(train(model, x, y, working, physical_batch, precision, strict))
+        return [torch.zeros_like(job.vector) if job.idle else next(updates) for job in jobs]
     if max(job.plan.batch for job in jobs) > MOST_ROWS // 2:
         raise HushError(
             f"local.batch_size: larger than one step supports; accepted: up to {MOST_ROWS // 2:,}",

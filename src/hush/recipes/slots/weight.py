@@ -232,6 +232,34 @@ class EstimatedNoise(Weight):
 
 
 @dataclass(frozen=True)
+class Precision(Weight):
+    """By the inverse of the expected error of a client's mean statistics: w ~ 1 / (noise_i + spread / N_i).
+
+    The noise is the planned one; `spread` is the square of what one row contributes, by which a mean of N_i rows errs
+    without any noise. For rounds without training, as `step = "ridge"` asks for.
+    """
+
+    rule: ClassVar[str] = "precision"
+    spread: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.spread > 0:
+            raise ValueError(f"spread: expected a positive number, found {self.spread}")
+
+    def weight(self, view: RoundView, state: State) -> tuple[Weights, State]:
+        """As foreseen."""
+        return Weights(self.foreseen(view)), state
+
+    def foreseen(self, view: RoundView) -> Tensor:
+        """By public facts alone."""
+        return noise_energy.inverse(view.planned_noise.double() + self.spread / view.samples.double())
+
+    def releases(self) -> tuple[Release, ...]:
+        """The plan, as public."""
+        return (_PLAN,)
+
+
+@dataclass(frozen=True)
 class Balanced(Weight):
     """By the inverse of a client's noise and of how much clients differ: w ~ 1 / (sigma_i^2 + stress R tau^2).
 
