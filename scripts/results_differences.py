@@ -22,8 +22,8 @@ None of the 30 clients of MixGauss1 in this run has the large budget that is ass
 every update is dominated by noise and every algorithm is at chance level.
 """,
     "dp-scaffold/figure-9": """\
-The rounds of the warm start, 4 / l of them, are among the rounds that the claimed epsilon allows: at l = 0.12 they are 34
-of 162 for the synthetic data and 34 of 46 for MNIST, in which no model moves.
+The rounds of the warm start, 4 / l of them, are among the rounds that the claimed epsilon allows: at l = 0.12 they are
+34 of 162 for the synthetic data and 34 of 46 for MNIST, in which no model moves.
 """,
     "rc-dpfl/table-3": """\
 `rc-dpfl` and the oracle are within tolerance. The algorithms that misidentify clusters, and so train few models for all
