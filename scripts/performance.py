@@ -56,7 +56,10 @@ HOW = """## Implementation
   example, regardless of its client. Clients of all batch sizes therefore share a launch, without padding. A
   convolution and its pooling are one kernel. Inputs are stored with zero borders, so that the address of an input is
   the address of the position plus an offset for the tap and no bounds check is needed. In the backward pass, a value
-  that is read once is used for a row or a column of taps. Clients with many steps do not wait for those with few.
+  that is read once is used for a row or a column of taps, and the first layer's weights get their gradients from the
+  positions that pooling chose alone. Clipping factors, sums, noise and the update are one kernel. A counter on the
+  device says which batch and noise are next, so that a step is one replay without copies. Clients with many steps do
+  not wait for those with few.
 - **Linear models.** A model that is one linear layer has kernels as well (`hush.training.gpu.linear.kernels`). The
   clients of all runs in lockstep share a launch; a program takes some rows of one client. A row is read once where
   the weights fit in registers, otherwise twice. Logits, norms, clipping factors and sums are float64, which an H200's

@@ -33,6 +33,11 @@ class NoiseBank:
         self._steps = min(self._most, jobs[0].plan.steps)
         self._like, self._noise = like, like[:, None]
 
+    @property
+    def noise(self) -> Tensor:
+        """Where noise lies once there is any, clients x steps x p: that of the first steps, then that of the next."""
+        return self._noise
+
     def step(self, number: int, active: int) -> Tensor:
         """The noise of that step, clients x p, for the first clients; steps are asked for in order.
 

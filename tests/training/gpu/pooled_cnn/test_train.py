@@ -202,10 +202,14 @@ def stand_in(model: Model) -> Any:
     def space(_: Any, examples: int, __: torch.device) -> Any:
         return SimpleNamespace(examples=examples)
 
-    def fused_update(vectors: Tensor, total: Tensor, noise: Tensor, scales: Tensor) -> None:
+    def fused_step(*given: Any) -> None:
+        sums(*given[:-2])
+        (vectors, total), (noise, scales) = given[1:8:6], given[-2:]
         vectors.sub_(scales[0] * total + scales[1] * noise)
 
-    launch = SimpleNamespace(Batch=Batch, Workspace=space, sums=sums, fused_update=fused_update)
+    launch = SimpleNamespace(
+        Batch=Batch, Queue=lambda *_: None, Workspace=space, sums=sums, fused_step=fused_step, FINISHED=False
+    )
     drawing = SimpleNamespace(DECIDE=Kernel(decide), LOWEST=None, PLACE=Kernel(put))
     return SimpleNamespace(pooled_cnn=launch, sampling=drawing)
 

@@ -20,10 +20,11 @@ def _nothing() -> at:
 
 
 def _back(
-    d: at, vectors: at, owner: at, ends: at, out: at, clients: at, stride: at,
+    d: at, laid: at, owner: at, ends: at, out: at, clients: at, stride: at,
     FIRST: constexpr, IN: constexpr, OUT: constexpr, KH: constexpr, KW: constexpr,
     ROOM: constexpr, PLANE: constexpr, PITCH: constexpr, BEGIN: constexpr, H: constexpr,
-    HOW: constexpr, BI: constexpr, BP: constexpr, BK: constexpr,
+    TAP: constexpr, OF_OUT: constexpr, OF_IN: constexpr,
+    HOW: constexpr, BI: constexpr, BO: constexpr, BP: constexpr,
 ) -> None:  # fmt: skip
     """From the gradient for a convolution's output, that for its input, each column of taps by itself.
 
@@ -32,43 +33,26 @@ def _back(
     n = tl.program_id(0)
     if n < tl.load(ends + clients):
         client = tl.load(owner + n)
-        own = vectors + client.to(tl.int64) * stride + FIRST
         c = tl.arange(0, BI)
+        o = tl.arange(0, BO)
         p = tl.program_id(1) * BP + tl.arange(0, BP)
-        source = d + n.to(tl.int64) * ROOM + BEGIN
-        first = tl.zeros((BI, BP), dtype=tl.float32)
-        second = tl.zeros((BI, BP), dtype=tl.float32)
-        third = tl.zeros((BI, BP), dtype=tl.float32)
-        fourth = tl.zeros((BI, BP), dtype=tl.float32)
-        fifth = tl.zeros((BI, BP), dtype=tl.float32)
-        for start in range(0, OUT * KH, BK):
-            k = start + tl.arange(0, BK)
-            real = k < OUT * KH
-            o = k // KH
-            row = k % KH
-            known = (c < IN)[:, None] & real[None, :]
-            weight = own + (o * (IN * KH * KW) + row * KW)[None, :] + c[:, None] * (KH * KW)
-            arrived = tl.load(source + tl.where(real, o * PLANE - row * PITCH, 0)[:, None] + p[None, :])
-            first = product(tl.load(weight, mask=known, other=0.0), arrived, first, HOW)
-            if KW > 1:
-                second = product(tl.load(weight + 1, mask=known, other=0.0), arrived, second, HOW)
-            if KW > 2:
-                third = product(tl.load(weight + 2, mask=known, other=0.0), arrived, third, HOW)
-            if KW > 3:
-                fourth = product(tl.load(weight + 3, mask=known, other=0.0), arrived, fourth, HOW)
-            if KW > 4:
-                fifth = product(tl.load(weight + 4, mask=known, other=0.0), arrived, fifth, HOW)
-        stays = (c < IN)[:, None] & (p < H * PITCH)[None, :]
+        known = (c < IN)[:, None] & (o < OUT)[None, :]
+        weights = laid + client.to(tl.int64) * stride + FIRST + (o * OF_OUT)[None, :] + (c * OF_IN)[:, None]
+        seen = d + n.to(tl.int64) * ROOM + BEGIN + tl.where(o < OUT, o * PLANE, 0)[:, None] + p[None, :]
+        found = _nothing()
+        for _ in tl.static_range(KW):
+            found += (tl.zeros((BI, BP), dtype=tl.float32),)
+        for row in range(KH):
+            arrived = tl.load(seen - row * PITCH)
+            more = _nothing()
+            for column in tl.static_range(KW):
+                weight = tl.load(weights + (row * KW + column) * TAP, mask=known, other=0.0)
+                more += (product(weight, arrived, found[column], HOW),)
+            found = more
         target = out + n.to(tl.int64) * (KW * IN * H * PITCH) + c[:, None] * (H * PITCH) + p[None, :]
-        tl.store(target, first, mask=stays)
-        if KW > 1:
-            tl.store(target + IN * H * PITCH, second, mask=stays)
-        if KW > 2:
-            tl.store(target + 2 * IN * H * PITCH, third, mask=stays)
-        if KW > 3:
-            tl.store(target + 3 * IN * H * PITCH, fourth, mask=stays)
-        if KW > 4:
-            tl.store(target + 4 * IN * H * PITCH, fifth, mask=stays)
+        stays = (c < IN)[:, None] & (p < H * PITCH)[None, :]
+        for column in tl.static_range(KW):
+            tl.store(target + column * (IN * H * PITCH), found[column], mask=stays)
 
 
 def _fold(
@@ -189,5 +173,55 @@ def _each_shifted(
         tl.store(squares + n * PARTS + PART, square)
 
 
+def _each_chosen(
+    x: at, parts: at, chosen: at, ends: at, out: at, squares: at, clients: at,
+    IN: constexpr, OUT: constexpr, KH: constexpr, KW: constexpr,
+    ROOM: constexpr, PLANE: constexpr, PITCH: constexpr, PH: constexpr, PW: constexpr,
+    SUMS: constexpr, SUM_PITCH: constexpr, SUM_WIDTH: constexpr, LEFT: constexpr,
+    SIZE: constexpr, FIRST: constexpr, PARTS: constexpr, PART: constexpr, OWN: constexpr,
+    TURN: constexpr, BO: constexpr, BP: constexpr,
+) -> None:  # fmt: skip
+    """What `_fold` and `_each` do, for some outputs of a first convolution: only positions that pooling chose count.
+
+    Products are float32.
+    """
+    n = tl.program_id(0)
+    if n < tl.load(ends + clients):
+        o = tl.program_id(1) * BO + tl.arange(0, BO)
+        p = tl.arange(0, BP)[:, None] if TURN else tl.arange(0, BP)[None, :]
+        out_of = o[None, :] if TURN else o[:, None]
+        inside = (out_of < OUT) & (p < PH * PW)
+        column = p % PW
+        source = parts + n.to(tl.int64) * (SUMS * OUT * PH * SUM_PITCH) + out_of * (PH * SUM_PITCH)
+        source += p // PW * SUM_PITCH + column + LEFT
+        number = out_of * (PH * PW) + p
+        which = tl.load(chosen + n.to(tl.int64) * (OUT * PH * PW) + number, mask=inside, other=4).to(tl.int32)
+        error = tl.zeros((BP, BO) if TURN else (BO, BP), dtype=tl.float32)
+        for tap in tl.static_range(SUMS):
+            there = inside & (column + LEFT - tap >= 0) & (column + LEFT - tap < SUM_WIDTH)
+            error += tl.load(source + tap * (OUT * PH * SUM_PITCH) - tap, mask=there, other=0.0)
+        error = tl.where(which < 4, error, 0.0)
+        which = tl.where(which < 4, which, 0)
+        seen = x + n.to(tl.int64) * ROOM + tl.where(inside, p // PW * (2 * PITCH) + column * 2, 0)
+        seen += which // 2 * PITCH + which % 2
+        own = out + n.to(tl.int64) * SIZE + FIRST
+        bias = tl.sum(error, axis=0 if TURN else 1)
+        exact = bias.to(tl.float64)
+        square = exact * exact
+        tl.store(own + OUT * IN * KH * KW + o, tl.where(bias - bias == 0, bias, 0.0), mask=o < OUT)
+        for k in tl.static_range(IN * KH * KW):
+            value = tl.load(seen + k // (KH * KW) * PLANE + k % (KH * KW) // KW * PITCH + k % KW)
+            acc = tl.sum(error * value, axis=0 if TURN else 1)
+            tl.store(own + o * (IN * KH * KW) + k, tl.where(acc - acc == 0, acc, 0.0), mask=o < OUT)
+            exact = acc.to(tl.float64)
+            square += exact * exact
+        square = tl.sum(tl.where(o < OUT, square, 0.0), axis=0)
+        if tl.program_id(1) == 0:
+            rest = (OUT + BO - 1) // BO + tl.arange(0, 64)
+            tl.store(squares + n * PARTS + PART + rest, tl.zeros((64,), dtype=tl.float64), mask=rest < OWN)
+        tl.store(squares + n * PARTS + PART + tl.program_id(1), square)
+
+
 _nothing = triton.jit(_nothing)
-BACK, FOLD, EACH, EACH_SHIFTED = (triton.jit(f) for f in (_back, _fold, _each, _each_shifted))
+BACK, FOLD, EACH = (triton.jit(f) for f in (_back, _fold, _each))
+EACH_SHIFTED, EACH_CHOSEN = (triton.jit(f) for f in (_each_shifted, _each_chosen))

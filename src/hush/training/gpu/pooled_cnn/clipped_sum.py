@@ -89,11 +89,17 @@ def _sampled_steps(
     step: PooledCnnStep, jobs: Sequence[Job], bank: NoiseBank | None, packed: Tensor, totals: Sequence[int]
 ) -> Iterator[None]:
     """One step after the other, with batches that are on the device already."""
-    fewest = [job.plan.steps for job in reversed(jobs)]
+    fewest, queued = [job.plan.steps for job in reversed(jobs)], False
     for number, (batch, total) in enumerate(zip(packed.unbind(), totals, strict=True)):
         active = len(jobs) - bisect_right(fewest, number)
         step.move_first(active)
-        step.step(batch, None if bank is None else bank.step(number, active), total)
+        noise = None if bank is None else bank.step(number, active)
+        if number == 0 and bank is not None:
+            queued = step.enqueue(packed, bank.noise, max(totals))
+        if queued:
+            step.queued_step(total)
+        else:
+            step.step(batch, noise, total)
         yield
 
 

@@ -30,6 +30,8 @@ from hush.training.precision import Precision, triton_kernels, triton_precision
 
 _LEAST = 64  # examples of the smallest graph
 _MOST = 1 << 13  # of the largest
+GRAINS = 1  # sizes of graphs, from zero to a power of two
+PRIORITY = 0  # groups that come before others, those with most steps first
 
 
 class PooledCnnStep(GraphStep):
@@ -43,7 +45,7 @@ class PooledCnnStep(GraphStep):
 
     def __init__(
         self, model: Model, network: PooledCnn, data: tuple[Tensor, Tensor], clients: int, slots: int, limit: int,
-        products: str, kind: StepKind,
+        products: str, kind: StepKind, priority: int = 0,
     ) -> None:  # fmt: skip
         self._x, self._y, self._products, self.slots, self.limit = *data, products, slots, limit
         like = self._x
@@ -52,10 +54,14 @@ class PooledCnnStep(GraphStep):
         self._sums = torch.zeros_like(self.vectors, dtype=torch.float64)
         # The factors of sum and noise times the step size, as the fused update takes them.
         self._fused_scales = torch.zeros_like(self.scales[:2])
-        self._packed = like.new_zeros(clients + 1 + 2 * slots, dtype=torch.int32)
+        place = like.new_zeros(clients + 3 + 2 * slots, dtype=torch.int32)
+        self._packed, self._queue = place[:-2], like.new_zeros(4, dtype=torch.int64)
+        # Beside the factors: zero while a step is captured, so that the queue stays where it is.
+        self._advance = torch.ones_like(self._queue[:1])
+        self._queued = self._launch.Queue(self._queue, place, self._advance)
         self._space = self._launch.Workspace(network, max(1, min(slots, limit)), like.device)
         # Always the same, because memory is used again only on the stream it was asked for.
-        self.stream = torch.cuda.Stream(like.device) if like.is_cuda else None
+        self.stream = torch.cuda.Stream(like.device, priority) if like.is_cuda else None
 
     @property
     def clients(self) -> int:
@@ -89,25 +95,58 @@ class PooledCnnStep(GraphStep):
             self._run(packed.to(self._packed.device), examples)
             return
         self._packed.copy_(packed, non_blocking=True)
-        size = min(max(_LEAST, 1 << max(0, examples - 1).bit_length()), self.slots)
+        size = min(_size(examples), self.slots)
         if size > min(_MOST, self._space.examples):
             self._run(self._packed, examples)
             return
         self.replay(size, lambda: self._run(self._packed, size), self.vectors.is_cuda)
+
+    def enqueue(self, packed: Tensor, noise: Tensor, most: int) -> bool:
+        """Queue packed batches of several steps, of at most so many examples; false if steps must be given one by one.
+
+        Args:
+            packed: Steps x numbers.
+            noise: Clients x steps x p: noise of the first steps, and over again of those that follow.
+            most: Examples of the largest batch.
+        """
+        able = self._launch.FINISHED and self._plain and most <= min(_MOST, self._space.examples, self.slots)
+        if able:
+            state = [packed.data_ptr(), 0, noise.data_ptr(), noise.shape[1]]
+            self._queue.copy_(torch.tensor(state), non_blocking=True)
+        return able
+
+    def queued_step(self, examples: int) -> None:
+        """One step over the next batch of the queue, of that many examples."""
+        size = min(_size(examples), self._space.examples, self.slots)
+        # Beside the graphs of other steps.
+        self.replay(-size, lambda: self._run_queued(size), self.vectors.is_cuda)
+
+    def _run_queued(self, size: int) -> None:
+        self._launch.queued_step(
+            self._space, self.vectors, self._x, self._y, self._queued, size, self.clips, self._products,
+            self._fused_scales,
+        )  # fmt: skip
 
     def _run(self, packed: Tensor, examples: int) -> None:
         room = (len(packed) - self.clients - 1) // 2
         ends, rows, owner = packed.split([self.clients + 1, room, room])
         batch = self._launch.Batch(rows[:examples], owner[:examples], ends)
         at = self.rule.gradient_point(self.vectors)
-        self._launch.sums(self._space, at, self._x, self._y, batch, self.clips, self._products, self._sums)
+        given = (self._space, at, self._x, self._y, batch, self.clips, self._products, self._sums)
         if self._plain:
-            self._launch.fused_update(self.vectors, self._sums, self.noise, self._fused_scales)
+            self._launch.fused_step(*given, self.noise, self._fused_scales)
         else:
+            self._launch.sums(*given)
             self.update(self._sums)
 
     def _moving_factors(self) -> Sequence[Tensor]:
-        return self.scales, self._fused_scales
+        return self.scales, self._fused_scales, self._advance
+
+
+def _size(examples: int) -> int:
+    """Examples for which a graph is made, a few between one power of two and the next."""
+    grain = max(_LEAST, 1 << max(0, examples - 1).bit_length()) // GRAINS
+    return max(_LEAST, -(-examples // grain) * grain)
 
 
 def slots(jobs: Sequence[Job]) -> int:
@@ -145,5 +184,6 @@ def cached_step(
         found.pop((data, key), None)
         most = memory.physical_batch(model, x.device, clients) if limit is None else limit
         products = triton_precision(precision)
-        found[data, key] = PooledCnnStep(model, network, (x, y), clients, wanted, most, products, key[0])
+        priority = min(0, key[1] - PRIORITY)
+        found[data, key] = PooledCnnStep(model, network, (x, y), clients, wanted, most, products, key[0], priority)
     return found[data, key]
