@@ -207,9 +207,7 @@ def stand_in(model: Model) -> Any:
         (vectors, total), (noise, scales) = given[1:8:6], given[-2:]
         vectors.sub_(scales[0] * total + scales[1] * noise)
 
-    launch = SimpleNamespace(
-        Batch=Batch, Queue=lambda *_: None, Workspace=space, sums=sums, fused_step=fused_step, FINISHED=False
-    )
+    launch = SimpleNamespace(Batch=Batch, Queue=lambda *_: None, Workspace=space, sums=sums, fused_step=fused_step)
     drawing = SimpleNamespace(DECIDE=Kernel(decide), LOWEST=None, PLACE=Kernel(put))
     return SimpleNamespace(pooled_cnn=launch, sampling=drawing)
 
@@ -296,6 +294,8 @@ def test_clients_of_all_kinds_train_as_they_do_one_by_one(
     expected = train(model, x, y, given)
     for module in (cnn_step, sampling, select):
         monkeypatch.setattr(module, "triton_kernels", lambda _: stand_in(model))
+    # Addresses are for kernels: steps are given one by one.
+    monkeypatch.setattr(cnn_step.PooledCnnStep, "enqueue", lambda *_: False)
     monkeypatch.setattr(grouping, "SMALL_STEP", split)
     monkeypatch.setattr(sampling, "_WORDS", 40)
     again = jobs(model, lambda i, *_: noise.Seeded(i, 0, 0) if drawn == "device" else Hosted(i))

@@ -179,7 +179,7 @@ def _each_chosen(
     ROOM: constexpr, PLANE: constexpr, PITCH: constexpr, PH: constexpr, PW: constexpr,
     SUMS: constexpr, SUM_PITCH: constexpr, SUM_WIDTH: constexpr, LEFT: constexpr,
     SIZE: constexpr, FIRST: constexpr, PARTS: constexpr, PART: constexpr, OWN: constexpr,
-    TURN: constexpr, BO: constexpr, BP: constexpr,
+    BO: constexpr, BP: constexpr,
 ) -> None:  # fmt: skip
     """What `_fold` and `_each` do, for some outputs of a first convolution: only positions that pooling chose count.
 
@@ -188,15 +188,15 @@ def _each_chosen(
     n = tl.program_id(0)
     if n < tl.load(ends + clients):
         o = tl.program_id(1) * BO + tl.arange(0, BO)
-        p = tl.arange(0, BP)[:, None] if TURN else tl.arange(0, BP)[None, :]
-        out_of = o[None, :] if TURN else o[:, None]
+        p = tl.arange(0, BP)[None, :]
+        out_of = o[:, None]
         inside = (out_of < OUT) & (p < PH * PW)
         column = p % PW
         source = parts + n.to(tl.int64) * (SUMS * OUT * PH * SUM_PITCH) + out_of * (PH * SUM_PITCH)
         source += p // PW * SUM_PITCH + column + LEFT
         number = out_of * (PH * PW) + p
         which = tl.load(chosen + n.to(tl.int64) * (OUT * PH * PW) + number, mask=inside, other=4).to(tl.int32)
-        error = tl.zeros((BP, BO) if TURN else (BO, BP), dtype=tl.float32)
+        error = tl.zeros((BO, BP), dtype=tl.float32)
         for tap in tl.static_range(SUMS):
             there = inside & (column + LEFT - tap >= 0) & (column + LEFT - tap < SUM_WIDTH)
             error += tl.load(source + tap * (OUT * PH * SUM_PITCH) - tap, mask=there, other=0.0)
@@ -205,13 +205,13 @@ def _each_chosen(
         seen = x + n.to(tl.int64) * ROOM + tl.where(inside, p // PW * (2 * PITCH) + column * 2, 0)
         seen += which // 2 * PITCH + which % 2
         own = out + n.to(tl.int64) * SIZE + FIRST
-        bias = tl.sum(error, axis=0 if TURN else 1)
+        bias = tl.sum(error, axis=1)
         exact = bias.to(tl.float64)
         square = exact * exact
         tl.store(own + OUT * IN * KH * KW + o, tl.where(bias - bias == 0, bias, 0.0), mask=o < OUT)
         for k in tl.static_range(IN * KH * KW):
             value = tl.load(seen + k // (KH * KW) * PLANE + k % (KH * KW) // KW * PITCH + k % KW)
-            acc = tl.sum(error * value, axis=0 if TURN else 1)
+            acc = tl.sum(error * value, axis=1)
             tl.store(own + o * (IN * KH * KW) + k, tl.where(acc - acc == 0, acc, 0.0), mask=o < OUT)
             exact = acc.to(tl.float64)
             square += exact * exact

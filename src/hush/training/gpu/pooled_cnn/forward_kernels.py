@@ -19,11 +19,6 @@ from __future__ import annotations
 from hush.training.gpu.triton_language import at, constexpr, product, tl, triton
 
 
-def _nothing() -> at:
-    """A tuple to which others are added."""
-    return ()
-
-
 def _turned(left: at, right: at, total: at, HOW: constexpr, TURN: constexpr) -> at:
     """The product, or its transpose: which is faster depends on the sizes."""
     return product(tl.trans(right), tl.trans(left), total, HOW) if TURN else product(left, right, total, HOW)
@@ -89,55 +84,6 @@ def _take(
         tl.store(out + n.to(tl.int64) * ROOM + place, value, mask=i < SIZE)
 
 
-def _pooled(
-    source: at, own: at, window: at,
-    IN: constexpr, OUT: constexpr, KH: constexpr, KW: constexpr, PLANE: constexpr, PITCH: constexpr,
-    HOW: constexpr, TURN: constexpr, BO: constexpr, BP: constexpr, BK: constexpr,
-) -> at:  # fmt: skip
-    """A convolution at the four positions of each window: the largest if it is positive, and which it is."""
-    o = tl.arange(0, BO)
-    first = tl.zeros((BP, BO) if TURN else (BO, BP), dtype=tl.float32)
-    second = tl.zeros((BP, BO) if TURN else (BO, BP), dtype=tl.float32)
-    third = tl.zeros((BP, BO) if TURN else (BO, BP), dtype=tl.float32)
-    fourth = tl.zeros((BP, BO) if TURN else (BO, BP), dtype=tl.float32)
-    for start in range(0, IN * KH * KW, BK):
-        k = start + tl.arange(0, BK)
-        real = k < IN * KH * KW
-        tap = tl.where(real, k // (KH * KW) * PLANE + k % (KH * KW) // KW * PITCH + k % KW, 0)
-        known = (o < OUT)[:, None] & real[None, :]
-        weight = tl.load(own + o[:, None] * (IN * KH * KW) + k[None, :], mask=known, other=0.0)
-        seen = source + tap[:, None] + window[None, :]
-        first = _turned(weight, tl.load(seen), first, HOW, TURN)
-        second = _turned(weight, tl.load(seen + 1), second, HOW, TURN)
-        third = _turned(weight, tl.load(seen + PITCH), third, HOW, TURN)
-        fourth = _turned(weight, tl.load(seen + PITCH + 1), fourth, HOW, TURN)
-    first = _upright(first, TURN)
-    second = _upright(second, TURN)
-    third = _upright(third, TURN)
-    fourth = _upright(fourth, TURN)
-    bias = tl.load(own + OUT * IN * KH * KW + o, mask=o < OUT, other=0.0)
-    return _largest(first, second, third, fourth, bias[:, None])
-
-
-def _largest(first: at, second: at, third: at, fourth: at, bias: at) -> at:
-    """The largest of a window, if it is positive with the bias, and which it is."""
-    best = first
-    which = tl.zeros_like(first).to(tl.int32)
-    better = (second > best) | (second != second)
-    best = tl.where(better, second, best)
-    which = tl.where(better, 1, which)
-    better = (third > best) | (third != third)
-    best = tl.where(better, third, best)
-    which = tl.where(better, 2, which)
-    better = (fourth > best) | (fourth != fourth)
-    best = tl.where(better, fourth, best)
-    which = tl.where(better, 3, which)
-    best += bias
-    which = tl.where(best <= 0, 4, which)
-    best = tl.where(best <= 0, 0.0, best)
-    return best, which
-
-
 def _forward(
     x: at, vectors: at, owner: at, ends: at, out: at, chosen: at, clients: at, stride: at,
     FIRST: constexpr, IN: constexpr, OUT: constexpr, KH: constexpr, KW: constexpr,
@@ -145,7 +91,7 @@ def _forward(
     TO_ROOM: constexpr, TO_PLANE: constexpr, TO_PITCH: constexpr, TO_BEGIN: constexpr,
     HOW: constexpr, TURN: constexpr, BO: constexpr, BP: constexpr, BK: constexpr,
 ) -> None:  # fmt: skip
-    """A convolution, ReLU and pooling of a part of an example's windows."""
+    """A convolution at the four positions of each window, of which the largest stays if it is positive."""
     n = tl.program_id(0)
     if n < tl.load(ends + clients):
         own = vectors + tl.load(owner + n).to(tl.int64) * stride + FIRST
@@ -153,66 +99,44 @@ def _forward(
         p = tl.program_id(1) * BP + tl.arange(0, BP)
         inside = p < PH * PW
         window = tl.where(inside, p // PW * (2 * PITCH) + p % PW * 2, 0)
-        best, which = _pooled(
-            x + n.to(tl.int64) * ROOM, own, window, IN, OUT, KH, KW, PLANE, PITCH, HOW, TURN, BO, BP, BK
-        )
+        source = x + n.to(tl.int64) * ROOM
+        first = tl.zeros((BP, BO) if TURN else (BO, BP), dtype=tl.float32)
+        second = tl.zeros((BP, BO) if TURN else (BO, BP), dtype=tl.float32)
+        third = tl.zeros((BP, BO) if TURN else (BO, BP), dtype=tl.float32)
+        fourth = tl.zeros((BP, BO) if TURN else (BO, BP), dtype=tl.float32)
+        for start in range(0, IN * KH * KW, BK):
+            k = start + tl.arange(0, BK)
+            real = k < IN * KH * KW
+            tap = tl.where(real, k // (KH * KW) * PLANE + k % (KH * KW) // KW * PITCH + k % KW, 0)
+            known = (o < OUT)[:, None] & real[None, :]
+            weight = tl.load(own + o[:, None] * (IN * KH * KW) + k[None, :], mask=known, other=0.0)
+            seen = source + tap[:, None] + window[None, :]
+            first = _turned(weight, tl.load(seen), first, HOW, TURN)
+            second = _turned(weight, tl.load(seen + 1), second, HOW, TURN)
+            third = _turned(weight, tl.load(seen + PITCH), third, HOW, TURN)
+            fourth = _turned(weight, tl.load(seen + PITCH + 1), fourth, HOW, TURN)
+        first = _upright(first, TURN)
+        second = _upright(second, TURN)
+        third = _upright(third, TURN)
+        fourth = _upright(fourth, TURN)
+        best = first
+        which = tl.zeros((BO, BP), dtype=tl.int32)
+        better = (second > best) | (second != second)
+        best = tl.where(better, second, best)
+        which = tl.where(better, 1, which)
+        better = (third > best) | (third != third)
+        best = tl.where(better, third, best)
+        which = tl.where(better, 2, which)
+        better = (fourth > best) | (fourth != fourth)
+        best = tl.where(better, fourth, best)
+        which = tl.where(better, 3, which)
+        best += tl.load(own + OUT * IN * KH * KW + o, mask=o < OUT, other=0.0)[:, None]
+        which = tl.where(best <= 0, 4, which)
+        best = tl.where(best <= 0, 0.0, best)
         stays = (o < OUT)[:, None] & inside[None, :]
         place = o[:, None] * TO_PLANE + (p // PW * TO_PITCH + p % PW + TO_BEGIN)[None, :]
         tl.store(out + n.to(tl.int64) * TO_ROOM + place, best, mask=stays)
         number = o[:, None] * (PH * PW) + p[None, :]
-        tl.store(chosen + n.to(tl.int64) * (OUT * PH * PW) + number, which.to(tl.uint8), mask=stays)
-
-
-def _forward_rows(
-    x: at, vectors: at, laid: at, owner: at, ends: at, out: at, chosen: at, clients: at, stride: at,
-    FIRST: constexpr, IN: constexpr, OUT: constexpr, KH: constexpr, KW: constexpr,
-    ROOM: constexpr, PLANE: constexpr, PITCH: constexpr, PH: constexpr, PW: constexpr,
-    TO_ROOM: constexpr, TO_PLANE: constexpr, TO_PITCH: constexpr, TO_BEGIN: constexpr,
-    LAID: constexpr, TAP: constexpr, OF_OUT: constexpr, OF_IN: constexpr,
-    HOW: constexpr, TURN: constexpr, BO: constexpr, BK: constexpr, R: constexpr, C: constexpr,
-) -> None:  # fmt: skip
-    """The same for R rows of positions with C columns, so that what a row of positions sees is read together.
-
-    With LAID, the size of a client's laid weights, products are over the inputs, tap by tap; otherwise over both, BK at
-    a time.
-    """
-    n = tl.program_id(0)
-    if n < tl.load(ends + clients):
-        client = tl.load(owner + n).to(tl.int64)
-        own = vectors + client * stride + FIRST
-        o = tl.arange(0, BO)
-        k = tl.arange(0, BK)
-        p = tl.arange(0, R * C)
-        row = tl.program_id(1) * R + p // C
-        inside = (row < 2 * PH) & (p % C < 2 * PW)
-        source = x + n.to(tl.int64) * ROOM + tl.where(inside, row * PITCH + p % C, 0)[None, :]
-        acc = tl.zeros((R * C, BO) if TURN else (BO, R * C), dtype=tl.float32)
-        if LAID:
-            seen = source + tl.where(k < IN, k * PLANE, 0)[:, None]
-            weights = laid + client * LAID + FIRST + (o * OF_OUT)[:, None] + (k * OF_IN)[None, :]
-            known = (o < OUT)[:, None] & (k < IN)[None, :]
-            for tap in range(KH * KW):
-                weight = tl.load(weights + tap * TAP, mask=known, other=0.0)
-                acc = _turned(weight, tl.load(seen + (tap // KW * PITCH + tap % KW)), acc, HOW, TURN)
-        else:
-            for start in range(0, IN * KH * KW, BK):
-                real = start + k < IN * KH * KW
-                tap = (start + k) // (KH * KW) * PLANE + (start + k) % (KH * KW) // KW * PITCH + (start + k) % KW
-                known = (o < OUT)[:, None] & real[None, :]
-                weight = tl.load(own + o[:, None] * (IN * KH * KW) + (start + k)[None, :], mask=known, other=0.0)
-                acc = _turned(weight, tl.load(source + tl.where(real, tap, 0)[:, None]), acc, HOW, TURN)
-        left, right = tl.split(tl.reshape(_upright(acc, TURN), (BO, R // 2, 2, C // 2, 2)))
-        first, third = tl.split(tl.permute(left, (0, 1, 3, 2)))
-        second, fourth = tl.split(tl.permute(right, (0, 1, 3, 2)))
-        bias = tl.load(own + OUT * IN * KH * KW + o, mask=o < OUT, other=0.0)
-        best, which = _largest(first, second, third, fourth, bias[:, None, None])
-        high = (tl.program_id(1) * (R // 2) + tl.arange(0, R // 2))[None, :, None]
-        wide = tl.arange(0, C // 2)[None, None, :]
-        o = o[:, None, None]
-        stays = (o < OUT) & (high < PH) & (wide < PW)
-        place = o * TO_PLANE + high * TO_PITCH + wide + TO_BEGIN
-        tl.store(out + n.to(tl.int64) * TO_ROOM + place, best, mask=stays)
-        number = o * (PH * PW) + high * PW + wide
         tl.store(chosen + n.to(tl.int64) * (OUT * PH * PW) + number, which.to(tl.uint8), mask=stays)
 
 
@@ -261,50 +185,6 @@ def _head(
                 tl.store(place + tap // 2 * TO_PITCH + tap % 2, tl.where(which == tap, back, 0.0), mask=i < F)
 
 
-def _small_head(
-    features: at, vectors: at, y: at, rows: at, owner: at, ends: at, chosen: at, errors: at, out: at, squares: at,
-    clients: at, stride: at,
-    FIRST: constexpr, F: constexpr, CLASSES: constexpr, PP: constexpr, PW: constexpr,
-    TO_ROOM: constexpr, TO_PLANE: constexpr, TO_PITCH: constexpr, TO_BEGIN: constexpr,
-    PARTS: constexpr, PART: constexpr, BF: constexpr,
-) -> None:  # fmt: skip
-    """The same for few classes and features: all features are held at once, and classes come one after the other."""
-    n = tl.program_id(0)
-    if n < tl.load(ends + clients):
-        own = vectors + tl.load(owner + n).to(tl.int64) * stride + FIRST
-        i = tl.arange(0, BF)
-        known = i < F
-        value = tl.load(features + n.to(tl.int64) * F + i, mask=known, other=0.0)
-        which = tl.load(chosen + n.to(tl.int64) * F + i, mask=known, other=4).to(tl.int32)
-        label = tl.load(y + tl.load(rows + n))
-        exact = value.to(tl.float64)
-        length = tl.sum(exact * exact, axis=0)
-        weights = own + tl.where(known, i, 0)  # beside features, which are zero there
-        logits = _nothing()
-        for c in tl.static_range(CLASSES):
-            logits += (tl.sum(tl.load(weights + c * F) * value, axis=0) + tl.load(own + CLASSES * F + c),)
-        most = logits[0]
-        for c in tl.static_range(1, CLASSES):
-            most = tl.where((logits[c] > most) | (logits[c] != logits[c]), logits[c], most)
-        powers = _nothing()
-        total = most * 0.0
-        for c in tl.static_range(CLASSES):
-            powers += (tl.exp(logits[c] - most),)
-            total += powers[c]
-        square = length * 0.0
-        back = tl.zeros((BF,), dtype=tl.float32)
-        for c in tl.static_range(CLASSES):
-            error = powers[c] / total - tl.where(label == c, 1.0, 0.0)
-            tl.store(errors + n * CLASSES + c, error)
-            square += error.to(tl.float64) * error.to(tl.float64)
-            back += tl.load(weights + c * F) * error
-        tl.store(squares + n * PARTS + PART, square * (length + 1.0))
-        place = out + n.to(tl.int64) * TO_ROOM + TO_BEGIN
-        place += i // PP * TO_PLANE + i % PP // PW * (2 * TO_PITCH) + i % PW * 2
-        for tap in tl.static_range(4):
-            tl.store(place + tap // 2 * TO_PITCH + tap % 2, tl.where(which == tap, back, 0.0), mask=known)
-
-
 def _laid(
     vectors: at, order: at, laid: at, number: at, stride: at, SIZE: constexpr, PARTS: constexpr, B: constexpr
 ) -> None:  # fmt: skip
@@ -316,8 +196,5 @@ def _laid(
     tl.store(laid + client.to(tl.int64) * SIZE + j, value, mask=j < SIZE)
 
 
-_nothing, _turned, _upright, _largest, _pooled, _laid = (
-    triton.jit(f) for f in (_nothing, _turned, _upright, _largest, _pooled, _laid)
-)
-FETCH, TAKE, FORWARD, FORWARD_ROWS = (triton.jit(f) for f in (_fetch, _take, _forward, _forward_rows))
-HEAD, SMALL_HEAD = (triton.jit(f) for f in (_head, _small_head))
+_turned, _upright, _laid = (triton.jit(f) for f in (_turned, _upright, _laid))
+FETCH, TAKE, FORWARD, HEAD = (triton.jit(f) for f in (_fetch, _take, _forward, _head))

@@ -34,13 +34,10 @@ LARGE: dict[str, Options] = {
     "first each": {"BP": 32, "BK": 32, "num_warps": 1, "num_stages": 3},
     "each": {"BP": 32, "BK": 64, "num_warps": 4, "num_stages": 3},
     "shifted each": {"BP": 16, "num_warps": 4, "num_stages": 3},
-    "chosen each": {"TURN": False, "BO": 1, "num_warps": 1, "num_stages": 1},
+    "chosen each": {"BO": 1, "num_warps": 1, "num_stages": 1},
     "head": {"BF": 128, "num_warps": 4},
     "gather": {"BN": 8, "B": 256, "num_warps": 4},
     "outer": {"BN": 16, "B": 128, "num_warps": 4},
-    "first rows": {"BP": 256, "TURN": False, "num_warps": 4, "num_stages": 1},
-    "rows": {"BP": 256, "TURN": False, "num_warps": 4, "num_stages": 2},
-    "small head": {"num_warps": 4},
     "finish": {"BN": 8, "B": 256, "OUTER_BN": 16, "OUTER_B": 128, "num_warps": 4},
 }
 SMALL: dict[str, Options] = LARGE | {
@@ -57,13 +54,8 @@ _MARGIN = clip_margin(torch.float32)
 FEW = 256  # examples up to which a step is small
 FORKED = True  # whether what does not depend on each other runs side by side
 SHIFTED = True  # whether inputs and gradients are shifted against each other where there are many inputs
-ROWS = False  # whether convolutions see rows of positions
-CHOSEN = True  # whether a first layer's gradients are summed over chosen positions alone
-SMALL_HEAD = False  # whether a head of few classes takes them one after the other
-FINISHED = True  # whether clip factors, sums and update are one kernel
 _FEW_INPUTS = 64  # inputs and taps together
 _LEAST, _TAPS, _WEIGHTS = 16, 25, 512  # inputs, taps, and weights of a tap for which a program has room
-_FEW_CLASSES, _FEW_FEATURES = 16, 4096  # of a small head
 _WINDOWS = 1024  # of a first layer
 
 
@@ -155,7 +147,7 @@ def fused_step(
     noise: Tensor, scales: Tensor,
 ) -> None:  # fmt: skip
     """What `sums` and then `fused_update` do to the parameters; `out` need not be written."""
-    if FINISHED and 0 < len(batch.rows) <= space.examples:
+    if 0 < len(batch.rows) <= space.examples:
         _fetch(space, x, batch, vectors)
         _squares(space, vectors, y, batch, how)
         _finish(space, vectors, batch, clips, noise, scales, None)
@@ -229,13 +221,11 @@ def _squares(s: Workspace, vectors: Tensor, y: Tensor, batch: Batch, how: str) -
     last = network.blocks[-1]
     for at, block in enumerate(network.blocks):
         _forward(s, at, block, vectors, batch, how)
-    small = SMALL_HEAD and network.classes <= _FEW_CLASSES and network.features <= _FEW_FEATURES
-    head, options = (kernels.SMALL_HEAD, _of("small head", number)) if small else (kernels.HEAD, _of("head", number))
-    known = {"BF": _block(network.features)} if small else {"BC": _block(network.classes)}
-    head[number,](
+    kernels.HEAD[number,](
         s.features, vectors, y, rows, owner, ends, s.chosen[-1], s.errors, s.gradients[-1], s.squares, clients, stride,
         FIRST=network.first, F=network.features, CLASSES=network.classes, PP=math.prod(last.pooled),
-        PW=last.pooled[1], **_gradient(last), PARTS=s.squares.shape[1], PART=s.squares.shape[1] - 1, **known, **options,
+        PW=last.pooled[1], **_gradient(last), PARTS=s.squares.shape[1], PART=s.squares.shape[1] - 1,
+        BC=_block(network.classes), **_of("head", number),
     )  # fmt: skip
     with _beside(s) as side:
         for at in range(len(network.blocks) - 1, -1, -1):
@@ -299,18 +289,6 @@ def _forward(s: Workspace, at: int, block: Block, vectors: Tensor, batch: Batch,
     else:
         out, to = s.features, (s.network.features, high * wide, wide, 0)
     named = dict(zip(("TO_ROOM", "TO_PLANE", "TO_PITCH", "TO_BEGIN"), to, strict=True))
-    options = _options("rows", block, len(batch.rows))
-    if ROWS and options["BP"]:
-        columns = _block(2 * wide)
-        laid = block.inputs >= _LEAST
-        kernels.FORWARD_ROWS[len(batch.rows), _parts(2 * high, int(options["BP"]) // columns)](
-            s.inputs[at], vectors, s.laid, batch.owner, batch.ends, out, s.chosen[at], len(vectors), vectors.stride(0),
-            **_layer(block), ROOM=block.input_room, PLANE=block.plane, PITCH=block.pitch, PH=high, PW=wide, **named,
-            LAID=s.network.first if laid else 0, **_strides(block), HOW=how, BO=_block(block.outputs),
-            BK=_block(block.inputs if laid else min(32, block.inputs * block.taps)), R=options["BP"] // columns,
-            C=columns, **{key: value for key, value in options.items() if key != "BP"},
-        )  # fmt: skip
-        return
     options = _options("forward", block, len(batch.rows))
     kernels.FORWARD[len(batch.rows), _parts(high * wide, int(options["BP"]))](
         s.inputs[at], vectors, batch.owner, batch.ends, out, s.chosen[at], len(vectors), vectors.stride(0),
@@ -378,7 +356,7 @@ def _norm_parts(network: PooledCnn, block: Block) -> int:
 def _chosen(network: PooledCnn) -> bool:
     first = network.blocks[0]
     few = first.inputs * first.taps <= _FEW_INPUTS and math.prod(first.pooled) <= _WINDOWS
-    return CHOSEN and few and len(network.blocks) > 1
+    return few and len(network.blocks) > 1
 
 
 def _shifted(block: Block) -> bool:

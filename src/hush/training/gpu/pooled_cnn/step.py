@@ -30,8 +30,6 @@ from hush.training.precision import Precision, triton_kernels, triton_precision
 
 _LEAST = 64  # examples of the smallest graph
 _MOST = 1 << 13  # of the largest
-GRAINS = 1  # sizes of graphs, from zero to a power of two
-PRIORITY = 0  # groups that come before others, those with most steps first
 
 
 class PooledCnnStep(GraphStep):
@@ -45,7 +43,7 @@ class PooledCnnStep(GraphStep):
 
     def __init__(
         self, model: Model, network: PooledCnn, data: tuple[Tensor, Tensor], clients: int, slots: int, limit: int,
-        products: str, kind: StepKind, priority: int = 0,
+        products: str, kind: StepKind,
     ) -> None:  # fmt: skip
         self._x, self._y, self._products, self.slots, self.limit = *data, products, slots, limit
         like = self._x
@@ -61,7 +59,7 @@ class PooledCnnStep(GraphStep):
         self._queued = self._launch.Queue(self._queue, place, self._advance)
         self._space = self._launch.Workspace(network, max(1, min(slots, limit)), like.device)
         # Always the same, because memory is used again only on the stream it was asked for.
-        self.stream = torch.cuda.Stream(like.device, priority) if like.is_cuda else None
+        self.stream = torch.cuda.Stream(like.device) if like.is_cuda else None
 
     @property
     def clients(self) -> int:
@@ -109,7 +107,7 @@ class PooledCnnStep(GraphStep):
             noise: Clients x steps x p: noise of the first steps, and over again of those that follow.
             most: Examples of the largest batch.
         """
-        able = self._launch.FINISHED and self._plain and most <= min(_MOST, self._space.examples, self.slots)
+        able = self._plain and most <= min(_MOST, self._space.examples, self.slots)
         if able:
             state = [packed.data_ptr(), 0, noise.data_ptr(), noise.shape[1]]
             self._queue.copy_(torch.tensor(state), non_blocking=True)
@@ -144,9 +142,8 @@ class PooledCnnStep(GraphStep):
 
 
 def _size(examples: int) -> int:
-    """Examples for which a graph is made, a few between one power of two and the next."""
-    grain = max(_LEAST, 1 << max(0, examples - 1).bit_length()) // GRAINS
-    return max(_LEAST, -(-examples // grain) * grain)
+    """Examples for which a graph is made: a power of two."""
+    return max(_LEAST, 1 << max(0, examples - 1).bit_length())
 
 
 def slots(jobs: Sequence[Job]) -> int:
@@ -184,6 +181,5 @@ def cached_step(
         found.pop((data, key), None)
         most = memory.physical_batch(model, x.device, clients) if limit is None else limit
         products = triton_precision(precision)
-        priority = min(0, key[1] - PRIORITY)
-        found[data, key] = PooledCnnStep(model, network, (x, y), clients, wanted, most, products, key[0], priority)
+        found[data, key] = PooledCnnStep(model, network, (x, y), clients, wanted, most, products, key[0])
     return found[data, key]
