@@ -1,10 +1,11 @@
-"""Replacements of operations that have no derivative, no rule for vmap, or a wrong one."""
+"""Replacements of operations that have no derivative, no rule for vmap, a wrong one, or no choice of precision."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -42,8 +43,36 @@ def one_hot(index: Tensor, num_classes: int) -> Tensor:
 
 
 _aten = torch.ops.aten
+_LOW: ContextVar[torch.dtype | None] = ContextVar("attention", default=None)
+
+
+@contextmanager
+def attention_in(low: torch.dtype | None) -> Iterator[None]:
+    """Let attention multiply in that type inside, if one is given."""
+    token = _LOW.set(low)
+    try:
+        yield
+    finally:
+        _LOW.reset(token)
+
+
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *rest: Any, **kwargs: Any
+) -> Tensor:
+    """PyTorch's own does not know in which precision layers multiply."""
+    low = _LOW.get()
+    if low is not None:
+        query, key, like = query.to(low), key.to(low), value
+        value = value.to(low)
+        if attn_mask is not None and attn_mask.is_floating_point():
+            attn_mask = attn_mask.to(low)
+    out: Tensor = _aten.scaled_dot_product_attention.default(query, key, value, attn_mask, *rest, **kwargs)
+    return out if low is None else out.to(like.dtype)
+
+
 REPLACEMENTS: Mapping[Any, Callable[..., Any]] = {
     _aten.copy.default: copied,
+    _aten.scaled_dot_product_attention.default: attention,
     _aten.prelu.default: prelu,
     _aten.one_hot.default: one_hot,
     _aten._native_batch_norm_legit_no_training.default: frozen_batch_norm,

@@ -49,6 +49,11 @@ class BatchLayout(Protocol):
         """The client number of each example."""
         ...
 
+    @property
+    def low(self) -> torch.dtype | None:
+        """The dtype in which layers multiply, if not their own."""
+        ...
+
     def expand(self, values: Tensor) -> Tensor:
         """Each client's value, repeated for each of its examples."""
         ...

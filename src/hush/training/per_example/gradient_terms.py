@@ -241,10 +241,20 @@ class PlacedTerm:
         return DenseTerm(self.place(self.inner.full().each))
 
 
-def products(left: Tensor, right: Tensor, shape: tuple[int, ...]) -> Term:
-    """Gradients left' right as they are or as a product, whichever is less work."""
-    term = OuterProductTerm(left, right, shape)
-    return term if smaller_as_product(left.shape[1], left.shape[2], right.shape[2]) else term.full()
+def products(left: Tensor, right: Tensor, shape: tuple[int, ...], low: torch.dtype | None = None) -> Term:
+    """Gradients left' right, formed in the dtype in which layers multiply or as a product, whichever is less work."""
+    if smaller_as_product(left.shape[1], left.shape[2], right.shape[2]):
+        return OuterProductTerm(left, right, shape)
+    return DenseTerm(_formed(left.transpose(1, 2), right, low).view(len(left), *shape))
+
+
+def _formed(left: Tensor, right: Tensor, low: torch.dtype | None) -> Tensor:
+    if low is None:
+        return torch.bmm(left, right)
+    if left.is_cuda:
+        # Tensor cores add in float32: what they have is written as it is.
+        return torch.bmm(left.to(low), right.to(low), out_dtype=torch.float32).to(left.dtype)
+    return torch.bmm(left.to(low), right.to(low)).to(left.dtype)
 
 
 def smaller_as_product(positions: int, outputs: int, inputs: int) -> bool:

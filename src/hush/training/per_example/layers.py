@@ -51,7 +51,8 @@ class Linear:
     def terms(self, d: Tensor, x: Tensor) -> Terms:
         """The gradients of each parameter."""
         left, right = (t[:, None] if t.ndim == 2 else t.flatten(1, -2) for t in (d, x))
-        found: Terms = [(self.weight.name, gradient_terms.products(left, right, tuple(self.weight.values.shape[1:])))]
+        shape = tuple(self.weight.values.shape[1:])
+        found: Terms = [(self.weight.name, gradient_terms.products(left, right, shape, self.clients.low))]
         if self.bias is not None:
             found.append((self.bias.name, DenseTerm(left.sum(1))))
         return found

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from hush.models import Model
 from hush.models.isolation import TracedModule
+from hush.models.isolation.replacements import attention_in
 from hush.training.closed_form import output_gradients
 from hush.training.per_example.batch_layout import BatchLayout
 from hush.training.per_example.fusion import fused
@@ -64,7 +65,7 @@ class Recorder:
         tape = Tape(clients=clients, values=dict(values), anchor=self._anchor)
         for own in self._proxies.values():
             own.tape = tape
-        with torch.enable_grad():
+        with torch.enable_grad(), attention_in(clients.low):
             logits = self._module(x)
         missed = [name for name in self.layout.names if name not in tape.used | self._unused]
         if missed:
