@@ -26,7 +26,7 @@ NAMES = [name for name in NETS if name not in ("hidden",)]
 def made(name: str) -> tuple[Model, torch.Tensor]:
     """A model on the device and rows for three clients."""
     build, shape, tokens = (*NETS[name][:3],) if name in NETS else (UNKNOWN[name], (5,), 0)
-    module = build()  # type: ignore[no-untyped-call]
+    module = build()
     x = (random(3 * SAMPLES, *shape).abs() * 3).long() % tokens if tokens else random(3 * SAMPLES, *shape).float()
     module(x[:8])
     plain = isinstance(module, torch.nn.Sequential)
