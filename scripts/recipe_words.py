@@ -55,14 +55,17 @@ WORDS: Mapping[str, Words] = {
         bound=True,
     ),
     "hush": Words(
-        "Every client makes one pass over its rows in the same number of steps, regardless of its batch size, so that "
-        "clients with equal budgets contribute equal signal and noise. Inputs are centred by a privately estimated "
-        "mean, which clients release once with noise and charged to the budget, so that the common mean no longer "
-        "uses up the clipping norm. The server weights by the estimated noise and by the heterogeneity of the "
-        "clients, and releases an average of its models over the last twentieth of the rounds.",
+        "Every client takes the same number of steps, regardless of its batch size, so that clients with equal budgets "
+        "contribute equal signal and noise, with batches so large that sampling them costs little noise. Clients "
+        "release a mean of their inputs once, with noise and charged to the budget: inputs are centred by it, so that "
+        "the common mean no longer uses up the clipping norm, and clients whose data differ as a whole are found by it "
+        "and get a model per cluster, as many as there is evidence for. The server weights by the estimated noise and "
+        "by the heterogeneity of the clients, and releases an average of its models over the last twentieth of the "
+        "rounds.",
         "Inputs are centred if they enter a linear layer with a bias, into which the mean is folded (`logreg`, "
         "`scattering-linear`, `mlp`, and your own modules of that kind). With any other model the recipe runs without "
-        "the mean, says so, and spends nothing on it.",
+        'the mean and without clusters, says so, and spends nothing on it. Set `assign = "one"` for one model for '
+        "all clients. With few rounds a client makes up to ten passes over its rows per round.",
     ),
     "closed-form": Words(
         "Clients do not train. Each releases, with the noise that all of its budget requires, the second moments of "

@@ -15,6 +15,7 @@ from hush.engines import enrolment as enrol
 from hush.engines import simulator
 from hush.engines.setup import prepare
 from hush.privacy.ledger import Ledger
+from hush.recipes import Recipe
 from tests.support.ledger_jobs import FAILED
 
 CLIENTS = 2
@@ -41,14 +42,14 @@ def enrolment(directory: str, point: str = "", nth: str = "1") -> None:
         if passed == int(nth):
             os._exit(FAILED)
 
-    def witnessed(answers: Sequence[enrol.EnrolmentAnswer]) -> Any:
+    def witnessed(answers: Sequence[enrol.EnrolmentAnswer | None], recipe: Recipe, *, one_model: bool) -> Any:
         for client, told in enumerate(answers):
-            assert told.mean is not None
+            assert told is not None and told.mean is not None
             _append(here / f"told-{client}", {"count": told.count.hex(), "mean": told.mean.tolist()})
         failpoint("told")
-        return centred(answers)
+        return combined(answers, recipe, one_model=one_model)
 
-    centred, enrol.centred = enrol.centred, witnessed
+    combined, enrol.combined = enrol.combined, witnessed
     Ledger.open = staticmethod(partial(Ledger.open, failpoint=failpoint))  # type: ignore[method-assign]
     simulator.run(prepare(parse(CONFIG)), here / "run", resume=True, ledgers=here / "books")
 

@@ -18,9 +18,11 @@ from hush.privacy.ledger import BudgetSpentError
 from hush.privacy.persons import Persons, sum_weights
 from hush.privacy.schedule import ENROLMENT, Stage
 from hush.privacy.source import Source
+from hush.recipes import Recipe
 from hush.recipes.context import State
 from hush.recipes.slots.protect import CENTRE
 from hush.recipes.slots.weight import COUNT
+from hush.server.loop import CLUSTERS
 from hush.training.input_mean import bound, bounded_sum
 from hush.types import HushError, Receipt
 
@@ -67,11 +69,11 @@ def enrolled(federation: Federation, held: RunLedgers, rows: Rows) -> tuple[Fede
         else:
             answer = _unpacked(charged[1])
         answers.append(answer)
-    centre = centred([answer for answer in answers if answer is not None])
+    found = combined(answers, terms.recipe, one_model=config.secure_aggregation)
     counts = [whole(1.0 if answer is None else answer.count) for answer in answers]
     planned = federation.counted(counts)
     approve_training(planned, held)
-    return planned, centre
+    return planned, found
 
 
 def approve_training(planned: Federation, held: RunLedgers) -> None:
@@ -118,13 +120,27 @@ def deviation(width: int, spread: float, samples: int) -> float:
     return spread * bound(width) / samples
 
 
-def centred(answers: Sequence[EnrolmentAnswer]) -> State:
-    """Return the combination of the means, each weighted by the inverse of its noise variance, if there are any."""
-    means = [(answer.mean, answer.deviation) for answer in answers if answer.mean is not None]
-    if not means:
+def combined(answers: Sequence[EnrolmentAnswer | None], recipe: Recipe, *, one_model: bool) -> State:
+    """Return what follows from the means of all clients, None for those without an answer; nothing without means.
+
+    `input_mean` combines the means, each weighted by the inverse of its noise variance. `clusters` has the model of
+    each client; those without a mean get the first. There is no more than one with `one_model`: sums of updates that
+    the server does not see are of one model.
+    """
+    told = {
+        client: (answer.mean, answer.deviation**2)
+        for client, answer in enumerate(answers)
+        if answer is not None and answer.mean is not None
+    }
+    if not told:
         return {}
-    weights = torch.tensor([deviation**-2 for _, deviation in means], dtype=torch.float64)
-    return {"input_mean": ((weights / weights.sum()) @ torch.stack([mean for mean, _ in means])).float()}
+    means = torch.stack([mean for mean, _ in told.values()])
+    variances = torch.tensor([variance for _, variance in told.values()], dtype=torch.float64)
+    weights = variances.reciprocal()
+    clusters = torch.zeros(len(answers), dtype=torch.int64)
+    if not one_model:
+        clusters[list(told)] = torch.tensor(recipe.assign.clustered(means, variances))
+    return {"input_mean": ((weights / weights.sum()) @ means).float(), CLUSTERS: clusters}
 
 
 def whole(count: float) -> int:

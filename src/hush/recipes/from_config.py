@@ -31,7 +31,12 @@ SLOTS: Mapping[str, Mapping[str, Any]] = {
     "protect": _by_rule(protect.NoPrivacy, protect.DpSgd, protect.OutputPerturbation),
     "local": _by_rule(local.PlainSgd, local.Proximal, local.ControlVariates),
     "assign": _by_rule(
-        assign.SingleModel, clusters.GmmThenLoss, clusters.KMeansEachRound, clusters.ByLoss, clusters.Oracle
+        assign.SingleModel,
+        clusters.ByInputMean,
+        clusters.GmmThenLoss,
+        clusters.KMeansEachRound,
+        clusters.ByLoss,
+        clusters.Oracle,
     ),
     "project": _by_rule(
         project.Identity, project.PublicSubspace, project.DelayedPublicSubspace, project.RandomSubspace

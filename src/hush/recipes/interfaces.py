@@ -231,6 +231,21 @@ class Assign(Option):
         """Return the state before the first round."""
         return {}
 
+    def clustered(self, means: Tensor, variances: Tensor) -> list[int]:
+        """Return the model of each client, by the noisy means of the inputs that clients told at enrolment.
+
+        Called where `protect` centres inputs. By default the means say nothing about who trains which model.
+
+        Args:
+            means: The means, n x d.
+            variances: The variance of the noise in each of their numbers, (n,).
+        """
+        return [0] * len(means)
+
+    def enrolled(self, placed: Sequence[int], state: State) -> State:
+        """Return the state before the first round, given the model of each client by `clustered`."""
+        return state
+
     def offers(self, number: int, state: State) -> bool:
         """Whether a client that is asked to choose receives all models, rather than its own."""
         return self.models > 1

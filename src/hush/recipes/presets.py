@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hush.recipes.recipe import Recipe
 from hush.recipes.slots.closed_form import ClosedForm
-from hush.recipes.slots.clusters import ByLoss, GmmThenLoss, KMeansEachRound, Oracle
+from hush.recipes.slots.clusters import ByInputMean, ByLoss, GmmThenLoss, KMeansEachRound, Oracle
 from hush.recipes.slots.local import ControlVariates, Proximal
 from hush.recipes.slots.project import DelayedPublicSubspace, PublicSubspace
 from hush.recipes.slots.protect import DpSgd, NoPrivacy, OutputPerturbation
@@ -45,7 +45,12 @@ RECIPES: Mapping[str, Recipe] = {
     # Wang 2018 (AdaSSP), https://arxiv.org/abs/1803.02596; for classes, and by clients with budgets of their own
     "closed-form": Recipe(weight=Precision(), step=ClosedForm()),
     # Hush's own: what was best on all of the above at once (docs/results.md)
-    "hush": Recipe(protect=DpSgd(steps=10, centre=0.05), weight=Balanced(), step=Recent()),
+    "hush": Recipe(
+        protect=DpSgd(steps=10, batches="large", centre=0.05),
+        assign=ByInputMean(),
+        weight=Balanced(),
+        step=Recent(),
+    ),
 }
 
 _DATED = DpSgd(accountant="rdp-64", sampler="even")
@@ -94,6 +99,6 @@ SUMMARIES: Mapping[str, str] = {
     "o-cdpfl": "one model per cluster, with known true clusters",
     "padpfl": "weighted by impact factors, proximal term towards the global model",
     "closed-form": "a linear head solved from one noised release per client, for fixed features",
-    "hush": "number of steps chosen per budget, inputs centred by a privately estimated mean, weighted by noise and "
-    "heterogeneity",
+    "hush": "steps and batches chosen per budget, inputs centred by a privately estimated mean, one model per cluster "
+    "found in these means, weighted by noise and heterogeneity",
 }

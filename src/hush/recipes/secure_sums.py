@@ -28,6 +28,7 @@ from hush.recipes.recipe import Recipe, SlotStates
 from hush.recipes.round import Aggregate
 from hush.recipes.slots.assign import SingleModel
 from hush.recipes.slots.closed_form import ClosedForm
+from hush.recipes.slots.clusters import ByInputMean
 from hush.recipes.slots.project import Identity
 from hush.recipes.slots.protect import DpSgd
 from hush.recipes.slots.weight import Balanced, EstimatedNoise
@@ -140,7 +141,8 @@ def _unsuitable(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "protect", 'has no noise that bounds an update, from which its range follows; accepted: "dp-sgd"'
     elif protect.clip == "adaptive":
         yield "protect.clip", 'needs each member\'s noisy count of short gradients; accepted: "fixed"'
-    if not isinstance(recipe.assign, SingleModel):
+    # Where updates are summed unseen, no clusters are looked for (`hush.engines.enrolment.combined`).
+    if not isinstance(recipe.assign, SingleModel | ByInputMean):
         yield "assign", "needs each member's update or choice, to find its cluster; accepted: one model"
     if not isinstance(recipe.project, Identity):
         yield "project", "needs each member's update, to find a subspace; accepted: none"

@@ -87,6 +87,7 @@ class ServerState:
     slots: SlotStates
 
 
+CLUSTERS = "clusters"  # the model of each client, among the results of enrolment
 Answer = Update | Decline
 
 
@@ -111,12 +112,22 @@ Keep = Callable[[ServerState, RoundRecord], bool | None]
 
 
 def start(terms: RunTerms, models: Tensor, enrolment: State | None = None) -> ServerState:
-    """Return the state before the first round. `models` is models x p; `enrolment` holds the results of enrolment."""
+    """Return the state before the first round.
+
+    `models` is models x p; `enrolment` holds the results of enrolment: what `protect` keeps, and the `CLUSTERS` that
+    were found, each of which trains a model of its own.
+    """
     recipe, clients = terms.recipe, len(terms.members)
+    sent = dict(enrolment or {})
+    assigned, clusters = recipe.assign.start(clients), sent.pop(CLUSTERS, None)
+    if clusters is not None:
+        assigned = recipe.assign.enrolled(clusters.tolist(), assigned)
+        # As many models as clients were placed on, all alike at first.
+        models = models[0].repeat(int(clusters.max()) + 1, 1) if len(models) == 1 else models
     slots: dict[str, State] = {
-        "protect": {**recipe.protect.start(terms.clip), **(enrolment or {})},
+        "protect": {**recipe.protect.start(terms.clip), **sent},
         "step": recipe.step.start(models),
-        "assign": recipe.assign.start(clients),
+        "assign": assigned,
         "local": recipe.local.start(clients, models.shape[1]),
         "loop": {
             "gone": torch.zeros(0, dtype=torch.int64),

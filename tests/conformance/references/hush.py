@@ -16,10 +16,12 @@ def centred(clients: Sequence[Client], centre: Array, steps: int) -> list[Client
     return [replace(c, x=c.x - centre, divisor=float(-(-c.size // steps))) for c in clients]
 
 
-def balanced(rounds: int) -> Weigh:
+def balanced(rounds: int, planned: Array, reach: float) -> Weigh:
     """1 / (sigma_i^2 + s R tau^2), s a hundredth of the parameters and at least 1.
 
-    tau^2 is from the pairs of mean updates, noise taken off, the surest pairs first.
+    tau^2 is the usual difference, 0.003 of the squared reach, moved into the interval of two standard errors of the
+    estimate: from the pairs of mean updates, noise taken off, the surest pairs first. Noise is as planned where the
+    estimated one is within a quarter of that.
     """
     sums: dict[int, Array] = {}
     noise: dict[int, float] = {}
@@ -28,8 +30,9 @@ def balanced(rounds: int) -> Weigh:
     def weight(updates: Array, ids: Sequence[int]) -> Array:
         energies = pairwise_energies(updates)
         for row, i in enumerate(ids):
+            close = abs(energies[row] - planned[i]) <= planned[i] / 4
             sums[i] = sums.get(i, 0.0) + updates[row]
-            noise[i] = noise.get(i, 0.0) + energies[row]
+            noise[i] = noise.get(i, 0.0) + (planned[i] if close else energies[row])
             seen[i] = seen.get(i, 0) + 1
         top, bottom = 0.0, 0.0
         largest = max(float((sums[i] / seen[i]) @ (sums[i] / seen[i])) for i in sums)
@@ -40,7 +43,10 @@ def balanced(rounds: int) -> Weigh:
                     both = noise[i] / seen[i] ** 2 + noise[j] / seen[j] ** 2
                     surety = (both + 1e-9 * largest) ** -2
                     top, bottom = top + surety * (apart - both), bottom + surety
-        return inverse(energies + max(1.0, updates.shape[1] / 100) * rounds * max(0.0, 0.5 * top / bottom))
+        size = updates.shape[1]
+        estimate, error = 0.5 * top / bottom, np.sqrt(2 / (size * bottom))
+        difference = max(0.0, float(np.clip(0.003 * reach**2, estimate - 2 * error, estimate + 2 * error)))
+        return inverse(energies + max(1.0, size / 100) * rounds * difference)
 
     return weight
 

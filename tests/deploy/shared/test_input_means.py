@@ -22,7 +22,7 @@ from hush.deploy.shared.roster import MEAN, RosterEntry
 from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Message
 from hush.engines import setup
-from hush.engines.enrolment import answered
+from hush.engines.enrolment import answered, combined
 from hush.engines.schedules import privacy_schedules
 from hush.engines.setup import fitted, prepare
 from hush.models import build_model
@@ -33,6 +33,7 @@ from hush.privacy.schedule import ENROLMENT, PrivacySchedule, StageTable
 from hush.recipes import RECIPES, Recipe
 from hush.recipes.slots.protect import CENTRE
 from hush.recipes.slots.weight import COUNT
+from hush.server.loop import CLUSTERS
 from hush.server.run_directory import RunDir
 from hush.types import HushError, Policy
 from tests.support import federation_kit as kit
@@ -214,7 +215,10 @@ def test_no_member_gives_its_mean_more_weight_by_what_it_says(tmp_path: Path) ->
     assert heard[0].deviation == pytest.approx(claims[0][1], rel=1e-6)
     strict = input_means.checked_mean(offer(), RECIPES["hush"], fact(epsilon=0.5), 0, told)
     assert strict.deviation > 1.5 * heard[0].deviation
-    middle = input_means.combined_mean([heard[0], replace(strict, mean=torch.zeros(WIDTH, dtype=torch.float64))])
+    other = replace(strict, mean=torch.zeros(WIDTH, dtype=torch.float64))
+    found = combined([heard[0], None, other], RECIPES["hush"], one_model=False)
+    assert found[CLUSTERS].tolist() == [0, 0, 0]
+    middle = found["input_mean"]
     share = heard[0].deviation ** -2 / (heard[0].deviation ** -2 + strict.deviation**-2)
     assert torch.allclose(middle, share * told.tensors[MEAN].float())
 

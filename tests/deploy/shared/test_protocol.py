@@ -121,7 +121,9 @@ def test_this_coordinator_sends_what_the_record_has(held: dict[str, Any], recipe
         check(differs(sorted(before[file]), sorted(now[file]), file))
     from_record(before["preview"])
     raw = before["federation"]
-    assert Agreement(raw["run"], tuple(RosterEntry(**each) for each in raw["facts"]), parse(raw["config"])).names == [
+    assert Agreement(
+        run=raw["run"], facts=tuple(RosterEntry(**each) for each in raw["facts"]), config=parse(raw["config"])
+    ).names == [
         "m000",
         "m001",
     ]

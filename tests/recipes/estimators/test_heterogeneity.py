@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hush.recipes.context import RoundView, State
-from hush.recipes.estimators.heterogeneity import columns, difference
+from hush.recipes.estimators.heterogeneity import Difference, columns, difference
 from hush.recipes.slots.weight import Balanced
 
 SIZE, CLIENTS = 20_000, 8
@@ -38,6 +38,7 @@ def view(number: int, apart: float, noise: torch.Tensor = NOISE) -> RoundView:
         samples=ones,
         epsilon=ones,
         planned_noise=noise,
+        reach=ones,
         budgets=ones,
         rounds=100,
     )
@@ -53,14 +54,33 @@ def heard(apart: float, rounds: int = 20, balanced: Balanced = Balanced(stress=5
 @pytest.mark.parametrize("apart", [0.05, 0.3, 1.0])
 def test_the_difference_is_found_beneath_the_noise(apart: float) -> None:
     _, state = heard(apart)
-    found = float(difference(state["sum"], state["noise"], state["seen"]))
-    assert found == pytest.approx(apart, rel=0.25)
+    found = difference(state["sum"], state["noise"], state["seen"])
+    assert found.estimate == pytest.approx(apart, rel=0.25)
+    assert found.likely(0.0) > 0
+    assert found.likely(found.estimate) == found.estimate
+
+
+def test_the_error_of_the_estimate_is_that_of_repeated_draws() -> None:
+    """Planted: an error for independent pairs alone, or none, would be too small."""
+    ones = torch.ones(CLIENTS, dtype=torch.float64)
+    found = [difference(view(number, 0.0).updates - signals(0.0), NOISE, ones) for number in range(100)]
+    spread = torch.tensor([each.estimate for each in found]).std().item()
+    assert 0.5 * found[0].error < spread < 1.3 * found[0].error
+    far = sum(abs(each.estimate) > 2 * each.error for each in found)
+    assert far <= 10
+
+
+def test_the_usual_difference_counts_within_the_error_of_the_estimate() -> None:
+    sure, unsure = Difference(1.0, 0.1), Difference(-0.5, 10.0)
+    assert [sure.likely(usual) for usual in (0.0, 1.1, 7.0)] == pytest.approx([0.8, 1.1, 1.2])
+    assert [unsure.likely(usual) for usual in (0.0, 0.3)] == [0.0, 0.3]
+    assert Difference(-1.0, 0.1).likely(0.3) == 0
 
 
 def test_alike_clients_get_the_weights_of_least_variance() -> None:
     weights, state = heard(0.0)
     best = (1 / NOISE) / (1 / NOISE).sum()
-    assert float(difference(state["sum"], state["noise"], state["seen"])) < 0.01
+    assert difference(state["sum"], state["noise"], state["seen"]).likely(0.003) < 0.01
     assert float((weights**2 * NOISE).sum() / (best**2 * NOISE).sum()) < 1.1
 
 
@@ -87,8 +107,11 @@ def test_without_noise_all_count_alike() -> None:
 
 
 def test_one_client_or_one_round_tells_no_difference() -> None:
-    assert float(difference(torch.ones(1, 4), torch.ones(1), torch.ones(1))) == 0
-    assert float(difference(torch.ones(3, 4), torch.ones(3), torch.tensor([1.0, 0.0, 0.0]))) == 0
+    for unknown in (
+        difference(torch.ones(1, 4), torch.ones(1), torch.ones(1)),
+        difference(torch.ones(3, 4), torch.ones(3), torch.tensor([1.0, 0.0, 0.0])),
+    ):
+        assert unknown.likely(0.3) == 0.3
 
 
 def test_many_columns_are_thinned_evenly() -> None:

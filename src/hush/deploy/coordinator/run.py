@@ -45,7 +45,7 @@ from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Buffer, EncodedMessage, Message
 from hush.engines.client_round import halves
 from hush.engines.driver import drive, evaluate, measure, run_rounds
-from hush.engines.enrolment import EnrolmentAnswer
+from hush.engines.enrolment import EnrolmentAnswer, combined
 from hush.engines.results import manifest
 from hush.engines.setup import Federation, fitted, shaped
 from hush.privacy.ledger import BudgetSpentError
@@ -200,8 +200,9 @@ class Coordinator:
             raise HushError(
                 f"enrolment: {len(facts)} of {len(self._public)} members take part, quorum {wanted}; {reasons}"
             )
-        joined = input_means.combined_mean([heard[fact.name] for fact in facts]) if centre else None
-        made = agreed(run, facts, config, joined, config.local.lr == "auto" and recipe.protect.private)
+        means = [heard[fact.name] for fact in facts] if centre else []
+        told = combined(means, recipe, one_model=config.secure_aggregation)
+        made = agreed(run, facts, config, told, config.local.lr == "auto" and recipe.protect.private)
         return replace(made, config=settled(made.config, facts, self.test))
 
     def _approved(self, says: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, str]:

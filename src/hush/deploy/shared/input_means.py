@@ -1,4 +1,4 @@
-"""Input means on the coordinator's side: the members' noisy means are checked, and combined by their noise.
+"""Input means on the coordinator's side: the members' noisy means are checked.
 
 The noise of a mean follows from its sender's plan as the coordinator computes it. A member cannot increase the weight
 of its mean by declaring less noise.
@@ -7,16 +7,14 @@ of its mean by declaring less noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from hush.config import Config
 from hush.deploy.shared import run_spec
 from hush.deploy.shared.roster import MEAN, RosterEntry
 from hush.deploy.transport.messages import Message
-from hush.engines.enrolment import EnrolmentAnswer, centred, deviation
+from hush.engines.enrolment import EnrolmentAnswer, deviation
 from hush.recipes import Recipe
 from hush.recipes.slots.protect import CENTRE
 from hush.training.input_mean import bound
@@ -43,11 +41,6 @@ def checked_mean(config: Config, recipe: Recipe, fact: RosterEntry, number: int,
     return EnrolmentAnswer(
         float(fact.samples), mean, deviation(mean.numel(), _spread(config, recipe, fact, number), fact.samples)
     )
-
-
-def combined_mean(answers: Sequence[EnrolmentAnswer]) -> Tensor:
-    """Return the common mean."""
-    return centred(answers)["input_mean"]
 
 
 def _longest(config: Config, recipe: Recipe, far: RosterEntry, number: int, samples: int, width: int) -> float:

@@ -22,7 +22,7 @@ from typing import Any
 
 from hush.types import HushError
 
-PROTOCOL = 1
+PROTOCOL = 2
 _FORM = re.compile(r"(?:([0-9]{1,6}):)?([0-9a-f]{64})")
 
 

@@ -18,7 +18,7 @@ from hush.privacy.schedule import RoundSpec
 from hush.privacy.sensitivity import FLOAT64_SLACK
 from hush.privacy.side_release import ReleaseShape, RowModel, SideRelease
 from hush.recipes.context import NOWHERE, RoundView, ServerRng, State
-from hush.recipes.estimators import mixture
+from hush.recipes.estimators import mean_clusters, mixture
 from hush.recipes.interfaces import Assign
 from hush.types import Release
 
@@ -242,6 +242,45 @@ class KMeansEachRound(_Several):
         labels = mixture.kmeans(view.matrix.sample(), self.clusters, int(rng.uniform("kmeans", 1) * 2**31))
         joined = mixture.matched(labels, list(placed), self.clusters)
         return joined, _moved(state, view.clients, joined)
+
+
+@dataclass(frozen=True)
+class ByInputMean(Assign):
+    """By the noisy means of the inputs that clients told at enrolment: as many models as there is evidence for.
+
+    Whose data differ as a whole, by a rotation, a sensor or a quality, differ in the mean of their inputs. Clients are
+    divided as long as noise and the usual differences between clients do not explain the division
+    (`hush.recipes.estimators.mean_clusters`), into at most `most` clusters; who differ in their labels alone stay
+    together. The means are those that `protect.centre` pays for. Without them there is one model.
+    """
+
+    rule: ClassVar[str] = "by-input-mean"
+    most: int = 6
+
+    def __post_init__(self) -> None:
+        if self.most < 1:
+            raise ValueError(f"most: expected 1 or more, found {self.most}")
+
+    @property
+    def number_given(self) -> bool:
+        """It is found."""
+        return False
+
+    def start(self, clients: int) -> State:
+        """Return a state with all clients on one model."""
+        return {"assignments": torch.zeros(clients, dtype=torch.int64)}
+
+    def clustered(self, means: Tensor, variances: Tensor) -> list[int]:
+        """Return the cluster of each client."""
+        return mean_clusters.clusters(means, variances, self.most)
+
+    def enrolled(self, placed: Sequence[int], state: State) -> State:
+        """Store the cluster of each client."""
+        return {**state, "assignments": torch.tensor(list(placed), dtype=torch.int64)}
+
+    def assignments(self, clients: Sequence[int], state: State) -> list[int]:
+        """Return the cluster of each client."""
+        return [int(model) for model in state["assignments"][list(clients)]]
 
 
 def _check_number(clusters: int) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hush.config import Config
 from hush.privacy import row_budgets
+from hush.privacy.batch_size import least_noise_batch
 from hush.privacy.plan import UPDATE, PrivacyPlan
 from hush.privacy.schedule import (
     Output,
@@ -114,6 +115,10 @@ class DpSgd(Protect):
     `steps`: none as configured; a number lets every client make one pass over its rows in that many steps, whatever
     batch it would take. Clients of the same budget then move as far and are as noisy as each other.
 
+    `batches`: with `steps`, `one-pass` has each row in one batch of a round on average. `large` takes larger
+    batches, up to all rows, where sampling would cost more than about 10 percent of noise: with few steps in all or a
+    large budget (`hush.privacy.batch_size`). A round is then up to `steps` passes.
+
     `draws`: `own` batches and noise for every client, or `shared`: the same for all of a round, and users and seeds as
     in DP-SCAFFOLD's public code. Then noise does not average out over clients, and protects nobody from who sees two
     updates: named as not covered.
@@ -139,6 +144,7 @@ class DpSgd(Protect):
     pace: float = 0.2
     share: float = 0.05
     steps: int | None = None
+    batches: Literal["one-pass", "large"] = "one-pass"
     centre: float = 0.0
     draws: Literal["own", "shared"] = "own"
     level: Literal["rows", "user"] = "rows"
@@ -268,6 +274,12 @@ class DpSgd(Protect):
         policies = self.policies(members)
         accountant = config.privacy.accountant if self.accountant == "configured" else self.accountant
         plans = [_draft(member, config, accountant, self.steps) for member in members]
+        if self.batches == "large" and self.steps is not None:
+            steps = round(config.participation * config.rounds * self.steps)
+            plans = [
+                _with_large_batches(plan, member, policy, steps)
+                for plan, member, policy in zip(plans, members, policies, strict=True)
+            ]
         if self.sampler == "fixed":
             plans = [replace(p, sampler="fixed", relation="replace-one", accountant="rdp") for p in plans]
         if self.sampler == "even":
@@ -374,6 +386,13 @@ def _draft(member: Member, config: Config, accountant: Accountant, steps: int | 
         sampler=privacy.sampler,
         whole_update=privacy.unit == "client",
     )
+
+
+def _with_large_batches(plan: PrivacyPlan, member: Member, policy: Policy, steps: int) -> PrivacyPlan:
+    """The plan with batches so large that sampling them costs little; rows with budgets have rates of their own."""
+    if plan.whole_update or member.row_groups:
+        return plan
+    return replace(plan, batch=max(plan.batch, least_noise_batch(policy, plan.counted, steps)))
 
 
 def _schedule(plan: PrivacyPlan, order: Sequence[int], stage_table: StageTable, spare: int = 0) -> PrivacySchedule:

@@ -18,6 +18,7 @@ from hush.types import Release
 
 COUNT = "number of training samples"
 _DIRECTIONS = 100  # in which the data of clients are supposed to differ
+_CLOSE = 0.25  # estimates for clients that follow their plan are nearer to it, but for very small models
 _SAMPLES = Release(COUNT, False, "treated as public at enrolment; used as the weight")
 _BUDGET = Release("privacy budget", False, "treated as public at enrolment; used as the weight")
 _PLAN = Release(
@@ -265,29 +266,37 @@ class Balanced(Weight):
 
     Weights of least variance, 1 / sigma_i^2, starve a client that has much noise, and what only it knows is lost: noise
     averages out over the R rounds of a run, while what is left out stays out. So the square tau^2 of the difference
-    between clients counts R times. It is estimated from the sums of each client's updates so far, in which the noise
-    has had time to average out; where clients are alike, it is near zero, and the weights are those of least variance.
-    Noise is spread over all p parameters, of which the data use few directions, while clients differ along just these:
-    hence the `stress` on the difference, by default p / 100 and at least 1. `floor`: as for estimated noise.
+    between clients counts R times. Noise is spread over all p parameters, of which the data use few directions, while
+    clients differ along just these: hence the `stress` on the difference, by default p / 100 and at least 1.
+
+    tau^2 is estimated from the sums of each client's updates so far, in which the noise has had time to average out. In
+    the first rounds the error of the estimate is larger than most differences. So tau^2 is the `usual` one, as a part
+    of the squared length of the longest signal, as far as the estimate is within two standard errors of it, and else
+    what of these two errors is nearest to it. With too little weight on others much more is lost, where clients differ,
+    than with too much, where they are alike. `floor`: as for estimated noise.
     """
 
     rule: ClassVar[str] = "balanced"
     stress: float | Literal["auto"] = "auto"
+    usual: float = 0.003
     floor: Literal["none", "plan"] = "none"
 
     def __post_init__(self) -> None:
+        if not self.usual >= 0:
+            raise ValueError(f"usual: expected 0 or more, found {self.usual}")
         if self.stress != "auto" and not self.stress >= 0:
             raise ValueError(f"stress: expected 0 or more, found {self.stress}")
 
     def weight(self, view: RoundView, state: State) -> tuple[Weights, State]:
         """In proportion to 1 / (sigma_i^2 + stress R tau^2)."""
         noise, below = _floored(view, _pairwise(view), self.floor)
-        state = _remembered(view, noise, state)
+        state = _remembered(view, _known(view, noise), state)
         parameters = view.matrix.shape[1]
         stress = max(1.0, parameters / _DIRECTIONS) if self.stress == "auto" else self.stress
-        differing = stress * view.rounds * heterogeneity.difference(state["sum"], state["noise"], state["seen"])
-        scale = parameters / max(1, state["sum"].shape[1])
-        return Weights(noise_energy.inverse(noise + scale * differing), noise, below), state
+        part = max(1, state["sum"].shape[1]) / max(1, parameters)
+        found = heterogeneity.difference(state["sum"], state["noise"], state["seen"])
+        differing = found.likely(part * self.usual * float(view.reach.mean()) ** 2) / part
+        return Weights(noise_energy.inverse(noise + stress * view.rounds * differing), noise, below), state
 
     def foreseen(self, view: RoundView) -> Tensor:
         """As if the estimates were perfect and clients alike."""
@@ -296,6 +305,12 @@ class Balanced(Weight):
 
 def _pairwise(view: RoundView) -> Tensor:
     return noise_energy.estimated(view.matrix, noise_energy.pairwise, noise_energy.COLUMNS)
+
+
+def _known(view: RoundView, noise: Tensor) -> Tensor:
+    """Noise energies by the plan, which has no error, but where the estimate says that a client does not follow it."""
+    planned = view.planned_noise.to(noise.device)
+    return torch.where((noise - planned).abs() <= _CLOSE * planned, planned, noise)
 
 
 def _floored(view: RoundView, noise: Tensor, floor: str) -> tuple[Tensor, Tensor | None]:
