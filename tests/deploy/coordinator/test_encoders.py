@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from hush.config import Config, parse
+from hush.deploy.member.fetch import needs_code
 from hush.deploy.member.policy import check_imports
 from hush.deploy.member.process import Node
 from hush.deploy.shared.run_spec import check_objective, with_fingerprint
@@ -87,6 +89,17 @@ def test_files_of_one_machine_and_missing_fingerprints_are_refused() -> None:
     ):
         with pytest.raises(HushError, match=words):
             check_objective(config(**model), 10)
+
+
+def test_a_fetched_model_behind_code_is_not_loaded(tmp_path: Path) -> None:
+    for own, encoder, expected in (
+        (False, NAME, True),
+        (False, "scattering", False),
+        (False, None, False),
+        (True, None, True),
+    ):
+        (tmp_path / "model.json").write_text(json.dumps({"own": own, "settings": {"encoder": encoder}}))
+        assert needs_code(tmp_path) is expected
 
 
 def test_a_member_imports_no_encoder_that_it_does_not_list(tmp_path: Path) -> None:

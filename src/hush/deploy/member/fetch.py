@@ -13,6 +13,7 @@ from hush.deploy.admin.folders import Kit
 from hush.deploy.shared import delivery
 from hush.deploy.transport import downloads
 from hush.deploy.transport.retry import called
+from hush.models.encoders import is_code
 from hush.server.run_directory import read_json, write_atomically
 from hush.text import printable
 from hush.trained_model import TrainedModel
@@ -61,7 +62,7 @@ def fetch(
         for name, content in found.files.items():
             (Path(folder) / name).write_bytes(content)
         write_atomically(Path(folder) / delivery.SIGNED, json.dumps(found.signed, indent=2).encode())
-        if not _own(Path(folder)) or model is not None:
+        if not needs_code(Path(folder)) or model is not None:
             load_model(folder, model)
         shutil.copytree(folder, target, dirs_exist_ok=True)
     return target, json.loads(found.files["certificate.json"])
@@ -93,15 +94,16 @@ def words(certificate: dict[str, Any], directory: Path) -> list[str]:
     ]
 
 
-def load(kit: Kit, directory: Path) -> TrainedModel:
-    """Return a fetched model after verifying it."""
+def load(kit: Kit, directory: Path, encoder: str | None = None) -> TrainedModel:
+    """Return a fetched model after verifying it; `encoder` names the frozen encoder, where that is code."""
     verify(kit, directory)
-    return load_model(directory)
+    return load_model(directory, encoder=encoder)
 
 
-def _own(folder: Path) -> bool:
-    """Whether the model is a module of somebody's own, which needs its code to be loaded."""
-    return bool(read_json(folder / "model.json").get("own"))
+def needs_code(folder: Path) -> bool:
+    """Whether a model is somebody's own module, or behind an encoder that is code, which only its user may name."""
+    found = read_json(folder / "model.json")
+    return bool(found.get("own")) or is_code(str(found.get("settings", {}).get("encoder") or ""))
 
 
 def _got(kit: Kit, path: str, most: int = 1 << 20) -> bytes:
