@@ -44,6 +44,8 @@ from hush.training.precision import Precision, low_dtype, matmul_precision
 from hush.types import Layout
 
 _CACHED = 32  # examples whose activations stay in a CPU's cache, about
+_HELD = 1 << 25  # numbers of gradients that a CPU holds at a time: new memory for more takes as long as computing them
+_LEAST = 32  # examples that are worth a pass all the same
 _SMALL = 4096  # numbers of a parameter that is joined with others
 _WORTH_THREADS = 10_000_000  # examples times parameters from which threads pay off
 
@@ -61,9 +63,11 @@ class PackedSum(EagerSum):
     def sums_of(self, jobs: Sequence[Job]) -> GroupSums:
         """`packed_sums`, with a recorder of the group's own."""
         recorder = Recorder(self.model)
+        held = max(1, probe(self.model, self.x, self.y).numbers)
+        most = min(self.physical_batch, max(_LEAST, _HELD // held))
 
         def sums(vectors: Tensor, rows: Sequence[Tensor], clips: Tensor, keys: Keys) -> Tensor:
-            limit = micro_batch_size(self.model, vectors, self.physical_batch)
+            limit = micro_batch_size(self.model, vectors, most)
             counts, joined = [len(own) for own in rows], torch.cat(list(rows))
             drawn = None if keys is None else torch.cat(list(keys))
             return packed_sums(recorder, vectors, self.x, self.y, counts, clips, limit, self.precision, joined, drawn)
