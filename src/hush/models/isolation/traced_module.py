@@ -79,6 +79,11 @@ class TracedModule(nn.Module):
         quiet_vmap()
         return torch.func.vmap(lambda row: run(row[None])[0])(x)
 
+    def calls(self, operation: str) -> bool:
+        """Return whether the graph calls an operation with this in its name."""
+        nodes = self.__dict__["graph_module"].graph.nodes
+        return any(f"aten.{operation}" in str((node.target, *node.args)) for node in nodes if node.op != "placeholder")
+
     @property
     def unread(self) -> set[str]:
         """The names of the parameters that no operation of the graph reads."""

@@ -2,7 +2,8 @@
 
 Example b of client c is number b * clients + c. In that order a batch of images is at the same time a batch with the
 channels of all clients side by side, which is what a grouped convolution takes, and a matrix product of each client's
-rows reads them where they are.
+rows reads them where they are. A product over several positions of each example does not: where there is no
+convolution, example b of client c is number c * examples + b instead (`by_client`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class PaddedBatch:
         device: Where the batch is.
         rows: How many examples each client's complete sum has, of which these may be a part.
         precision: How layers multiply.
+        by_client: Whether the examples lie client by client.
     """
 
     clients: int
@@ -39,6 +41,7 @@ class PaddedBatch:
     device: torch.device
     rows: int
     precision: Precision = "float32"
+    by_client: bool = False
 
     @cached_property
     def low(self) -> torch.dtype | None:
@@ -59,11 +62,12 @@ class PaddedBatch:
     @property
     def owner(self) -> Tensor:
         """The client number of each example."""
-        return torch.arange(self.clients, device=self.device).repeat(self.examples)
+        numbers = torch.arange(self.clients, device=self.device)
+        return numbers.repeat_interleave(self.examples) if self.by_client else numbers.repeat(self.examples)
 
     def expand(self, values: Tensor) -> Tensor:
         """Each client's value, repeated for each of its examples."""
-        return values.expand(self.examples, *values.shape).flatten(0, 1)
+        return self._merged(values[:, None].expand(-1, self.examples, *values.shape[1:]))
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x W' + b along the last axis."""
@@ -103,9 +107,11 @@ class PaddedBatch:
 
     def add_weighted(self, total: Tensor, factors: Tensor, each: Tensor) -> None:
         """Add each example's own tensor, times its factor, to its client's total."""
-        flat = each.reshape(self.examples, self.clients, -1).transpose(0, 1)
-        scale = factors.view(self.examples, 1, self.clients).permute(2, 1, 0)
-        total.view(self.clients, 1, -1).add_(summed_products(scale, flat, self.rows))
+        flat, scale = (
+            self._split(each).flatten(2) if each.ndim > 1 else self._split(each[:, None]),
+            self._split(factors),
+        )
+        total.view(self.clients, 1, -1).add_(summed_products(scale[:, None], flat, self.rows))
 
     def add_outer(self, total: Tensor, left: Tensor, right: Tensor) -> None:
         """Add left' right of each example (examples x positions x width each) to its client's total."""
@@ -130,22 +136,33 @@ class PaddedBatch:
 
     def _by_client(self, t: Tensor) -> Tensor:
         """Examples x ... x width as clients x rows x width."""
-        apart = t.reshape(self.examples, self.clients, -1, t.shape[-1]).transpose(0, 1)
-        return apart.flatten(1, 2)
+        return self._split(t).flatten(1, -2)
 
     def _by_example(self, t: Tensor, like: Tensor) -> Tensor:
         """The way back: leading axes as those of `like`."""
-        rows = t.view(self.clients, self.examples, -1, t.shape[-1]).transpose(0, 1)
+        rows = self._merged(t.view(self.clients, self.examples, -1, t.shape[-1]))
         return rows.reshape(*like.shape[:-1], t.shape[-1]).to(like.dtype)
 
+    def _split(self, t: Tensor) -> Tensor:
+        """Examples x ... as clients x examples x ...: no copy."""
+        if self.by_client:
+            apart: Tensor = t.unflatten(0, (self.clients, self.examples))
+            return apart
+        apart = t.unflatten(0, (self.examples, self.clients))
+        return apart.transpose(0, 1)
+
+    def _merged(self, t: Tensor) -> Tensor:
+        """The way back."""
+        return t.flatten(0, 1) if self.by_client else t.transpose(0, 1).flatten(0, 1)
+
     def _fast(self, x: Tensor, outputs: int, g: Geometry) -> bool:
-        return self.kernels is not None and bool(self.kernels.usable(x, outputs, g))
+        return not self.by_client and self.kernels is not None and bool(self.kernels.usable(x, outputs, g))
 
     def _side_by_side(self, t: Tensor) -> Tensor:
-        return cast_to(t, self.low).reshape(self.examples, -1, *t.shape[2:])
+        return self._split(cast_to(t, self.low)).transpose(0, 1).flatten(1, 2)
 
     def _apart(self, t: Tensor, like: Tensor) -> Tensor:
-        return t.reshape(len(like), -1, *t.shape[2:]).to(like.dtype)
+        return self._merged(t.unflatten(1, (self.clients, -1)).transpose(0, 1)).to(like.dtype)
 
     def _kernels(self, weight: Tensor) -> Tensor:
         return cast_to(weight, self.low).flatten(0, 1)

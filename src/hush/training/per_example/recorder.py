@@ -37,7 +37,11 @@ _UNKNOWN = {
 
 
 class Recorder:
-    """A model made ready for passes. Not for several threads at once: each has its own."""
+    """A model made ready for passes. Not for several threads at once: each has its own.
+
+    Attributes:
+        convolutional: Whether it has convolutions.
+    """
 
     def __init__(self, model: Model) -> None:
         if isinstance(model.module, TracedModule) and model.module.order in _UNKNOWN:
@@ -51,6 +55,7 @@ class Recorder:
         originals = {id(model.module.get_parameter(name)): own for name, own in self._proxies.items()}
         self._module = _copy(model.module, originals, {})
         self._unused = _unused(model.module)
+        self.convolutional = _convolutional(model.module)
         self._anchor = torch.zeros((), requires_grad=True)
 
     def terms(self, values: Mapping[str, Tensor], clients: BatchLayout, x: Tensor, y: Tensor) -> dict[str, Term]:
@@ -76,6 +81,12 @@ class Recorder:
         d = output_gradients(self._loss, logits.detach().t().contiguous(), y, 0)
         torch.autograd.grad(logits, self._anchor, d.t(), allow_unused=True)
         return tape.gradients()
+
+
+def _convolutional(module: nn.Module) -> bool:
+    if isinstance(module, TracedModule):
+        return module.calls("conv")
+    return any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
 
 
 def _unused(module: nn.Module) -> set[str]:

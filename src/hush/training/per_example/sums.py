@@ -198,11 +198,16 @@ def padded_sums(
     each = len(mask) // len(vectors)
     for start in range(0, len(mask), width):
         part = slice(start, min(start + width, len(mask)))
-        layout = PaddedBatch(len(vectors), (part.stop - start) // len(vectors), vectors.device, each, precision)
+        examples, by_client = (part.stop - start) // len(vectors), not recorder.convolutional
+        layout = PaddedBatch(len(vectors), examples, vectors.device, each, precision, by_client)
+        given = [mask[part], *_gathered(recorder.model, x, y, rows, keys, part)]
+        if by_client:
+            given = [t.unflatten(0, (examples, -1)).transpose(0, 1).flatten(0, 1) for t in given]
+        real, *given = given
         with matmul_precision(precision, vectors.device):
-            terms = recorder.terms(values, layout, *_gathered(recorder.model, x, y, rows, keys, part))
+            terms = recorder.terms(values, layout, *given)
         with matmul_precision("float32", vectors.device):
-            _add(terms, total, recorder.layout, layout, clips, mask[part], vectors, capturable)
+            _add(terms, total, recorder.layout, layout, clips, real, vectors, capturable)
     return total
 
 
