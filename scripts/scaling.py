@@ -119,7 +119,8 @@ def _others(ray: Figures) -> str:
     rows = "\n".join(
         f"| {rival} | {samples} | {ray(f'ray.{name}.{samples}_samples.seconds')} | "
         f"{ray(f'ray.{name}.{samples}_samples.ours_seconds')} | "
-        f"{ray(f'ray.{name}_opacus_over_ours.{samples}_samples')} |"
+        f"{ray(f'ray.{name}_opacus_over_ours.{samples}_samples')} | "
+        f"{ray(f'ray.{name}_busy_over_ours.{samples}_samples')} |"
         for name, rival in (("flower", "Flower's simulation, on Ray"), ("pfl", "pfl-research, a process for each core"))
         for samples in (32, 128)
     )
@@ -127,9 +128,11 @@ def _others(ray: Figures) -> str:
 A round of 200 clients with the CNN, in simulators that train each client by an Opacus loop, and on two workers of Hush.
 Theirs is the better of two rounds after a first one, without evaluation; ours the mean of rounds before and after,
 evaluation included ({ray.where("ray.flower_opacus_over_ours.32_samples")}).
+Other processes shared the cores, and more so in some rounds than in others: the last column, of all processes of each
+side, depends less on that.
 
-| simulator | samples a client | seconds a round | ours | times as long |
-|---|---:|---:|---:|---:|
+| simulator | samples a client | seconds a round | ours | times as long | times the processor time |
+|---|---:|---:|---:|---:|---:|
 {rows}
 
 The more samples a client has, the more of a round is training itself, for which Opacus takes about twice as long as

@@ -17,6 +17,12 @@ _PROGRAM = "from hush.bench.flower_app import main; main()"
 
 def seconds(work: Workload) -> tuple[float, float] | str:
     """Return the duration of a round without Flower's start-up and its clients' CPU time, or why they are unknown."""
+    found = times(work)
+    return found if isinstance(found, str) else (found["seconds"], found["busy"])
+
+
+def times(work: Workload) -> dict[str, float] | str:
+    """Return the duration of a round, the CPU time of its clients and of all processes, or why they are unknown."""
     missing = [name for name in ("flwr", "ray", "opacus") if importlib.util.find_spec(name) is None]
     if missing:
         return f"Not measured: {' and '.join(missing)} not installed (pip install flwr[simulation] opacus)."
@@ -31,5 +37,5 @@ def seconds(work: Workload) -> tuple[float, float] | str:
     answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not answers:
         return f"Not measured: Flower's simulation failed ({what_failed(done.stderr)[:120]})."
-    found = json.loads(answers[-1])
-    return float(found["seconds"]), float(found["busy"])
+    found: dict[str, float] = json.loads(answers[-1])
+    return found

@@ -1,8 +1,8 @@
 """The Flower app that `hush.bench.flower` starts: W1 in Flower's simulation, an Opacus loop per client, on all cores.
 
-It is imported rather than run as a file, so that Ray's workers can import it too. `main` writes {"seconds", "busy"}:
-the better of two rounds after a warm-up round, from the first message sent to the last reply averaged; and the minimum
-CPU time of the clients' own loops in a round, excluding Flower.
+It is imported rather than run as a file, so that Ray's workers can import it too. `main` writes {"seconds", "busy",
+"all"}: the better of two rounds after a warm-up round, from the first message sent to the last reply averaged; the
+minimum CPU time of the clients' own loops in a round, excluding Flower; and that of all processes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from hush.bench import baselines
+from hush.bench.turns import processor_seconds
 from hush.bench.workloads import Workload, w1
 
 _ROUNDS = 3
@@ -44,13 +45,15 @@ def _train(clients: int, samples: int, client: int, arrays: Any) -> tuple[Any, f
     return trained[0].state_dict(), time.process_time() - began
 
 
-def apps(clients: int, samples: int) -> tuple[Any, Any, list[tuple[float, float]]]:
-    """Return the server and client apps, and the lists that will contain wall-clock and CPU time of the rounds."""
+def apps(clients: int, samples: int) -> tuple[Any, Any, list[tuple[float, float, float]]]:
+    """Return the server and client apps, and the list that will contain the times of the rounds: by the clock, CPU time
+    of the clients' loops, and CPU time of all processes.
+    """
     flwr_app, client_side, server_side = (
         importlib.import_module(f"flwr.{name}") for name in ("app", "clientapp", "serverapp")
     )
     client_app, server_app = client_side.ClientApp(), server_side.ServerApp()
-    taken: list[tuple[float, float]] = []
+    taken: list[tuple[float, float, float]] = []
 
     def train(message: Any, context: Any) -> Any:
         client = int(context.node_config["partition-id"])
@@ -65,7 +68,7 @@ def apps(clients: int, samples: int) -> tuple[Any, Any, list[tuple[float, float]
         while len(nodes := list(grid.get_node_ids())) < clients:
             time.sleep(0.1)
         for _ in range(_ROUNDS):
-            began = time.perf_counter()
+            began, before = time.perf_counter(), processor_seconds()
             record = flwr_app.RecordDict({"model": flwr_app.ArrayRecord(state)})
             replies = grid.send_and_receive(
                 [flwr_app.Message(content=record, dst_node_id=node, message_type="train") for node in nodes]
@@ -73,7 +76,7 @@ def apps(clients: int, samples: int) -> tuple[Any, Any, list[tuple[float, float]
             models = [reply.content["model"].to_torch_state_dict() for reply in replies]
             state = {name: torch.stack([model[name] for model in models]).mean(0) for name in state}
             busy = sum(float(reply.content["spent"]["busy"]) for reply in replies)
-            taken.append((time.perf_counter() - began, busy))
+            taken.append((time.perf_counter() - began, busy, processor_seconds() - before))
 
     client_app.train()(train)
     server_app.main()(main)
@@ -81,7 +84,7 @@ def apps(clients: int, samples: int) -> tuple[Any, Any, list[tuple[float, float]
 
 
 def run(clients: int, samples: int) -> dict[str, float]:
-    """Return the duration of the fastest round, and its minimum CPU time."""
+    """Return the duration of the fastest round, and the least CPU time of the clients' loops and of all processes."""
     server_app, client_app, taken = apps(clients, samples)
     importlib.import_module("flwr.simulation").run_simulation(
         server_app=server_app,
@@ -89,8 +92,7 @@ def run(clients: int, samples: int) -> dict[str, float]:
         num_supernodes=clients,
         backend_config={"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": os.cpu_count()}},
     )
-    seconds, busy = (min(column) for column in zip(*taken[1:], strict=True))
-    return {"seconds": seconds, "busy": busy}
+    return dict(zip(("seconds", "busy", "all"), map(min, zip(*taken[1:], strict=True)), strict=True))
 
 
 def main() -> None:

@@ -19,8 +19,11 @@ from hush.bench.workloads import Workload
 _LIMIT = 1800
 
 
-def seconds(work: Workload) -> tuple[float, float] | str:
-    """Return the duration of a round without the start-up, and its clients' CPU time, or why they are unknown."""
+def times(work: Workload) -> dict[str, float] | str:
+    """Return the duration of a round without the start-up, and the CPU time of all processes, or why they are unknown.
+
+    The processes share the clients, and the first one tells its own CPU time.
+    """
     place = os.environ.get("HUSH_BENCH_PFL", "")
     found = (Path(place) / "pfl").is_dir() if place else importlib.util.find_spec("pfl") is not None
     if not found or importlib.util.find_spec("opacus") is None:
@@ -36,5 +39,5 @@ def seconds(work: Workload) -> tuple[float, float] | str:
     answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not answers:
         return f"Not measured: pfl-research failed ({what_failed(done.stderr)[:120]})."
-    read = json.loads(answers[-1])
-    return float(read["seconds"]), float(read["busy"])
+    read: dict[str, float] = json.loads(answers[-1])
+    return {**read, "all": read["busy"] * (os.cpu_count() or 1)}

@@ -143,6 +143,11 @@ class StartedRay:
         self._ray.shutdown()
 
 
+def processor_seconds() -> float:
+    """Return the processor time so far of this process and of all living ones that descend from it."""
+    return time.process_time() + sum(map(_ticks, descendants(os.getpid())))
+
+
 class _Now(NamedTuple):
     clock: float
     own: float
