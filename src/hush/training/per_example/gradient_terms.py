@@ -155,7 +155,7 @@ class OuterProductTerm:
         return total[(slice(None), slice(None), *(slice(own.start, own.stop) for own in self.inputs))]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SparseRowsTerm:
     """Gradients that touch a few rows of a table: examples x rows x width in principle.
 

@@ -210,7 +210,8 @@ class Table:
         row = pairs % size
         if self.skipped is not None:
             part = part.masked_fill((row == self.skipped)[:, None], 0.0)
-        return [(self.weight.name, SparseRowsTerm(pairs // size, row, part, len(self.index), size))]
+        term = SparseRowsTerm(example=pairs // size, row=row, part=part, examples=len(self.index), rows=size)
+        return [(self.weight.name, term)]
 
 
 def equal_rows(index: Tensor, d: Tensor, size: int, skipped: int | None) -> SparseRowsTerm:
@@ -225,7 +226,9 @@ def equal_rows(index: Tensor, d: Tensor, size: int, skipped: int | None) -> Spar
         part = part.masked_fill((index == skipped)[..., None], 0.0)
     examples, places = index.shape
     owner = torch.arange(examples, device=d.device).repeat_interleave(places)
-    return SparseRowsTerm(owner, index.flatten(), part.flatten(0, 1), examples, size, places)
+    return SparseRowsTerm(
+        example=owner, row=index.flatten(), part=part.flatten(0, 1), examples=examples, rows=size, places=places
+    )
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from hush.training.per_example.convolution import Geometry
 from hush.training.precision import Precision, low_dtype, triton_kernels, triton_precision
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PaddedBatch:
     """A batch with equally many examples of each client.
 

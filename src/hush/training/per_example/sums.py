@@ -122,7 +122,8 @@ def _probe(model: Model, x: Tensor, y: Tensor) -> Probe:
     try:
         values = unflatten(model.start.to(x.device)[None], model.layout)
         rows = model.with_keys(x, torch.zeros(len(x), dtype=torch.int64, device=x.device))
-        terms = Recorder(model).terms(values, PaddedBatch(1, len(x), x.device, len(x)), rows, y)
+        layout = PaddedBatch(clients=1, examples=len(x), device=x.device, rows=len(x))
+        terms = Recorder(model).terms(values, layout, rows, y)
     except UnsupportedError as reason:
         # Without its traceback, which would keep the tensors of the pass.
         return Probe(reason.with_traceback(None), model.layout.size)
@@ -199,7 +200,10 @@ def padded_sums(
     for start in range(0, len(mask), width):
         part = slice(start, min(start + width, len(mask)))
         examples, by_client = (part.stop - start) // len(vectors), not recorder.convolutional
-        layout = PaddedBatch(len(vectors), examples, vectors.device, each, precision, by_client)
+        layout = PaddedBatch(
+            clients=len(vectors), examples=examples, device=vectors.device, rows=each, precision=precision,
+            by_client=by_client,
+        )  # fmt: skip
         given = [mask[part], *_gathered(recorder.model, x, y, rows, keys, part)]
         if by_client:
             given = [t.unflatten(0, (examples, -1)).transpose(0, 1).flatten(0, 1) for t in given]
