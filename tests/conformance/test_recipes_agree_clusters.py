@@ -202,5 +202,6 @@ def test_every_recipe_has_its_agreement() -> None:
         "fedavg", "dp-fedavg", "minimum", "maximum", "weiavg", "robust-hdp", "fedsgd", "dp-fedsgd", "scaffold",
         "dp-scaffold", "scaffold-warm", "dp-scaffold-warm", "pfa", "pfa-plus", "fedprox", "padpfl", "hush",
     }  # fmt: skip
-    assert here | beside == set(RECIPES)
+    solved = {"closed-form"}  # tests/recipes/slots/test_closed_form.py: ridge regression in numpy
+    assert here | beside | solved == set(RECIPES)
     assert set(FAITHFUL) <= set(RECIPES)

@@ -226,9 +226,9 @@ MUTANTS = (
     ),
     _mutant(
         "full-batch-charged-as-sampled", "a full batch is charged as a sampling rate of 1/5", "privacy/schedule.py",
-        "trained = (self.plan.cost(rounds),) if self.spec.train else ()",
+        "trained = (self.plan.cost(rounds),) if self.spec.train and not self.spec.idle else ()",
         "trained = ((replace(self.plan.cost(rounds), rate=min(1.0, 0.2)) if self.spec.full_batch "
-        "else self.plan.cost(rounds)),) if self.spec.train else ()",
+        "else self.plan.cost(rounds)),) if self.spec.train and not self.spec.idle else ()",
         *_release("rate of model update: assign = gmm-then-loss, every = 1"),
     ),
     _mutant(

@@ -110,7 +110,9 @@ def test_a_model_that_cannot_be_centred_is_trained_without_and_pays_for_nothing(
     assert not any("mean of the inputs" in str(card.stages) for card in result.guarantees)
     assert not any("weight of the mean" in text for text in result.not_covered)
     # What is not released costs nothing: the noise is that of a recipe that never had a centre.
-    without = prepare(parse({**raw, "recipe": {"name": "hush", "protect": {"rule": "dp-sgd", "steps": 10}}}))
+    without = prepare(
+        parse({**raw, "recipe": {"name": "hush", "protect": {"rule": "dp-sgd", "steps": 10, "batches": "large"}}})
+    )
     expected = [schedule.plan.noise_multiplier for schedule in without.schedules]
     assert [card.noise_multiplier for card in result.guarantees] == expected
     # The twin: with a linear model it is told and charged.
@@ -174,8 +176,9 @@ def test_every_budget_is_kept_and_used() -> None:
     result = hush.simulate(config(privacy={"budgets": [0.3, 1.0, 2.0, 8.0]}))
     for card in result.guarantees:
         assert 0.97 * card.epsilon_budget < card.epsilon_spent <= card.epsilon_budget
-        # One pass in ten steps, whatever the config says, and the card says so.
-        assert (card.batch_size, card.steps) == (math.ceil(card.samples / 10), 30)
+        # At least one pass in ten steps, whatever the config says, and the card says so.
+        assert card.batch_size >= math.ceil(card.samples / 10)
+        assert card.steps == 30
 
 
 @pytest.mark.parametrize("limit", [3, 4096])

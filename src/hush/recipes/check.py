@@ -45,6 +45,8 @@ def incompatible(recipe: Recipe) -> Iterator[tuple[str, str]]:
             "assign.share",
             "a noisy choice requires a privacy budget, and this protect option has none; set share = 0",
         )
+    if isinstance(recipe.protect, DpSgd) and recipe.protect.level == "user" and recipe.protect.noise is None:
+        yield "protect.level", '"user" multiplies a given noise; accepted: "rows", or spread = "equal-noise" with noise'
     if isinstance(recipe.step, ClosedForm):
         yield from _closed_form(recipe)
     if isinstance(recipe.weight, Samples) and recipe.weight.counts == "noisy":
