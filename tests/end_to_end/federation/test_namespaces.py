@@ -109,7 +109,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 def test_a_wire_that_is_cut_in_a_round_and_mended(tmp_path: Path, parent: ForkServer, link: Wire) -> None:
     """The member is cut off while it trains; the round closes on its quorum; mended, the member is back."""
-    work = {"batch_size": 64, "lr": 0.1, "steps": 150}
+    work = {"batch_size": 64, "lr": 0.1, "steps": 600}
     with parent.tidy() as held:
         place = started(tmp_path, held, link, run_ := config(3, 5, quorum=2, local=work))
         kit, out = place.path / "kits" / "m002", place.runs / "run"

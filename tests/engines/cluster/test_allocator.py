@@ -32,5 +32,5 @@ def faults(kind: str) -> int:
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the allocator is that of Linux's C library")
 def test_freed_memory_is_used_again_without_page_faults() -> None:
-    # 20 steps touch 160,000 pages of 4 KiB. Transparent huge pages would hide some of them, so only ours is bounded.
-    assert faults("kept") < 10_000 < faults("usual")
+    # 20 steps touch 160,000 pages of 4 KiB, of which transparent huge pages hide up to nineteen in twenty.
+    assert 4 * faults("kept") < faults("usual")
