@@ -102,6 +102,7 @@ def _read(kind: str, path: str, name: str, key: str, **settings: object) -> Any:
     """Return a model of one of the automatic classes, with weights from files of safetensors on this machine."""
     try:
         import transformers
+        from huggingface_hub import snapshot_download
     except ImportError:
         raise HushError(f"{key}: {name} needs transformers; accepted: pip install hush[hf]", key) from None
     log: Any = transformers.utils.logging
@@ -109,6 +110,8 @@ def _read(kind: str, path: str, name: str, key: str, **settings: object) -> Any:
     log.set_verbosity_error()
     log.disable_progress_bar()
     try:
+        # A name is looked up in the local cache: with a directory, the library has nothing to ask a server for.
+        path = path if Path(path).is_dir() else snapshot_download(path, local_files_only=True)
         return getattr(transformers, kind).from_pretrained(
             path, local_files_only=True, use_safetensors=True, trust_remote_code=False, dtype=torch.float32, **settings
         )
