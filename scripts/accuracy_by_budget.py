@@ -49,11 +49,11 @@ def measured() -> dict[str, Any]:
 
     by_factor = {}
     for factor in FACTORS:
-        held: dict[str, dict[str, list[float]]] = {name: {} for name in ("hush", *OTHERS)}
+        by_recipe: dict[str, dict[str, list[float]]] = {name: {} for name in ("hush", *OTHERS)}
         for rate in RATES:
             for name, values in accuracies(("hush", *OTHERS) if rate == "auto" else OTHERS, rate, factor).items():
-                held[name][str(rate)] = values
-        by_factor[f"{factor:g}"] = held
+                by_recipe[name][str(rate)] = values
+        by_factor[f"{factor:g}"] = by_recipe
     return {
         "command": "OMP_NUM_THREADS=1 .venv/bin/python -m scripts.accuracy_by_budget --measure",
         "versions": versions(),
@@ -73,7 +73,7 @@ def curves(results: Mapping[str, Any]) -> list[Curve]:
     """A curve for each recipe, and a level for no privacy: percent by factor."""
     drawn = []
     for name in ("hush", *OTHERS):
-        each = [best(held[name])[1] for held in results["factors"].values()]
+        each = [best(by_recipe[name])[1] for by_recipe in results["factors"].values()]
         drawn.append(
             Curve(
                 label=LABELS.get(name, name),
@@ -120,7 +120,7 @@ def main() -> None:
 def _compact(text: str) -> str:
     import re
 
-    return re.sub(r"\[\s+([-\d.,\s]+?)\s+\]", lambda held: f"[{' '.join(held[1].split())}]", text)
+    return re.sub(r"\[\s+([-\d.,\s]+?)\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)
 
 
 if __name__ == "__main__":

@@ -97,13 +97,13 @@ def table(results: Mapping[str, Any]) -> str:
     lines = [f"| setting | rounds | seeds | hush | best other (its rate) | {autos} |"]
     lines.append("|---|---|---|---|---|" + "---|" * len(SHOWN))
     for setting, by_rounds in results["settings"].items():
-        for rounds, held in by_rounds.items():
-            means = {(r, rate): _mean(v) for r, rates in held["accuracy"].items() for rate, v in rates.items()}
+        for rounds, measured in by_rounds.items():
+            means = {(r, rate): _mean(v) for r, rates in measured["accuracy"].items() for rate, v in rates.items()}
             own = means.pop(("hush", "auto"))
             recipe, rate = max(means, key=lambda each: means[each])
             autos = " | ".join(f"{100 * means[other, 'auto']:.1f}" for other in SHOWN)
             best = f"{100 * means[recipe, rate]:.1f} ({recipe}, {rate})"
-            lines.append(f"| {setting} | {rounds} | {len(held['seeds'])} | {100 * own:.1f} | {best} | {autos} |")
+            lines.append(f"| {setting} | {rounds} | {len(measured['seeds'])} | {100 * own:.1f} | {best} | {autos} |")
     return "\n".join(lines)
 
 
@@ -143,7 +143,7 @@ def main() -> None:
                 "settings": ordered,
             }
             text = json.dumps(known, indent=2, ensure_ascii=False)
-            text = re.sub(r"\[\s+([-\d.,\s]+?)\s+\]", lambda held: f"[{' '.join(held[1].split())}]", text)
+            text = re.sub(r"\[\s+([-\d.,\s]+?)\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)
             RESULTS.write_text(text + "\n", encoding="utf-8")
 
 

@@ -52,14 +52,16 @@ def measured(folder: Path) -> dict[str, Any]:
         Path(scratch, "ray").mkdir()
         for repeat in range(REPEATS):
             for name, entry in found.items():
-                held = {**environment, "PATH": f"{folder / name / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+                variables = {**environment, "PATH": f"{folder / name / 'bin'}{os.pathsep}{os.environ['PATH']}"}
                 work = Path(scratch) / f"{repeat}_{name}"
                 shutil.copytree(PROGRAMS / f"with_{name}", work)
                 *before, last = COMMANDS[name]
                 for command in before:
-                    subprocess.run(command, shell=True, check=True, cwd=work, env=held, capture_output=True)
+                    subprocess.run(command, shell=True, check=True, cwd=work, env=variables, capture_output=True)
                 start = time.perf_counter()
-                done = subprocess.run(last, shell=True, check=True, cwd=work, env=held, capture_output=True, text=True)
+                done = subprocess.run(
+                    last, shell=True, check=True, cwd=work, env=variables, capture_output=True, text=True
+                )
                 entry["seconds"].append(round(time.perf_counter() - start, 1))
                 entry["says"] = says(done.stdout + done.stderr)
                 loads.append(os.getloadavg()[0])
@@ -79,10 +81,10 @@ def measured(folder: Path) -> dict[str, Any]:
 
 def _end(variable: str) -> None:
     """End what runs in the background with this environment: the SuperLink that `flwr run` starts."""
-    for held in Path("/proc").glob("[0-9]*/environ"):
+    for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
-            if variable.encode() in held.read_bytes().split(b"\0"):
-                os.kill(int(held.parent.name), signal.SIGTERM)
+            if variable.encode() in path.read_bytes().split(b"\0"):
+                os.kill(int(path.parent.name), signal.SIGTERM)
 
 
 def says(output: str) -> list[str]:

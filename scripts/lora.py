@@ -201,13 +201,13 @@ def table(content: Mapping[str, Any]) -> str:
     for arm in ARMS:
         found = [chosen(content, arm, epsilon) for epsilon in EPSILONS]
         rates = [str(runs[0]["lr"]) for runs in found]
-        told = f"`{rates[0]}`" if len(set(rates)) == 1 else ", ".join(f"`{rate}`" for rate in rates)
+        learning_rates = f"`{rates[0]}`" if len(set(rates)) == 1 else ", ".join(f"`{rate}`" for rate in rates)
         cells = []
         for runs in found:
             values = [100 * each["accuracy"] for each in runs]
             spread = statistics.stdev(values) if len(values) > 1 else math.nan
             cells.append(f"{statistics.fmean(values):.1f} ± {spread:.1f}")
-        lines.append(f"| {arm} | {found[0][0]['parameters']:,} | {told} | {' | '.join(cells)} |")
+        lines.append(f"| {arm} | {found[0][0]['parameters']:,} | {learning_rates} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -116,8 +116,8 @@ def is_current(source: Path, target: Path) -> bool:
 
     if not target.exists():
         return False
-    held = nbformat.read(target, as_version=4)
-    return bool(held.metadata.get("hush", {}).get("fingerprint") == fingerprint(source))
+    notebook = nbformat.read(target, as_version=4)
+    return bool(notebook.metadata.get("hush", {}).get("fingerprint") == fingerprint(source))
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -52,7 +52,7 @@ The result says what it means in plain words (`meaning`, below the table in Pyth
 
 There are two lower bounds:
 - **`epsilon_lower`** compares the attack with everything that the accountant says: it knows a delta for every
-  epsilon, and together they limit how well two data sets can be told apart by any test. Where the attack exceeds this
+  epsilon, and together they limit how well any test can distinguish two data sets. Where the attack exceeds this
   curve, the accounting does not hold for the code, and *that* needs no assumption. To state an epsilon, the noise of
   the whole plan is scaled: the bound is the epsilon of the planned releases with the most noise that the attack
   refutes (`noise_at_most` times the planned noise). As an epsilon it is therefore valid if the releases are the
@@ -62,7 +62,7 @@ There are two lower bounds:
   claim, whatever the mechanism. It is lower, since at a small delta only rare outcomes count, and few runs have them.
 
 Both hold together with the stated confidence. The result is `refuted` if one of them exceeds the claim, or if a
-single release is told apart better than its own part of the plan allows.
+single release is distinguished better than its own part of the plan allows.
 
 - **Refuted:** the accounting does not hold for the code, or an event with probability 1 in 20 occurred (at a
   confidence of 0.95; 1 in 1,000 at 0.999). Repeat the audit with another seed at 0.999. If the result persists, there

@@ -40,19 +40,19 @@ def measured(seeds: int) -> dict[str, Any]:
         found[name] = []
         for seed in range(seeds):
             simulation = Simulation(config={**CONFIG, "seed": seed})
-            told = simulation.sweep({"lr": list(rates)}, within_budget=True, progress=False).facts["tuning"]
+            tuning = simulation.sweep({"lr": list(rates)}, within_budget=True, progress=False).facts["tuning"]
             plain = simulation.sweep({"lr": list(rates)}, progress=False).facts["recipes"]
-            scores = {each["name"]: each["score"] for each in told["candidates"]}
+            scores = {each["name"]: each["score"] for each in tuning["candidates"]}
             entry = {
                 "seed": seed,
-                "chosen": told["chosen"],
-                "score": scores[told["chosen"]],
+                "chosen": tuning["chosen"],
+                "score": scores[tuning["chosen"]],
                 "best_score": max(scores.values()),
-                "whole_score": told["whole_score"],
+                "whole_score": tuning["whole_score"],
                 "best_whole_score": max(each["score"]["mean"] for each in plain.values()),
-                "noise_ratio": statistics.fmean(told["noise_ratio"]),
-                "score_error": told["score_error"],
-                "most_spent": max(s / b for s, b in zip(told["epsilons"], told["budgets"], strict=True)),
+                "noise_ratio": statistics.fmean(tuning["noise_ratio"]),
+                "score_error": tuning["score_error"],
+                "most_spent": max(s / b for s, b in zip(tuning["epsilons"], tuning["budgets"], strict=True)),
             }
             found[name].append({key: round(v, 4) if isinstance(v, float) else v for key, v in entry.items()})
             print(name, found[name][-1], flush=True)

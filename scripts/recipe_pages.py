@@ -136,14 +136,14 @@ def page(results: Mapping[str, Any]) -> str:
 
 def few() -> str:
     """The section about few rounds."""
-    held = json.loads(few_rounds.RESULTS.read_text(encoding="utf-8"))
+    content = json.loads(few_rounds.RESULTS.read_text(encoding="utf-8"))
     return FEW.format(
         others=_listed([f"`{name}`" for name in few_rounds.OTHERS]),
         rates=_listed([str(rate) for rate in few_rounds.RATES]),
-        table=few_rounds.table(held),
-        mnist=f"{held['rows']['mnist']:,}",
-        fashion=f"{held['rows']['fashion-mnist']:,}",
-        command=held["command"],
+        table=few_rounds.table(content),
+        mnist=f"{content['rows']['mnist']:,}",
+        fashion=f"{content['rows']['fashion-mnist']:,}",
+        command=content["command"],
     )
 
 
@@ -201,7 +201,7 @@ def verdict(name: str, results: Mapping[str, Any]) -> str:
     """When to use a recipe and when not, in sentences whose numbers are measured."""
     other, by_setting = f"`{baseline(name)}`", judged(name, results)
 
-    def told(kind: str) -> str:
+    def listed(kind: str) -> str:
         keys = [key for key, found in by_setting.items() if found == kind]
         figures = [_against(name, key, results) for key in keys]
         if kind == "equal":
@@ -210,15 +210,15 @@ def verdict(name: str, results: Mapping[str, Any]) -> str:
 
     bound = WORDS[name].bound
     sentences = []
-    if better := told("better"):
+    if better := listed("better"):
         sentences.append(f"Above {other} {better}." if bound else f"Use it {better}: better than {other}.")
     elif not bound:
         sentences.append(f"No measured setting favours it over {other}.")
-    if worse := told("worse"):
+    if worse := listed("worse"):
         sentences.append(f"Below {other} {worse}." if bound else f"Do not use it {worse}.")
-    if unclear := told("unclear"):
+    if unclear := listed("unclear"):
         sentences.append(f"No clear difference {unclear}.")
-    if equal := told("equal"):
+    if equal := listed("equal"):
         sentences.append(f"Identical to {other} {equal}.")
     lows = [key for key, found in judged(name, results, "worst_client").items() if found == "worse"]
     hidden = [
@@ -232,8 +232,8 @@ def verdict(name: str, results: Mapping[str, Any]) -> str:
 
 
 def _against(name: str, key: str, results: Mapping[str, Any], what: str = "accuracy") -> str:
-    held = results["settings"][key]["recipes"]
-    own, other = (held[each][what]["mean"] for each in (name, baseline(name)))
+    recipes = results["settings"][key]["recipes"]
+    own, other = (recipes[each][what]["mean"] for each in (name, baseline(name)))
     return f"{_percent(own)} against {_percent(other)} %"
 
 
@@ -241,7 +241,7 @@ def _figures(name: str, results: Mapping[str, Any]) -> str:
     rows = [["", name, baseline(name), "worst client", f"{baseline(name)}, worst client"]]
     for key, setting in results["settings"].items():
         own, other = setting["recipes"][name], setting["recipes"][baseline(name)]
-        cells = [_spread(held[what]) for what in ("accuracy", "worst_client") for held in (own, other)]
+        cells = [_spread(figures[what]) for what in ("accuracy", "worst_client") for figures in (own, other)]
         rows.append([SETTINGS[key].title, *cells])
     return _table(rows)
 
@@ -275,8 +275,8 @@ def _cell(setting: Mapping[str, Any], name: str) -> str:
     return _spread(setting["recipes"][name]["accuracy"])
 
 
-def _spread(held: Mapping[str, Any]) -> str:
-    return f"{_percent(held['mean'])} ± {_percent(held['std'])}"
+def _spread(figure: Mapping[str, Any]) -> str:
+    return f"{_percent(figure['mean'])} ± {_percent(figure['std'])}"
 
 
 def _percent(value: float) -> str:
@@ -322,7 +322,7 @@ def main() -> None:
             found = _joined(json.loads(RESULTS.read_text(encoding="utf-8")), found)
         text = json.dumps(found, indent=2, ensure_ascii=False)
         # Lists of numbers on one line each, which is how they are read.
-        text = re.sub(r"\[\s+([-\d.,\s]+?)\s+\]", lambda held: f"[{' '.join(held[1].split())}]", text)
+        text = re.sub(r"\[\s+([-\d.,\s]+?)\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)
         RESULTS.write_text(text + "\n", encoding="utf-8")
     PAGE.write_text(page(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
     FIGURE.write_text(drawing(), encoding="utf-8")

@@ -78,12 +78,12 @@ def _curves(content: Content) -> Iterator[Chart]:
             ends.append((means[-1], rounds[-1], cell["algorithm"]))
         if lines:
             ends.sort(reverse=True)
-            told = ", ".join(f"{name} {value:.1f}" for value, _, name in ends)
+            values = ", ".join(f"{name} {value:.1f}" for value, _, name in ends)
             yield Chart(
                 key=column,
                 title=column,
                 words=f"Accuracy over the rounds, {column}.",
-                meaning=f"{column}: after the last round {told}.",
+                meaning=f"{column}: after the last round {values}.",
                 x=Axis(title="round"),
                 y=Axis(title="accuracy (%)"),
                 series=lines,
@@ -95,7 +95,7 @@ def _bars(content: Content) -> Chart | None:
     """Return a chart of the first measure: a group of bars for each column, a bar for each algorithm."""
     names = _names(content)
     columns = list(dict.fromkeys(cell["column"] for cell in content["cells"]))
-    series, told = [], []
+    series, ranges = [], []
     for name in names:
         cells = [cell for cell in content["cells"] if cell["algorithm"] == name]
         values = [next(iter(cell["measures"].values())) for cell in cells]
@@ -111,14 +111,14 @@ def _bars(content: Content) -> Chart | None:
                 colour=numbered(names.index(name)),
             )
         )
-        told.append(f"{name} {min(ours):.3g} to {max(ours):.3g}")
+        ranges.append(f"{name} {min(ours):.3g} to {max(ours):.3g}")
     if not series:
         return None
     return Chart(
         key="all",
         title=str(content["title"]),
         words=str(content["title"]),
-        meaning=f"{content['title']}. From left to right in each group: {'; '.join(told)}.",
+        meaning=f"{content['title']}. From left to right in each group: {'; '.join(ranges)}.",
         x=Axis(scale="category", categories=tuple(columns)),
         y=Axis(title=""),
         series=series,

@@ -122,8 +122,8 @@ def near(content: Content) -> str:
     middle: dict[str, list[float]] = {}
     for _, measure, _, far, _ in found:
         middle.setdefault(unit(content["metric"], measure).words, []).append(far)
-    told = ", ".join(f"{statistics.median(each):.2g} {words}" for words, each in middle.items())
-    return f"{inside} of {len(found)}; {told}"
+    medians = ", ".join(f"{statistics.median(each):.2g} {words}" for words, each in middle.items())
+    return f"{inside} of {len(found)}; {medians}"
 
 
 def best_claims(content: Content) -> list[dict[str, Any]]:

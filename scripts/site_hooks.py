@@ -60,8 +60,8 @@ def _expanded(entry: Any, lists: dict[str, list[str]]) -> Any:
 
 def _one(item: dict[str, Any], lists: dict[str, list[str]]) -> dict[str, Any]:
     return {
-        title: lists.get(held, held) if isinstance(held, str) else _expanded(held, lists)
-        for title, held in item.items()
+        title: lists.get(content, content) if isinstance(content, str) else _expanded(content, lists)
+        for title, content in item.items()
     }
 
 
@@ -78,8 +78,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         executed = sorted(NOTEBOOKS.glob(f"{source.stem}*"))
         if not executed:
             raise PluginError(f"{NOTEBOOKS.name}/{source.stem}: not executed; `make notebooks` does it")
-        for held in executed:
-            files.append(File.generated(config, f"notebooks/{held.name}", abs_src_path=str(held)))
+        for notebook in executed:
+            files.append(File.generated(config, f"notebooks/{notebook.name}", abs_src_path=str(notebook)))
     return files
 
 

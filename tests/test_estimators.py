@@ -95,12 +95,12 @@ def test_clients_keep_their_names_rows_and_budgets() -> None:
 def test_a_fitted_estimator_holds_none_of_the_rows() -> None:
     x, y = blobs()
     model = hush.FederatedClassifier(**QUICK).fit(x, y)
-    held = pickle.dumps(model)
-    assert len(held) < x.astype(np.float32).nbytes * 20
+    pickled = pickle.dumps(model)
+    assert len(pickled) < x.astype(np.float32).nbytes * 20
     rows = x.astype(np.float32)
-    assert not any(row.tobytes() in held for row in rows)
-    assert not any(row.tobytes() in held for row in x)
-    assert np.array_equal(pickle.loads(held).predict(x), model.predict(x))
+    assert not any(row.tobytes() in pickled for row in rows)
+    assert not any(row.tobytes() in pickled for row in x)
+    assert np.array_equal(pickle.loads(pickled).predict(x), model.predict(x))
 
 
 def test_nothing_is_scaled_by_the_rows() -> None:

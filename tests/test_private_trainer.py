@@ -146,8 +146,8 @@ def killed_client(directory: str, when: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["charged", "sealed"])
 def test_a_killed_client_stays_charged(net: Net, tmp_path: Path, when: str, parent: ForkServer) -> None:
-    with parent.tidy() as held:
-        client = held.call("tests.test_private_trainer", "killed_client", tmp_path / "log", tmp_path, when)
+    with parent.tidy() as fork_server:
+        client = fork_server.call("tests.test_private_trainer", "killed_client", tmp_path / "log", tmp_path, when)
         assert client.status() == -9, client.said()
     # The network of the process that died, with all weights zero.
     net.load_state_dict({name: torch.zeros_like(v) if name != "scale" else v for name, v in net.state_dict().items()})
@@ -184,14 +184,14 @@ def test_a_failure_in_training_stays_charged(net: Net, tmp_path: Path, monkeypat
 def test_it_trains_as_a_client_of_a_simulation(net: Net, tmp_path: Path) -> None:
     trainer = _trainer(net, tmp_path, noise="seeded", seed=7)
     federation = trainer._federation
-    held = RunLedgers([Ledger.in_memory(0, trainer.policy)])
+    run_ledgers = RunLedgers([Ledger.in_memory(0, trainer.policy)])
     layout = federation.model.layout
     task = Task(client=0, round=1, models=federation.model.start[None], layout=layout, answer=layout)
-    (answer,) = Simulator(federation, held).answer([task])
+    (answer,) = Simulator(federation, run_ledgers).answer([task])
     assert isinstance(answer, Update)
     done = trainer.fit(round=1)
     assert torch.equal(torch.cat([part.flatten() for part in done.update.values()]), answer.vector)
-    assert held.ledgers[0].spent() == done.guarantee.epsilon_spent
+    assert run_ledgers.ledgers[0].spent() == done.guarantee.epsilon_spent
     assert any("reproducible from the seed" in text for text in done.guarantee.not_covered)
 
 

@@ -94,13 +94,13 @@ def test_a_notebook_draws_the_scores_of_all_labels() -> None:
 def test_a_task_shows_what_is_left_where_a_person_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     monkeypatch.setattr("hush.progress.error_console", lambda: Console(file=out, force_terminal=True, width=120))
-    with task_progress("auditing", "training runs") as told:
-        told(2, 8)
+    with task_progress("auditing", "training runs") as progress:
+        progress(2, 8)
     assert "2/8" in out.getvalue() and "training runs" in out.getvalue() and "left" in out.getvalue()
     monkeypatch.setattr("hush.progress.error_console", lambda: Console(file=out, force_terminal=False))
     before = out.getvalue()
-    with task_progress("auditing", "training runs") as told:
-        told(3, 8)
+    with task_progress("auditing", "training runs") as progress:
+        progress(3, 8)
     assert out.getvalue() == before
 
 

@@ -133,8 +133,8 @@ def test_every_keyword_is_a_key_of_the_config_and_back(name: str) -> None:
 
 def test_every_other_key_is_reached_by_settings() -> None:
     dump = Config().model_dump()
-    keys = {f"{table}.{key}" for table, held in dump.items() if isinstance(held, dict) for key in held}
-    keys |= {key for key, held in dump.items() if not isinstance(held, dict)}
+    keys = {f"{table}.{key}" for table, values in dump.items() if isinstance(values, dict) for key in values}
+    keys |= {key for key, values in dump.items() if not isinstance(values, dict)}
     for key in keys - set(KEYWORDS.values()):
         value = at(Config(), key)
         if value is not None:
@@ -250,8 +250,8 @@ def test_measure_is_of_the_last_fit_or_of_a_directory(tmp_path: Path) -> None:
     module = Net()
     sim = simulation(model=module)
     sim.fit(tmp_path / "run")
-    held, kept = dict(sim.measure().facts), dict(sim.measure(tmp_path / "run").facts)
-    assert held == pytest.approx(kept)
+    fitted, kept = dict(sim.measure().facts), dict(sim.measure(tmp_path / "run").facts)
+    assert fitted == pytest.approx(kept)
     assert set(sim.measure()["measure"]) >= {"train loss", "gradient dissimilarity"}
     with pytest.raises(hush.HushError, match="call fit first"):
         simulation().measure()

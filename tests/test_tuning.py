@@ -48,17 +48,17 @@ def test_every_charge_of_all_candidates_is_in_the_ledger_and_within_the_budget(t
     found = simulation().sweep(GRID, within_budget=True, ledgers=tmp_path / "ledgers", out=tmp_path / "out")
     for client, budget in enumerate(BUDGETS):
         path = tmp_path / "ledgers" / f"client-{client}.ledger"
-        held, costs = describe(path), charges(path)
+        described, costs = describe(path), charges(path)
         updates = [cost for cost in costs if cost.what == "model update"]
         assert len(updates) == 2 * 2 and len(costs) == 5 and sum(cost.what == SCORES for cost in costs) == 1
         # One schedule, fixed beforehand: nothing is converted, and the filter counts what fixed composition does.
-        assert held["filtered"] == held["spent"] and not held["planned"]["converted"]
-        assert 0.97 * budget < held["spent"] <= budget
+        assert described["filtered"] == described["spent"] and not described["planned"]["converted"]
+        assert 0.97 * budget < described["spent"] <= budget
         assert independent_epsilon(costs, 1e-4) <= budget
         # One candidate fewer would leave a good part of the budget: none of the charges is decoration.
         assert independent_epsilon(costs[1:], 1e-4) < 0.9 * budget
-    told = json.loads((tmp_path / "out" / "tuning.json").read_bytes())
-    assert told["chosen"] == found.facts["tuning"]["chosen"] and told["whole_score"] is None
+    facts = json.loads((tmp_path / "out" / "tuning.json").read_bytes())
+    assert facts["chosen"] == found.facts["tuning"]["chosen"] and facts["whole_score"] is None
     cards = [json.loads(path.read_bytes())["guarantees"] for path in (tmp_path / "out").glob("*/seed-*/result.json")]
     assert len(cards) == 2
     assert all(
@@ -71,14 +71,14 @@ def test_every_charge_of_all_candidates_is_in_the_ledger_and_within_the_budget(t
 @pytest.mark.slow
 def test_the_price_is_reported_and_the_better_candidate_is_chosen() -> None:
     found = simulation(epsilon=20.0, rounds=5).sweep({"lr": [1e-5, 0.5]}, within_budget=True)
-    told = found.facts["tuning"]
-    assert told["chosen"] == "local.lr=0.5" and found["chosen"] == (True, False)
-    assert 1.05 < told["noise_ratio"][0] < 1.5 and told["score_error"] < 0.1
-    scores = {each["name"]: each for each in told["candidates"]}
+    facts = found.facts["tuning"]
+    assert facts["chosen"] == "local.lr=0.5" and found["chosen"] == (True, False)
+    assert 1.05 < facts["noise_ratio"][0] < 1.5 and facts["score_error"] < 0.1
+    scores = {each["name"]: each for each in facts["candidates"]}
     chosen = scores["local.lr=0.5"]
-    assert abs(chosen["noised_score"] - chosen["score"]) < 5 * told["score_error"]
-    assert told["whole_score"] >= chosen["score"] - 0.05
-    assert all(spent <= 20.0 for spent in told["epsilons"])
+    assert abs(chosen["noised_score"] - chosen["score"]) < 5 * facts["score_error"]
+    assert facts["whole_score"] >= chosen["score"] - 0.05
+    assert all(spent <= 20.0 for spent in facts["epsilons"])
 
 
 class Silent:

@@ -23,7 +23,7 @@ settings["budgets"]
 # - **labels**: each client has digits of two classes;
 # - **rotations**: eight clients see upright digits, four see them turned by 90 degrees.
 #
-# `rc-dpfl` looks for clusters of clients and trains one model for each; `o-cdpfl` is told the true clusters. Without
+# `rc-dpfl` looks for clusters of clients and trains one model for each; `o-cdpfl` is given the true clusters. Without
 # clusters it is `dp-fedavg`. `compare` trains all recipes on the same clients, in lockstep, over several seeds.
 
 # %%

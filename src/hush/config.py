@@ -35,8 +35,8 @@ def _either(words: str, *kinds: type) -> Callable[[Any], Any]:
 
 def _delta(value: Any) -> Any:
     """A number between 0 and 1, a list of them, or a table by client name."""
-    held = list(value.values()) if isinstance(value, dict) else value
-    listed = held if isinstance(held, list) and held else [held]
+    given = list(value.values()) if isinstance(value, dict) else value
+    listed = given if isinstance(given, list) and given else [given]
     if any(isinstance(v, bool) or not isinstance(v, int | float) or not 0 < v < 1 for v in listed):
         raise ValueError("expected a number between 0 and 1 (both excluded), a list of them, or a table by client name")
     return value

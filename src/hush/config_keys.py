@@ -148,8 +148,8 @@ def _accepts(field: FieldInfo) -> str:
 
 
 def _words(kind: Any, metadata: tuple[Any, ...]) -> str:
-    for held in metadata:
-        words = (held.func.__doc__ or "").strip().rstrip(".") if isinstance(held, BeforeValidator) else ""
+    for constraint in metadata:
+        words = (constraint.func.__doc__ or "").strip().rstrip(".") if isinstance(constraint, BeforeValidator) else ""
         if words:
             return words[0].lower() + words[1:]
     origin, inside = get_origin(kind), get_args(kind)
@@ -170,15 +170,15 @@ def _words(kind: Any, metadata: tuple[Any, ...]) -> str:
 def _limits(metadata: tuple[Any, ...]) -> list[str]:
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
     found = [
-        f"{word} {getattr(held, name):g}"
-        for held in _flat(metadata)
+        f"{word} {getattr(constraint, name):g}"
+        for constraint in _flat(metadata)
         for name, word in words.items()
-        if hasattr(held, name)
+        if hasattr(constraint, name)
     ]
     return [" and ".join(found)] if found else []
 
 
 def _flat(metadata: tuple[Any, ...]) -> Iterator[Any]:
-    for held in metadata:
-        inner = getattr(held, "metadata", None)
-        yield from inner if isinstance(inner, list) else [held]
+    for constraint in metadata:
+        inner = getattr(constraint, "metadata", None)
+        yield from inner if isinstance(inner, list) else [constraint]

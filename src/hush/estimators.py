@@ -217,7 +217,7 @@ class FederatedClassifier(ClassifierMixin, _FederatedEstimator):  # type: ignore
         recipe: The algorithm: a name, a mapping of slots, or a `hush.Recipe`.
         model: "auto" (logistic regression), the name of a model, an `nn.Module`, or a function of the shape of a row
             and the number of classes that makes one.
-        n_clients: How many clients share the rows at random, where `fit` is told none.
+        n_clients: How many clients share the rows at random, where `fit` is given none.
         rounds: How many there are.
         lr: The learning rate, or "auto".
         batch_size: Expected rows in a step; "auto" is an eighth of a client's rows, and at least 16.

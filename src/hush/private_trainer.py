@@ -15,7 +15,7 @@ Guarantees:
       charge without a sealed update, left by a process that died, remains spent, and the round is charged anew.
 
 Edge cases:
-    - Rounds are told apart by the name of the run and their number. Without a name, each trainer is a run of its own.
+    - Rounds are distinguished by the name of the run and their number. Without one, each trainer is a run of its own.
     - A round that was answered for other weights is not answered again. Nor is one before the last of the ledger, whose
       update is no longer stored.
     - Weights that the model does not train must be those of the model: others would train a different function.
@@ -257,12 +257,12 @@ class PrivateTrainer:
         with self._opened() as ledger:
             schedule = self._federation.schedules[0]
             approve([ledger], [(schedule.reserved(), schedule.costs())], named)
-            held = RunLedgers([ledger], named, durable=True)
-            charged = held.charge(0, round, self._stage.round_costs)
+            ledgers = RunLedgers([ledger], named, durable=True)
+            charged = ledgers.charge(0, round, self._stage.round_costs)
             if charged is None:
                 raise HushError(f"round: {round} was already answered, and the answer is no longer stored")
             if isinstance(charged, Receipt):
-                repeated, vector = False, self._trained(ledger, held, charged, start, weights)
+                repeated, vector = False, self._trained(ledger, ledgers, charged, start, weights)
             else:
                 repeated, vector = True, _opened_payload(charged[1], asked, round)
             done = self._state.released(start, vector, weights)
@@ -275,7 +275,7 @@ class PrivateTrainer:
             )
 
     def _trained(
-        self, ledger: Ledger, held: RunLedgers, receipt: Receipt, start: Tensor, weights: Weights | None
+        self, ledger: Ledger, ledgers: RunLedgers, receipt: Receipt, start: Tensor, weights: Weights | None
     ) -> Tensor:
         """Train and seal. A charge whose training fails is forfeited: it remains spent, and nothing is released."""
         federation, config = self._federation, self._federation.config
@@ -305,8 +305,8 @@ class PrivateTrainer:
                 "facts": json.dumps(self.facts),
                 "not_covered": json.dumps(federation.not_covered()),
             }
-            held.seal(0, receipt, lambda: save({"vector": vector.contiguous()}, header))
-            held.sent(0, receipt.round)
+            ledgers.seal(0, receipt, lambda: save({"vector": vector.contiguous()}, header))
+            ledgers.sent(0, receipt.round)
         except BaseException:
             ledger.forfeit_unsealed(receipt.run, receipt.round)
             raise
@@ -450,7 +450,7 @@ def _federation(config: Config, given: object, dataset: Dataset, client: str, na
         np.concatenate(persons),
         (() if dataset.person is None else (np.array([len(own) for own in persons]),)),
     )
-    held = Clients(
+    clients = Clients(
         dataset=dataset, shares=(Share(rows),), train=(rows,), test=(rows[:0],), seed=config.seed, persons=sizes
     )
     privacy = config.privacy
@@ -463,7 +463,7 @@ def _federation(config: Config, given: object, dataset: Dataset, client: str, na
         Recipe(weight=Uniform()),
         (member,),
         model,
-        held,
+        clients,
         device=device_named(config.engine.device),
         own_module=True,
         uncovered=NOT_COVERED,
@@ -472,18 +472,18 @@ def _federation(config: Config, given: object, dataset: Dataset, client: str, na
 
 def _check_terms(ledger: Ledger, policy: Policy, lifetime: float | None, client: str, accountant: str) -> None:
     """Refuse a ledger of another client, and a run whose plan keeps less than its ledger."""
-    held = ledger.terms
-    if client and held.client != client:
-        raise HushError(f"{ledger.where}: the ledger of client {held.client}; accepted: that of client {client}")
+    terms = ledger.terms
+    if client and terms.client != client:
+        raise HushError(f"{ledger.where}: the ledger of client {terms.client}; accepted: that of client {client}")
     for name, found, kept in (
-        ("delta", policy.delta, held.policy.delta),
-        ("relation", policy.relation, held.policy.relation),
-        ("unit of privacy", policy.unit, held.policy.unit),
-        ("accountant", accountant, held.accountant),
+        ("delta", policy.delta, terms.policy.delta),
+        ("relation", policy.relation, terms.policy.relation),
+        ("unit of privacy", policy.unit, terms.policy.unit),
+        ("accountant", accountant, terms.accountant),
     ):
         if found != kept:
             raise HushError(f"{name}: found {found}, and {ledger.where} keeps {kept}; accepted: {kept}")
-    most = held.policy.epsilon
+    most = terms.policy.epsilon
     if lifetime is not None and lifetime > most:
         raise HushError(f"lifetime: found {lifetime:g}, and {ledger.where} has {most:g}; accepted: at most {most:g}")
     if policy.epsilon > (lifetime or most):

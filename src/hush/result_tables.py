@@ -217,7 +217,7 @@ def _gaps(summary: Mapping[str, Any]) -> list[str]:
 def audit_table(found: Mapping[str, Any]) -> Table:
     """Return one row per release with its own bound; the title compares that of all together with the claim."""
     verdict = (
-        "REFUTED: told apart better than allowed" if found["refuted"] else "not refuted; no audit can prove a claim"
+        "REFUTED: distinguished better than allowed" if found["refuted"] else "not refuted; no audit can prove a claim"
     )
     return Table(
         title=(

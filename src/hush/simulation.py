@@ -476,7 +476,7 @@ class Simulation:
             seed: Of the halves, and of the runs.
 
         Returns:
-            A row for each budget: how well members are told from others, and the most that the guarantee allows.
+            A row for each budget: how well members are distinguished, and the most that the guarantee allows.
         """
         with self._citing():
             rows, module = self._inputs(self.config, self._loaded)

@@ -322,7 +322,7 @@ def show_audit(found: Mapping[str, Any]) -> None:
         soft_wrap=True,
     )
     verdict = (
-        "REFUTED: the releases are told apart better than the claim allows"
+        "REFUTED: the releases are distinguished better than the claim allows"
         if found["refuted"]
         else "not refuted (an audit cannot prove the claim)"
     )

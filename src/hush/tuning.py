@@ -154,7 +154,7 @@ def tuned(
     name = uuid.uuid4().hex
     opened = first.ledgers(ledgers, warned.append, name, costs)
     durable, apart = ledgers is not None, 1 + max(federation.config.rounds for federation in planned.values())
-    held = [RunLedgers(opened, name, durable=durable, first=at * apart) for at in range(len(planned) + 1)]
+    run_ledgers = [RunLedgers(opened, name, durable=durable, first=at * apart) for at in range(len(planned) + 1)]
     try:
         runs = lockstep(
             [
@@ -164,7 +164,7 @@ def tuned(
                     command=command,
                     callbacks=() if callbacks is None else callbacks(label, federation.config.seed),
                     ledgers=ledgers,
-                    held=held[at],
+                    run_ledgers=run_ledgers[at],
                 )
                 for at, (label, federation) in enumerate(planned.items())
             ]
@@ -174,11 +174,11 @@ def tuned(
                 f"within_budget: {runs[0].result.ended}; accepted: larger budgets, or ledgers with remaining budget",
                 runs[0].result,
             )
-        scores, error = _evaluated(runs, evaluations, held[-1], apart)
-        runs = [_with_cards(run, held[0], warned, out, label) for label, run in zip(planned, runs, strict=True)]
+        scores, error = _evaluated(runs, evaluations, run_ledgers[-1], apart)
+        runs = [_with_cards(run, run_ledgers[0], warned, out, label) for label, run in zip(planned, runs, strict=True)]
         epsilons = tuple(ledger.filtered() for ledger in opened)
     finally:
-        held[0].close()
+        run_ledgers[0].close()
     chosen = list(planned)[int(scores[:-1].argmax())]
     compared = None
     if ledgers is None and compare:
@@ -308,7 +308,7 @@ def _noise_ratios(planned: Mapping[str, Federation], whole: Mapping[str, Federat
 
 
 def _evaluated(
-    runs: Sequence[CompletedRun], evaluations: Sequence[Cost], held: RunLedgers, number: int
+    runs: Sequence[CompletedRun], evaluations: Sequence[Cost], run_ledgers: RunLedgers, number: int
 ) -> tuple[np.ndarray, float | None]:
     """Return the noised sums over all clients, and the noise of a mean score; None where it hides the number of rows.
 
@@ -319,14 +319,14 @@ def _evaluated(
     for member, cost in zip(runs[0].federation.members, evaluations, strict=True):
         client = member.client
         try:
-            receipt = held.charge(client, 0, [cost])
+            receipt = run_ledgers.charge(client, 0, [cost])
         except BudgetSpentError:
             continue
         assert isinstance(receipt, Receipt)
         source = client_round.source(config, client, number, shared=False)
         noised = noised_scores(runs, client, cost, source)
-        held.seal(client, receipt, partial(_packed, noised))
-        held.sent(client, 0)
+        run_ledgers.seal(client, receipt, partial(_packed, noised))
+        run_ledgers.sent(client, 0)
         deviation = cost.noise * bound(len(runs))
         total += noised.numpy() / deviation**2
         variance += deviation**-2
@@ -365,16 +365,18 @@ def _packed(noised: Tensor) -> bytes:
     return packed
 
 
-def _with_cards(run: CompletedRun, held: RunLedgers, warned: list[str], out: Path | None, name: str) -> CompletedRun:
+def _with_cards(
+    run: CompletedRun, run_ledgers: RunLedgers, warned: list[str], out: Path | None, name: str
+) -> CompletedRun:
     """Return a run with the cards as they are after all candidates and the evaluation, and write them."""
     result = replace(
         run.result,
-        guarantees=run.federation.guarantees(held.ledgers),
+        guarantees=run.federation.guarantees(run_ledgers.ledgers),
         warnings=(*warned, *run.result.warnings),
     )
     if out is not None:
         model = trained_model(run.federation, run.models, run.assignments, result)
         directory = RunDir(out / comparison.path_of(name, result.seed))
-        directory.write_costs(round_costs_of(run.federation, held.ledgers, run.records).to_json())
+        directory.write_costs(round_costs_of(run.federation, run_ledgers.ledgers, run.records).to_json())
         directory.finish(result, contents(model))
     return replace(run, result=result)

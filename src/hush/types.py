@@ -174,8 +174,8 @@ class SideAnswers:
 
 
 @dataclass(frozen=True)
-class HeldVector:
-    """What is checked of a vector that is held elsewhere. The norm is not finite where the vector is not."""
+class VectorFacts:
+    """What is checked of a vector that is stored elsewhere. The norm is not finite where the vector is not."""
 
     size: int
     dtype: str
@@ -186,7 +186,7 @@ class HeldVector:
 class Update:
     """One round's sealed answer: a flat float32 vector released by a ledger receipt, and what accompanies it.
 
-    In a simulation of many numbers the vector may be held elsewhere: then `vector` is empty, and `held` has its facts.
+    In large simulations the vector may be stored elsewhere: then `vector` is empty; `vector_facts` describes it.
     """
 
     client: int
@@ -195,7 +195,7 @@ class Update:
     layout: Layout
     receipt: Receipt
     side: SideAnswers = field(default_factory=SideAnswers)
-    held: HeldVector | None = None
+    vector_facts: VectorFacts | None = None
 
 
 @dataclass(frozen=True)

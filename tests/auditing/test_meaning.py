@@ -37,7 +37,7 @@ def test_what_was_not_looked_at_is_named(found: AuditResult) -> None:
 def test_a_refuted_claim_names_the_release(found: AuditResult) -> None:
     bad = AuditedRelease(what="clip quantile", times=1, audited=1, epsilon_claimed=0.5, epsilon_lower=3.0)
     words = in_words(replace(found, refuted=True, confidence=0.999, releases=(bad,)))
-    assert "The releases (clip quantile) are told apart better than the plan allows" in words[3]
+    assert "The releases (clip quantile) are distinguished better than the plan allows" in words[3]
     assert "1 in 1000 audits" in words[3] and "Repeat it with another seed" in words[3]
 
 

@@ -42,8 +42,8 @@ def loud(relation: Relation, seed: int) -> engine.AuditResult:
 
 def at_once(relation: Relation, seed: int) -> engine.AuditResult:
     """A thousand canaries in one run. Of 100 simulated audits the mean was 0.40 of the claim, the least 0.28."""
-    held = worst_case(epsilon=8.0, delta=1e-8, samples=1000, batch=1000, relation=relation)
-    return examine(held, kind="one-run", canaries=1000, runs=1, confidence=0.999, seed=seed)
+    audited = worst_case(epsilon=8.0, delta=1e-8, samples=1000, batch=1000, relation=relation)
+    return examine(audited, kind="one-run", canaries=1000, runs=1, confidence=0.999, seed=seed)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -150,9 +150,9 @@ def test_a_client_that_promises_nothing_is_refused(small: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_every_round_of_every_run_draws_afresh(secure: bool) -> None:
-    held = worst_case(secure=secure)
+    audited = worst_case(secure=secure)
     drawn = [
-        engine._source(held, run, number, 0).normal(1, torch.float64).item() for run in (0, 1) for number in (0, 1)
+        engine._source(audited, run, number, 0).normal(1, torch.float64).item() for run in (0, 1) for number in (0, 1)
     ]
     assert len(set(drawn)) == 4
 
@@ -161,8 +161,8 @@ def test_an_audit_with_noise_drawn_twice_would_refute_anything(monkeypatch: pyte
     """The wrong twin: what fresh noise is for."""
     fresh = engine._source
 
-    def stale(held: Target, run: int, number: int, seed: int) -> object:
-        return fresh(held, 0, number, seed)
+    def stale(audited: Target, run: int, number: int, seed: int) -> object:
+        return fresh(audited, 0, number, seed)
 
     monkeypatch.setattr(engine, "_source", stale)
     assert examine(worst_case(), runs=600).refuted
@@ -170,17 +170,17 @@ def test_an_audit_with_noise_drawn_twice_would_refute_anything(monkeypatch: pyte
 
 @pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
 def test_the_canary_is_as_loud_as_a_row_may_be(relation: Relation) -> None:
-    held = worst_case(relation=relation)
-    canary = plant(held.model, held.x[:-1], clip=held.plan.clip, relation=relation, count=1, seed=1)
-    effect = effects(held.model, held.model.start, canary, held.plan.clip)
+    audited = worst_case(relation=relation)
+    canary = plant(audited.model, audited.x[:-1], clip=audited.plan.clip, relation=relation, count=1, seed=1)
+    effect = effects(audited.model, audited.model.start, canary, audited.plan.clip)
     assert float(effect.gaps.norm()) == pytest.approx(2.0 if relation == "replace-one" else 1.0, rel=1e-5)
-    assert float((held.x[:-1] @ canary.x[0]).abs().max()) < 1e-6
+    assert float((audited.x[:-1] @ canary.x[0]).abs().max()) < 1e-6
 
 
 def test_canaries_of_a_config_are_loud_and_apart(small: dict[str, Any]) -> None:
-    held = target(prepare(parse(small)))
-    canaries = plant(held.model, held.x, clip=held.plan.clip, relation="add-remove", count=100, seed=1)
-    gaps = effects(held.model, held.model.start, canaries, held.plan.clip).gaps
+    audited = target(prepare(parse(small)))
+    canaries = plant(audited.model, audited.x, clip=audited.plan.clip, relation="add-remove", count=100, seed=1)
+    gaps = effects(audited.model, audited.model.start, canaries, audited.plan.clip).gaps
     assert bool((gaps.norm(dim=1) > 0.99).all())
     likeness = (gaps @ gaps.T - torch.eye(100)).abs()
     assert float(likeness.mean()) < 0.15
@@ -224,11 +224,11 @@ class Labels(SideRelease):
 
 
 def with_labels(ratio: float) -> Target:
-    held = releasing({"recipe": {"name": "dp-fedavg"}})
-    (stage,) = held.rounds
-    labels = Labels("label counts", 0.1, classes=held.shape.classes)
+    audited = releasing({"recipe": {"name": "dp-fedavg"}})
+    (stage,) = audited.rounds
+    labels = Labels("label counts", 0.1, classes=audited.shape.classes)
     telling = replace(stage, spec=replace(stage.spec, side_releases=(labels,)), ratios=(ratio,))
-    return replace(held, rounds=(telling,))
+    return replace(audited, rounds=(telling,))
 
 
 def test_a_release_of_ones_own_is_audited(capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,10 +252,10 @@ def test_a_release_of_ones_own_without_its_noise_is_refuted(monkeypatch: pytest.
 
 def test_all_stages_of_a_course_are_audited(small: dict[str, Any]) -> None:
     small["recipe"] = {"assign": {"rule": "gmm-then-loss", "every": 1}}
-    held = target(prepare(parse(small)))
-    assert [stage.plan.rate for stage in held.rounds].count(1.0) == 1
-    found = examine(held, kind="two-datasets", runs=30, seed=1)
-    assert (found.rounds, found.steps) == (4, 1 + 3 * held.plan.steps)
+    audited = target(prepare(parse(small)))
+    assert [stage.plan.rate for stage in audited.rounds].count(1.0) == 1
+    found = examine(audited, kind="two-datasets", runs=30, seed=1)
+    assert (found.rounds, found.steps) == (4, 1 + 3 * audited.plan.steps)
     assert occurrences(found) == (
         ("model update", 4, 4),
         ("cluster choice", 1, 1),
@@ -263,18 +263,18 @@ def test_all_stages_of_a_course_are_audited(small: dict[str, Any]) -> None:
 
 
 def test_models_to_choose_from_are_turned_by_one_row() -> None:
-    held = releasing(BESIDE["cluster choice"])
-    bound = held.config.privacy.loss_clip
-    canary = plant(held.model, held.x[:-1], clip=held.plan.clip, relation="add-remove", count=1, seed=1)
-    models = rivals(held.model, held.starts[0], held.x[:-1], held.y[:-1], canary, bound, 3)
-    usual, alike, tempting = bounded_losses(held.model, models, held.x[:-1], held.y[:-1], bound)
+    audited = releasing(BESIDE["cluster choice"])
+    bound = audited.config.privacy.loss_clip
+    canary = plant(audited.model, audited.x[:-1], clip=audited.plan.clip, relation="add-remove", count=1, seed=1)
+    models = rivals(audited.model, audited.starts[0], audited.x[:-1], audited.y[:-1], canary, bound, 3)
+    usual, alike, tempting = bounded_losses(audited.model, models, audited.x[:-1], audited.y[:-1], bound)
     assert usual == alike
     assert float(tempting - usual) == pytest.approx(0.5 * bound, rel=0.05)
-    usual, _, tempting = bounded_losses(held.model, models, canary.x, canary.y, bound)
+    usual, _, tempting = bounded_losses(audited.model, models, canary.x, canary.y, bound)
     assert float(usual - tempting) > 0.9 * bound
 
 
 def test_an_update_that_is_never_finite_is_no_clean_bill() -> None:
-    held = worst_case()
+    audited = worst_case()
     with pytest.raises(HushError, match="no released update is finite"):
-        examine(replace(held, starts=torch.full_like(held.starts, math.nan)), runs=10, kind="two-datasets")
+        examine(replace(audited, starts=torch.full_like(audited.starts, math.nan)), runs=10, kind="two-datasets")

@@ -202,8 +202,8 @@ def test_guesses_about_many_canaries_refute_a_true_curve_rarely() -> None:
         truth = rng.random(canaries) < 0.5
         scores = rng.normal(size=canaries) + move * truth
         independent += statistics.one_run(scores, truth, 0.95, 50).refutes(plan.curve())
-        right, truth, told = strengths(move, canaries, rng)
-        alike += statistics.one_run(told, truth, 0.95, 50).refutes(plan.curve())
+        right, truth, guessed = strengths(move, canaries, rng)
+        alike += statistics.one_run(guessed, truth, 0.95, 50).refutes(plan.curve())
         # The wrong twin: guesses about canaries taken for independent ones.
         naive += bool(stats.binom.sf(right - 1, canaries, plan.curve().accuracy) < 0.05)
     assert rarely(independent, 150) and rarely(alike, 150)

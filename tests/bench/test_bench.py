@@ -189,7 +189,7 @@ def test_a_rival_on_a_shared_machine_is_judged_by_processor_time(
     assert busy(lambda: time.sleep(0.05)) < 0.04
 
 
-def test_a_process_that_failed_is_told_by_its_error() -> None:
+def test_a_process_that_failed_is_reported_with_its_error() -> None:
     text = "Traceback:\n  File x\n[rank0]: ValueError: too few\n====\nRoot cause:\n====="
     assert what_failed(text) == "[rank0]: ValueError: too few"
     assert what_failed("killed\n") == "killed"
@@ -243,9 +243,9 @@ def test_unknown_suites_and_missing_devices_are_refused() -> None:
 def test_parts_of_a_suite_are_measured_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = {name: lambda name=name: Findings({f"ray.{name}": 1.0}) for name in ("overhead", "flower", "pfl")}
     monkeypatch.setattr(ray_suite, "PARTS", parts)
-    told: list[str] = []
-    found = run(["ray"], lambda name, *_: told.append(name), ["pfl", "overhead"])
-    assert told == ["ray: pfl", "ray: overhead"]
+    reported: list[str] = []
+    found = run(["ray"], lambda name, *_: reported.append(name), ["pfl", "overhead"])
+    assert reported == ["ray: pfl", "ray: overhead"]
     assert set(found["figures"]) == {"ray.pfl", "ray.overhead"}
     assert found["command"] == "hush bench --suite ray --part pfl --part overhead --json"
     assert set(run(["ray"])["figures"]) == {"ray.overhead", "ray.flower", "ray.pfl"}

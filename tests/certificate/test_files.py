@@ -211,7 +211,7 @@ def test_right_guesses_are_the_most_that_a_guarantee_allows() -> None:
     assert right_guesses(0.0, 0.0) == 0.5
 
 
-def test_an_audit_is_told_in_plain_words_and_only_of_this_run(run: Path, tmp_path: Path) -> None:
+def test_an_audit_is_described_in_plain_words_and_only_of_this_run(run: Path, tmp_path: Path) -> None:
     card = json.loads((run / "result.json").read_bytes())["guarantees"][1]
     audit = {
         "client": 1, "kind": "one-run", "epsilon_claimed": card["epsilon_spent"], "epsilon_lower": 1.25, "delta": 1e-3,

@@ -261,9 +261,9 @@ def test_the_bare_command_prints_its_help(here: Path) -> None:
 
 
 def test_ctrl_c_says_after_which_round_and_how_to_go_on(here: Path, parent: ForkServer) -> None:
-    with parent.tidy() as held:
+    with parent.tidy() as fork_server:
         words = ["run", "run.toml", "--out", "out", "--set", "rounds=5000"]
-        run = held.start(words, here / "log", cwd=here, errors=here / "errors")
+        run = fork_server.start(words, here / "log", cwd=here, errors=here / "errors")
         for _ in range(3000):
             if list((here / "out").glob("checkpoint-*")):
                 break

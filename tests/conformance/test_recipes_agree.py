@@ -118,8 +118,8 @@ def test_hush(noise: bool) -> None:
     recipe = replace(recipe, protect=protect, step=Recent(share=0.6))
     toy = Toy(clients, rounds=3, steps=5)
     centre = rng(9).normal(size=clients[0].x.shape[1])
-    told = {"input_mean": torch.tensor(centre)}
-    played = play(recipe, toy, theta, scripted(given, True, theta.size), told=told)
+    enrolment = {"input_mean": torch.tensor(centre)}
+    played = play(recipe, toy, theta, scripted(given, True, theta.size), enrolment=enrolment)
     known = own.centred(toy.known(recipe), centre, 2)  # type: ignore[arg-type]
     planned = np.array([2 * theta.size * (toy.lr * c.z * c.clip / c.divisor) ** 2 for c in known])
     weigh = own.balanced(3, planned, 2 * toy.lr)
@@ -131,7 +131,7 @@ def test_hush(noise: bool) -> None:
 
 FALSE = (50.0, 3.0, 4.0)
 BELIEVED = {
-    # What the server computes from what it is told: shares of epsilon, and 1 / sigma^2 with sigma as 1 / epsilon.
+    # What the server computes from what it receives: shares of epsilon, and 1 / sigma^2 with sigma as 1 / epsilon.
     "weiavg": (RECIPES["weiavg"], robust_hdp.by_share(FALSE)),
     "declared noise": (
         replace(RECIPES["robust-hdp"], weight=EstimatedNoise("declared")),

@@ -67,7 +67,7 @@ class Driven:
 
     def everything(self) -> list[Tensor]:
         """All numbers that the server holds in the end, and all that it was sent."""
-        slots = [t for _, held in sorted(self.states[-1].slots.items()) for _, t in sorted(held.items())]
+        slots = [t for _, tensors in sorted(self.states[-1].slots.items()) for _, t in sorted(tensors.items())]
         sent = [a.vector for answers in self.answers for a in answers if isinstance(a, Update)]
         return [self.states[-1].models, self.states[-1].released, *slots, *sent]
 
@@ -82,9 +82,9 @@ def drive(made: Federation, alter: Alter = lambda _, answers: answers, absent: t
         driven.states.append(state)
         driven.records.append(record)
 
-    made, told = enrolled(made, books, cohort.rows)
+    made, enrolment = enrolled(made, books, cohort.rows)
     cohort.federation = made
-    loop = serve(made.terms, start(made.terms, made.starts(), told), keep)
+    loop = serve(made.terms, start(made.terms, made.starts(), enrolment), keep)
     try:
         tasks = next(loop)
         while True:
@@ -253,7 +253,7 @@ def test_a_resumed_run_ends_in_the_same_bits(name: str, mode: str, tmp_path: Pat
     whole = plain_run(name, mode)
     state = whole.states[-1]
     kept = load_file(tmp_path / f"checkpoint-{ROUNDS:06d}.safetensors")
-    expected = {f"{slot}.{key}": value for slot, held in state.slots.items() for key, value in held.items()}
+    expected = {f"{slot}.{key}": value for slot, tensors in state.slots.items() for key, value in tensors.items()}
     expected |= {"models": state.models, "released": state.released}
     assert set(kept) == set(expected)
     assert all(torch.equal(kept[key], expected[key]) for key in kept)

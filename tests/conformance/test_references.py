@@ -296,8 +296,8 @@ def test_padpfl_without_prox_and_with_equal_factors_is_uniform_averaging() -> No
     ours = padpfl.run(theta, clients, [np.ones(3) / 3] * 3, all_three, batches, noises, 0.3, 0.0)
     uniform = robust_hdp.run(theta, clients, all_three, batches, noises, 0.3, robust_hdp.by_share([1, 1, 1]))
     np.testing.assert_allclose(ours, uniform, atol=1e-12)
-    held = padpfl.run(theta, clients, [np.ones(3) / 3] * 3, all_three, batches, noises, 0.3, 1.0)
-    assert np.abs(held[-1] - ours[-1]).max() > 1e-3
+    proximal = padpfl.run(theta, clients, [np.ones(3) / 3] * 3, all_three, batches, noises, 0.3, 1.0)
+    assert np.abs(proximal[-1] - ours[-1]).max() > 1e-3
 
 
 def test_prox_stops_between_the_start_and_the_clients_optimum() -> None:

@@ -17,7 +17,7 @@ from tests.support.ledger_jobs import FAILED
 
 POINTS = [
     *(f"{step} {point}" for step in ("reserve", "seal") for point in ("inserted", "committed", "witnessed")),
-    "told",
+    "released",
     "reserve committed in round 1",
     "sent anchored",
 ]
@@ -27,20 +27,20 @@ JOBS = "tests.support.enrolment_jobs"
 
 
 def charges(directory: Path, client: int) -> list[Charge]:
-    _, held = ledger.inspect(directory / "books" / f"client-{client}.ledger")
-    return [charge for charge in held.charges.values() if charge.row.round == ENROLMENT]
+    _, book = ledger.inspect(directory / "books" / f"client-{client}.ledger")
+    return [charge for charge in book.charges.values() if charge.row.round == ENROLMENT]
 
 
-def answers_told(directory: Path) -> list[int]:
-    """How many different answers each client has told: at most one, sealed on a charge; other charges are burned."""
+def answers_released(directory: Path) -> list[int]:
+    """How many different answers each client has released: at most one, on a charge; other charges are burned."""
     numbers = []
     for client in range(CLIENTS):
-        told = directory / f"told-{client}"
-        answers = set(told.read_text().splitlines()) if told.exists() else set()
+        released = directory / f"released-{client}"
+        answers = set(released.read_text().splitlines()) if released.exists() else set()
         found = charges(directory, client)
         assert len(answers) <= 1, "several answers on one charge"
         assert all(charge.state == BURNED for charge in found[:-1])
-        assert not answers or found[-1].state in (READY, SENT), "told without a seal"
+        assert not answers or found[-1].state in (READY, SENT), "released without a seal"
         numbers.append(len(answers))
     return numbers
 
@@ -50,21 +50,21 @@ def kill(parent: ForkServer, directory: Path, point: str, times: int) -> list[in
     nth, at = (CLIENTS + 1, point.removesuffix(" in round 1")) if "round 1" in point else (1, point)
     directory.mkdir()
     log, holder = directory / "log", None
-    with parent.tidy() as held:
+    with parent.tidy() as fork_server:
         for number in range(times):
             passed = 1 + number % 2 if nth == 1 else nth
-            run = held.call(JOBS, "enrolment", log, directory, at, passed)
+            run = fork_server.call(JOBS, "enrolment", log, directory, at, passed)
             status = run.status()
-            told = answers_told(directory)
+            released = answers_released(directory)
             if status == 0:
-                return told
+                return released
             assert status == FAILED, f"the failpoint was not reached: {run.said()}"
             if holder is None:
-                holder = held.call(JOBS, "holder", log, directory)
-                while not (directory / "held").exists():
+                holder = fork_server.call(JOBS, "holder", log, directory)
+                while not (directory / "opened").exists():
                     time.sleep(0.005)
-        assert held.call(JOBS, "enrolment", log, directory).status() == 0
-        return answers_told(directory)
+        assert fork_server.call(JOBS, "enrolment", log, directory).status() == 0
+        return answers_released(directory)
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -31,9 +31,9 @@ step = { rule = "momentum", beta = 0.5 }
 """
 
 
-def start(held: ForkServer, here: Path, out: str, *more: str) -> Child:
-    number = len(held.children)
-    return held.start(["run", "run.toml", "--out", out, *more], here / f"{number}.log", cwd=here)
+def start(fork_server: ForkServer, here: Path, out: str, *more: str) -> Child:
+    number = len(fork_server.children)
+    return fork_server.start(["run", "run.toml", "--out", out, *more], here / f"{number}.log", cwd=here)
 
 
 def rounds(here: Path, out: str) -> int:
@@ -41,8 +41,8 @@ def rounds(here: Path, out: str) -> int:
     return len(path.read_bytes().splitlines()) if path.exists() else 0
 
 
-def kill_after(held: ForkServer, here: Path, lines: int, delay: float, *more: str) -> None:
-    process = start(held, here, "cut", *more)
+def kill_after(fork_server: ForkServer, here: Path, lines: int, delay: float, *more: str) -> None:
+    process = start(fork_server, here, "cut", *more)
     deadline = time.monotonic() + 120
     while rounds(here, "cut") < lines and process.alive() and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -67,11 +67,11 @@ def outcome(here: Path, out: str) -> tuple[dict[str, Any], bytes, int]:
 def run_whole_and_cut(parent: ForkServer, here: Path, kills: list[tuple[int, float]]) -> None:
     """The same run twice at the same time, one of them killed and resumed."""
     (here / "run.toml").write_text(FILE)
-    with parent.tidy() as held:
-        whole = start(held, here, "whole")
+    with parent.tidy() as fork_server:
+        whole = start(fork_server, here, "whole")
         for number, (lines, delay) in enumerate(kills):
-            kill_after(held, here, lines, delay, *(["--resume"] if number else []))
-        finish(start(held, here, "cut", "--resume"))
+            kill_after(fork_server, here, lines, delay, *(["--resume"] if number else []))
+        finish(start(fork_server, here, "cut", "--resume"))
         finish(whole)
 
 

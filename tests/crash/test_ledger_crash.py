@@ -47,8 +47,8 @@ def kill_at_random(job_server: JobServer, directory: Path, kills: int, seed: int
         time.sleep(float(draw.uniform(0.0, 0.1)))
         status = job_server.kill(pid)
         ended[status] += 1
-        held, _ = check(path, witness)
-        burned += sum(charge.state == BURNED for charge in held.charges.values())
+        book, _ = check(path, witness)
+        burned += sum(charge.state == BURNED for charge in book.charges.values())
         if status == 0:
             check_finished(path, witness)
             path, witness = fresh(directory / str(next(ledgers)))
@@ -108,9 +108,9 @@ def test_killed_while_it_burns_and_resends(job_server: JobServer, tmp_path: Path
             assert job_server.run("client", path=path, witness=witness, rounds=3, point=point) == FAILED
             check(path, witness)
         assert job_server.run("client", path=path, witness=witness, rounds=3) == 0
-        held, released = check(path, witness)
+        book, released = check(path, witness)
         assert released == 3
-        assert sum(charge.state == BURNED for charge in held.charges.values()) == (point != "resent")
+        assert sum(charge.state == BURNED for charge in book.charges.values()) == (point != "resent")
 
 
 def test_the_check_catches_a_client_that_sends_first(job_server: JobServer, tmp_path: Path) -> None:
@@ -139,9 +139,9 @@ def spend_together(job_server: JobServer, directory: Path, processes: int, round
     ]
     assert [job_server.wait(pid) for pid in started] == [0] * processes
     heads = [head for out in outs for head in json.loads(out.read_text())]
-    rows, held = ledger.inspect(path)
-    assert len(heads) == len(set(heads)) == len(held.charges)
-    assert set(heads) == {charge.row.head for charge in held.charges.values()}
+    rows, book = ledger.inspect(path)
+    assert len(heads) == len(set(heads)) == len(book.charges)
+    assert set(heads) == {charge.row.head for charge in book.charges.values()}
     order = [row.run for row in rows[1 : len(heads) + 1]]
     assert sum(run != after for run, after in itertools.pairwise(order)) > processes, "they did not run together"
     return len(heads)

@@ -18,13 +18,13 @@ POLICY = Policy(8.0, 1e-5)
 NAMES = ("client.ledger", "client.ledger-wal", "client.ledger.head")
 
 
-def rounds(held: Ledger, numbers: range) -> str:
+def rounds(ledger: Ledger, numbers: range) -> str:
     """Work through these rounds, and leave the last one sealed and unsent."""
     for number in numbers:
-        receipt = held.reserve(COSTS, "spring", number)
-        held.seal(receipt, b"%05d" % number * 60)
+        receipt = ledger.reserve(COSTS, "spring", number)
+        ledger.seal(receipt, b"%05d" % number * 60)
         if number != numbers[-1]:
-            held.sent(receipt)
+            ledger.sent(receipt)
     return receipt.head
 
 
@@ -40,8 +40,8 @@ def copy(source: Path, target: Path) -> None:
 
 
 def content(path: Path) -> object:
-    with Ledger.open(path) as held:
-        unsent = pending(held)
+    with Ledger.open(path) as ledger:
+        unsent = pending(ledger)
     return [row for row in statement.export(path) if row["kind"] != "BURNED"], unsent
 
 
@@ -49,8 +49,8 @@ def content(path: Path) -> object:
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A ledger that was closed, in one file; or one whose process was killed, with most of it in SQLite's log."""
     directory, work = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("work")
-    with Ledger.create(work / NAMES[0], 7, POLICY) as held:
-        rounds(held, range(1, 7))
+    with Ledger.create(work / NAMES[0], 7, POLICY) as ledger:
+        rounds(ledger, range(1, 7))
         if request.param == "killed":
             copy(work, directory)
             assert (directory / NAMES[1]).stat().st_size > 50_000
@@ -115,8 +115,8 @@ def test_every_byte_of_a_row_counts(whole: Path, tmp_path: Path) -> None:
 def test_a_lost_log_is_detected(tmp_path: Path) -> None:
     """SQLite opens a database whose log is gone or torn as if the end had never been written."""
     (tmp_path / "work").mkdir()
-    with Ledger.create(tmp_path / "work" / NAMES[0], 7, POLICY) as held:
-        rounds(held, range(1, 7))
+    with Ledger.create(tmp_path / "work" / NAMES[0], 7, POLICY) as ledger:
+        rounds(ledger, range(1, 7))
         copy(tmp_path / "work", tmp_path / "gone")
         copy(tmp_path / "work", tmp_path / "torn")
     (tmp_path / "gone" / NAMES[1]).unlink()
@@ -137,15 +137,15 @@ def test_an_old_copy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     draw = rng(6, "restores")
     here, at_home, elsewhere = tmp_path / "now", str(witness.here().directory), str(tmp_path / "elsewhere")
     here.mkdir()
-    with Ledger.create(here / NAMES[0], 7, POLICY) as held:
-        echoed = rounds(held, range(1, 3))
+    with Ledger.create(here / NAMES[0], 7, POLICY) as ledger:
+        echoed = rounds(ledger, range(1, 3))
     for number in range(50):
         copy(here, tmp_path / f"{number}")
-        with Ledger.open(here / NAMES[0]) as held:
-            held.check_head(echoed)
-            begin = held.rounds + 1
-            echoed = rounds(held, range(begin, begin + int(draw.integers(1, 3))))
-            held.check_head(echoed)
+        with Ledger.open(here / NAMES[0]) as ledger:
+            ledger.check_head(echoed)
+            begin = ledger.rounds + 1
+            echoed = rounds(ledger, range(begin, begin + int(draw.integers(1, 3))))
+            ledger.check_head(echoed)
         # Yesterday's copy, and one of any day before.
         for old in (number, int(draw.integers(number + 1))):
             copy(tmp_path / f"{old}", tmp_path / "restored")
@@ -160,20 +160,20 @@ def test_an_old_copy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     # Nor does it help a copy to repeat the same rounds at once: it has other rows.
     shutil.rmtree(elsewhere)
     monkeypatch.setenv("HUSH_WITNESS", elsewhere)
-    with Ledger.adopt(tmp_path / "49" / NAMES[0]) as held:
-        rounds(held, range(begin, begin + 5))
-        assert int(held.head.split(":")[0]) > int(echoed.split(":")[0])
+    with Ledger.adopt(tmp_path / "49" / NAMES[0]) as ledger:
+        rounds(ledger, range(begin, begin + 5))
+        assert int(ledger.head.split(":")[0]) > int(echoed.split(":")[0])
         with pytest.raises(BrokenLedgerError, match="an old copy, or another ledger"):
-            held.check_head(echoed)
+            ledger.check_head(echoed)
 
 
 def test_an_old_copy_beside_a_newer_anchor_does_not_even_open(tmp_path: Path) -> None:
     path = tmp_path / NAMES[0]
-    with Ledger.create(path, 7, POLICY) as held:
-        rounds(held, range(1, 3))
+    with Ledger.create(path, 7, POLICY) as ledger:
+        rounds(ledger, range(1, 3))
     old = path.read_bytes()
-    with Ledger.open(path) as held:
-        rounds(held, range(3, 5))
+    with Ledger.open(path) as ledger:
+        rounds(ledger, range(3, 5))
     path.write_bytes(old)
     with pytest.raises(BrokenLedgerError, match="an old copy"):
         Ledger.open(path)

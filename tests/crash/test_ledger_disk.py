@@ -144,12 +144,12 @@ def test_after_an_error_of_the_disk_a_ledger_does_nothing_more(tmp_path: Path) -
         if point == "seal committed" and errors:
             raise errors.pop()
 
-    with Ledger.open(path, failpoint=failpoint) as held:
-        receipt = held.reserve(COSTS, "", 1)
+    with Ledger.open(path, failpoint=failpoint) as ledger:
+        receipt = ledger.reserve(COSTS, "", 1)
         with pytest.raises(HushError, match="Input/output error; nothing was released"):
-            held.seal(receipt, b"bytes")
-        for refused in (partial(pending, held), held.spent, lambda: held.reserve(COSTS, "", 2)):
+            ledger.seal(receipt, b"bytes")
+        for refused in (partial(pending, ledger), ledger.spent, lambda: ledger.reserve(COSTS, "", 2)):
             with pytest.raises(HushError, match=r"client.ledger: stopped by an earlier error .*; open it again"):
                 refused()
-    with Ledger.open(path) as held:
-        assert pending(held) == [(receipt, b"bytes")]
+    with Ledger.open(path) as ledger:
+        assert pending(ledger) == [(receipt, b"bytes")]

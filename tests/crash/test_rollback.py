@@ -23,11 +23,11 @@ QUICK, SOAK = 3, 50
 
 
 def spend(path: Path, run: str, rounds: int) -> None:
-    with Ledger.open(path) as held:
+    with Ledger.open(path) as ledger:
         for number in range(1, rounds + 1):
-            receipt = held.reserve(COSTS, run, number)
-            held.seal(receipt, b"bytes")
-            held.sent(receipt)
+            receipt = ledger.reserve(COSTS, run, number)
+            ledger.seal(receipt, b"bytes")
+            ledger.sent(receipt)
 
 
 def hush(*words: object) -> str:
@@ -211,8 +211,8 @@ def test_a_moved_ledger_is_adopted_and_keeps_that_on_record(
 ) -> None:
     with pytest.raises(HushError, match=r"not known on this machine: .* hush ledger adopt"):
         Ledger.open(moved)
-    told = statement.describe(moved)
-    assert (told["chain_ok"], told["witnessed"], told["adopted"]) == (True, False, [])
+    described = statement.describe(moved)
+    assert (described["chain_ok"], described["witnessed"], described["adopted"]) == (True, False, [])
     assert "adopted" in hush("adopt", moved)
     shown = hush("show", moved)
     assert "registered on this machine" in shown

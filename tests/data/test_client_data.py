@@ -46,17 +46,17 @@ class Columns:
     """The interface of a Hugging Face dataset."""
 
     def __init__(self, columns: dict[str, list[Any]]) -> None:
-        self.held = columns
+        self._columns = columns
         self.column_names = list(columns)
 
     def __len__(self) -> int:
-        return len(next(iter(self.held.values())))
+        return len(next(iter(self._columns.values())))
 
     def __getitem__(self, name: str) -> list[Any]:
-        return self.held[name]
+        return self._columns[name]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (dict(zip(self.held, row, strict=True)) for row in zip(*self.held.values(), strict=True))
+        return (dict(zip(self._columns, row, strict=True)) for row in zip(*self._columns.values(), strict=True))
 
 
 def parts() -> dict[str, tuple[Any, Any]]:
@@ -112,9 +112,9 @@ def test_every_way_gives_the_same_rows(tmp_path: Path, way: str) -> None:
     assert data.sizes == {"north": 20, "south": 20, "west": 20}
     assert data.dataset.owner is not None
     for at, (x, y) in enumerate(parts().values()):
-        held = data.dataset.owner == at
-        assert np.array_equal(np.sort(data.dataset.x[held], axis=1), np.sort(x, axis=1))
-        assert np.array_equal(data.dataset.y[held], y)
+        own = data.dataset.owner == at
+        assert np.array_equal(np.sort(data.dataset.x[own], axis=1), np.sort(x, axis=1))
+        assert np.array_equal(data.dataset.y[own], y)
     assert data.dataset.not_covered == (CLASSES_FROM_ROWS,)
     assert data.dataset.x.dtype == np.float32 and data.dataset.inputs is None
 
@@ -130,8 +130,8 @@ def test_a_list_has_numbers_for_names_and_a_partition_shares_out() -> None:
 
 
 def test_tokens_of_a_column_are_an_input_by_name() -> None:
-    held = Columns({"ids": [[1, 2], [3, 4], [5, 6]], "mask": [[1, 0], [1, 1], [1, 0]], "label": [0, 1, 1]})
-    data = clients(held)
+    table = Columns({"ids": [[1, 2], [3, 4], [5, 6]], "mask": [[1, 0], [1, 1], [1, 0]], "label": [0, 1, 1]})
+    data = clients(table)
     assert data.dataset.inputs == InputSpec("dict", (InputPart("ids", (2,), "int64"), InputPart("mask", (2,), "int64")))
     assert data.dataset.x.tolist() == [[1, 2, 1, 0], [3, 4, 1, 1], [5, 6, 1, 0]]
 

@@ -39,7 +39,7 @@ def exact(shares: list[Share], sizes: list[int], total: int) -> bool:
     return bool(once) and [len(share.rows) for share in shares] == sizes
 
 
-def held(shares: list[Share], labels: np.ndarray) -> np.ndarray:
+def class_counts(shares: list[Share], labels: np.ndarray) -> np.ndarray:
     return np.stack([np.bincount(labels[share.rows], minlength=10) for share in shares])
 
 
@@ -74,7 +74,7 @@ def test_dirichlet_alpha_sets_the_skew() -> None:
     labels = labels_of(MNIST_CLASSES)
     top = {}
     for alpha in (0.1, 1.0, 1000.0):
-        table = held(split({"name": "dirichlet", "alpha": alpha}, labels, [2000] * 20, 0, 10), labels)
+        table = class_counts(split({"name": "dirichlet", "alpha": alpha}, labels, [2000] * 20, 0, 10), labels)
         top[alpha] = (table.max(axis=1) / 2000).mean()
     # The largest of ten Dir(alpha) shares is 0.66 at 0.1, 0.29 at 1 and 0.1 in the limit.
     assert top[0.1] > 0.5 and 0.22 < top[1.0] < 0.36 and top[1000.0] < 0.13
@@ -87,14 +87,14 @@ def test_shards_keep_within_the_classes_with_all_rows_used(clients: int, limit: 
     for seed in range(3):
         shares = split({"name": "shards", "classes": limit}, labels, sizes, seed, 10)
         assert exact(shares, sizes, len(labels))
-        assert (held(shares, labels) > 0).sum(axis=1).max() <= limit
+        assert (class_counts(shares, labels) > 0).sum(axis=1).max() <= limit
 
 
 def test_shards_are_as_mixed_as_in_the_paper() -> None:
     labels = labels_of(MNIST_CLASSES)
     distinct = []
     for seed in range(5):
-        table = held(split({"name": "shards", "classes": 8}, labels, [3000] * 20, seed, 10), labels)
+        table = class_counts(split({"name": "shards", "classes": 8}, labels, [3000] * 20, seed, 10), labels)
         distinct.append((table > 0).sum(axis=1).mean())
     # Eight of 160 shards at random fall into 5.8 classes on average.
     assert 5.3 < np.mean(distinct) < 6.6
@@ -105,9 +105,9 @@ def test_shards_with_unequal_counts_and_one_class() -> None:
     sizes = counts({"name": "zipf", "exponent": 1.0}, 30, 40_000, 0)
     shares = split({"name": "shards", "classes": 3}, labels, sizes, 0, 10)
     assert exact(shares, sizes, len(labels))
-    assert (held(shares, labels) > 0).sum(axis=1).max() <= 3
+    assert (class_counts(shares, labels) > 0).sum(axis=1).max() <= 3
     alone = split({"name": "shards", "classes": 1}, labels, [2700] * 20, 0, 10)
-    assert ((held(alone, labels) > 0).sum(axis=1) == 1).all()
+    assert ((class_counts(alone, labels) > 0).sum(axis=1) == 1).all()
 
 
 def test_shards_that_cannot_fit() -> None:
@@ -120,7 +120,7 @@ def test_shards_that_cannot_fit() -> None:
 def test_similarity_goes_from_sorted_to_mixed() -> None:
     labels = labels_of((600,) * 10)
     tables = {
-        gamma: held(split({"name": "similarity", "gamma": gamma}, labels, [300] * 20, 0, 10), labels)
+        gamma: class_counts(split({"name": "similarity", "gamma": gamma}, labels, [300] * 20, 0, 10), labels)
         for gamma in (0.0, 0.1, 1.0)
     }
     assert (tables[0.0].max(axis=1) == 300).all()
@@ -378,13 +378,13 @@ def test_overlapping_clients_share_rows_but_never_train_on_a_test_row() -> None:
         sizes=600,
         partition={"name": "rotation", "clusters": [3, 6, 6, 6], "base": {"name": "iid", "overlap": True}},
     )
-    held = divide(data, config, 5)
-    assert held.train_counts == [480] * 21 and held.test_counts == [120] * 21
-    assert [share.group for share in held.shares] == [0] * 3 + [1] * 6 + [2] * 6 + [3] * 6
-    assert not set(np.concatenate(held.train)) & set(np.concatenate(held.test))
-    assert all(len(set(rows)) == 480 for rows in held.train)
+    clients = divide(data, config, 5)
+    assert clients.train_counts == [480] * 21 and clients.test_counts == [120] * 21
+    assert [share.group for share in clients.shares] == [0] * 3 + [1] * 6 + [2] * 6 + [3] * 6
+    assert not set(np.concatenate(clients.train)) & set(np.concatenate(clients.test))
+    assert all(len(set(rows)) == 480 for rows in clients.train)
     # Two clients have 480 of 800 rows each, so about 288 in common.
-    common = [len(set(a) & set(b)) for a, b in pairwise(held.train)]
+    common = [len(set(a) & set(b)) for a, b in pairwise(clients.train)]
     assert min(common) > 250 and max(common) < 330
 
 

@@ -37,13 +37,13 @@ SCHEMA = from_table(
 NAMES = ("age", "home", "vip", "since", "pets", "out")
 
 
-def rows(*held: tuple[Any, ...]) -> Any:
+def rows(*values: tuple[Any, ...]) -> Any:
     """Each row twice, since a client has at least two."""
-    return pandas.DataFrame([row for row in held for _ in range(2)], columns=NAMES)
+    return pandas.DataFrame([row for row in values for _ in range(2)], columns=NAMES)
 
 
-def inputs(*held: tuple[Any, ...], schema: Schema = SCHEMA) -> list[list[float]]:
-    made: list[list[float]] = clients(rows(*held), schema=schema).dataset.x[::2].tolist()
+def inputs(*values: tuple[Any, ...], schema: Schema = SCHEMA) -> list[list[float]]:
+    made: list[list[float]] = clients(rows(*values), schema=schema).dataset.x[::2].tolist()
     return made
 
 
@@ -73,14 +73,14 @@ def test_unit_scale_index_encoding_and_values_for_blanks() -> None:
 
 def test_each_row_depends_on_itself_alone() -> None:
     draw = rng(0, "preprocessing")
-    held = [
+    values = [
         (float(draw.integers(0, 200)), ("own", "rent", "boat")[int(draw.integers(3))], "yes", "2020-01-05", 1, "no")
         for _ in range(20)
     ]
-    whole = inputs(*held)
-    assert [inputs(held[at], held[0])[0] for at in range(20)] == whole
+    whole = inputs(*values)
+    assert [inputs(values[at], values[0])[0] for at in range(20)] == whole
     extreme = (1e9, "other", "no", "2099-01-01", 10**6, "yes")
-    assert inputs(*held, extreme)[:20] == whole
+    assert inputs(*values, extreme)[:20] == whole
 
 
 def test_the_defaults_leave_rows_as_they_are() -> None:
@@ -106,11 +106,11 @@ def test_a_members_rows_become_the_inputs_of_the_run() -> None:
     )  # fmt: skip
     check_fits(own, run)
     assert from_record(run.record()) == run
-    held = [
+    columns = [
         encoded(own.columns[0], ["rent", "own", "tent", ""], str),
         encoded(own.columns[1], ["50", "", "120", "0"], str),
     ]
-    x, _ = mapped(np.stack(held, axis=1).astype(np.float32), np.zeros(4, np.int64), own, run)
+    x, _ = mapped(np.stack(columns, axis=1).astype(np.float32), np.zeros(4, np.int64), own, run)
     assert x.tolist() == [
         [0.5, 0, 0, 1, 0, 0, 0], [0, 1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 0, 0, 1]
     ]  # fmt: skip

@@ -18,7 +18,7 @@ def test_the_table_and_the_picture_are_those_of_the_results() -> None:
 
 
 def test_privacy_buys_what_the_page_says() -> None:
-    """Without privacy members are told from others; at epsilon 1 that is guessing, give or take its error."""
+    """Without privacy members are distinguished from others; at epsilon 1 that is guessing, give or take its error."""
     auc, error = ({key: found[name] for key, found in STORED["membership"].items()} for name in ("auc", "auc_error"))
     assert auc["inf"] - 0.5 > 20 * error["inf"]
     assert auc["inf"] > auc["8"] > auc["1"]

@@ -41,7 +41,7 @@ def test_the_credit_files_have_texts_blanks_and_few_positives(tmp_path: Path) ->
     files = credit_default.write_tables(tmp_path, rows=rows)
     assert [file.stem for file in files] == list(rows)
     assert files[0].read_bytes() == credit_default.write_tables(tmp_path, rows=rows)[0].read_bytes()
-    held = credit_default.rows_of("north", 4000, 0)
-    assert 0.05 < sum(row[-1] == "yes" for row in held) / 4000 < 0.13
-    assert all(sum(row[at] == "" for row in held) > 200 for at in (1, 4, 6))
+    credit_rows = credit_default.rows_of("north", 4000, 0)
+    assert 0.05 < sum(row[-1] == "yes" for row in credit_rows) / 4000 < 0.13
+    assert all(sum(row[at] == "" for row in credit_rows) > 200 for at in (1, 4, 6))
     assert credit_default.scored(files, "hush", 8.0, 0, rounds=2)["roc_auc"] > 0.6

@@ -75,8 +75,8 @@ def test_the_page_leads_from_rows_to_a_model_that_members_use(tmp_path: Path, pa
     """With files of one's own in place of the example's: other rows, texts, blanks, and columns in another order."""
     for name, text in files().items():
         (tmp_path / name).write_text(text)
-    with parent.tidy() as held:
-        done = followed(tmp_path, held)
+    with parent.tidy() as fork_server:
+        done = followed(tmp_path, fork_server)
         assert "A person approves each run" in done["federation policy north"].said()
         assert "nothing was charged or sent" in done["federation check north"].said()
         preview = done["federation preview north"].said()
@@ -97,10 +97,10 @@ def test_the_page_leads_from_rows_to_a_model_that_members_use(tmp_path: Path, pa
     spent_at_north = describe(tmp_path / "north" / "ledger.db")["filtered"]
     assert f"hush_epsilon_spent {spent_at_north}" in pages["north"] and "update, round 10" in pages["north"]
     assert "Example: who is ill?" in pages["north"] and "ended after 10 rounds" in pages["north"]
-    told = done["federation join north"].said()
+    printed = done["federation join north"].said()
     for number in range(1, 11):
-        assert re.search(rf"round {number} of 10, .*: epsilon spent 0\.\d+, left ", told), told
-    assert re.search(r"has ended after 10 rounds; epsilon spent 0\.\d+, left ", told)
+        assert re.search(rf"round {number} of 10, .*: epsilon spent 0\.\d+, left ", printed), printed
+    assert re.search(r"has ended after 10 rounds; epsilon spent 0\.\d+, left ", printed)
     logged = [json.loads(line) for line in (tmp_path / "north.jsonl").read_text().splitlines()]
     assert {line["process"] for line in logged} == {"join"}
     assert sum(line["event"] == "sent" for line in logged) == 10

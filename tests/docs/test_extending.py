@@ -153,7 +153,7 @@ def test_the_example_runs_and_moves_as_its_paper_says(monkeypatch: pytest.Monkey
     settings = {"beta1": 0.9, "beta2": 0.99, "tau": 1e-3}
     expected = yogi(seen[0][0], moves, recipe["step"]["lr"], **settings)
     np.testing.assert_allclose([after for _, _, after in seen], expected, rtol=1e-4, atol=1e-6)
-    # FedAdam from the same moves is told apart, so the comparison above is one of FedYogi.
+    # FedAdam from the same moves is distinguished, so the comparison above is one of FedYogi.
     adam = adam_of(seen[0][0], moves, recipe["step"]["lr"], **settings)
     assert np.abs(adam[-1] - expected[-1]).max() > 1e-4
     assert result.recipe == "weiavg (modified)"
@@ -227,7 +227,7 @@ def test_weights_by_the_root() -> None:
         ({"rule": ["fedyogi"]}, r"step\.rule: unknown rule \['fedyogi'\]"),
     ],
 )
-def test_mistakes_are_told_in_one_line(spec: Any, words: str) -> None:
+def test_mistakes_are_reported_in_one_line(spec: Any, words: str) -> None:
     with pytest.raises(hush.HushError, match=r"^recipe\." + words) as caught:
         parse({"step": spec})
     assert "\n" not in str(caught.value)
@@ -350,12 +350,12 @@ def test_a_side_release_of_ones_own_between_machines(tmp_path: Path, parent: For
     for policy in (tmp_path / "federation" / "kits").glob("*/policy.toml"):
         text = policy.read_text()
         policy.write_text(text.replace("models = []", 'models = ["label_balance:LabelBalance"]', 1))
-    with parent.tidy() as held:
-        held.start(["federation", "serve", place.path], place.server / "superlink.log").wait_for("ready at", 60)
+    with parent.tidy() as fork_server:
+        fork_server.start(["federation", "serve", place.path], place.server / "superlink.log").wait_for("ready at", 60)
         for name in place.members():
             kit = place.path / "kits" / name
             words = ["federation", "join", kit, "--data", kit / "data.npz"]
-            held.start(words, kit / "join.log", cwd=EXAMPLES).wait_for("is online", 60)
+            fork_server.start(words, kit / "join.log", cwd=EXAMPLES).wait_for("is online", 60)
         result = localhost.coordinator(place, 10).run(config, place.runs / localhost.RUN)
     alone = hush.simulate(config)
     lines = (place.runs / localhost.RUN / "rounds.jsonl").read_text().splitlines()

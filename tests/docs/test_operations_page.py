@@ -40,10 +40,10 @@ def test_the_commands_of_the_page_do_what_it_says(
         rows = "".join(f"{n % 7 + n / 1000},{n % 3},{int(n % 7 > 3)}\n" for n in range(200))
         (tmp_path / name).write_text(f"a,b,label\n{rows}")
     said: dict[str, str] = {}
-    with parent.tidy() as held:
+    with parent.tidy() as fork_server:
 
         def done(words: list[str], status: int = 0) -> str:
-            child = held.start(words, tmp_path / f"{len(held.children)}.log", cwd=tmp_path)
+            child = fork_server.start(words, tmp_path / f"{len(fork_server.children)}.log", cwd=tmp_path)
             assert child.status(240) == status, f"{words}: {child.said()}"
             return child.said()
 
@@ -57,10 +57,10 @@ def test_the_commands_of_the_page_do_what_it_says(
         for name in ("study", "north"):
             done(["federation", "doctor", name, "--offline"])
             done(["federation", "doctor", name, "--alive"], 1)
-        server = held.start(["federation", "serve", "study"], tmp_path / "serve.log", cwd=tmp_path)
+        server = fork_server.start(["federation", "serve", "study"], tmp_path / "serve.log", cwd=tmp_path)
         server.wait_for("ready at", 120)
         join = ["federation", "join", "north", "--data", "rows.csv"]
-        held.start(join, tmp_path / "join.log", cwd=tmp_path).wait_for("is online", 120)
+        fork_server.start(join, tmp_path / "join.log", cwd=tmp_path).wait_for("is online", 120)
         for words in commands():
             if words[2] == "work":
                 words = [*words, "--until-empty"]

@@ -46,8 +46,8 @@ def test_readme_config_is_that_of_the_demo() -> None:
 
 def test_readme_facts_are_those_of_the_results() -> None:
     def cells(name: str) -> dict[tuple[str, str], float]:
-        held = json.loads((ROOT / "results" / "reproduce" / f"{name}.json").read_text())["cells"]
-        return {(cell["algorithm"], cell["column"]): cell["measures"]["value"]["ours"] for cell in held}
+        measured = json.loads((ROOT / "results" / "reproduce" / f"{name}.json").read_text())["cells"]
+        return {(cell["algorithm"], cell["column"]): cell["measures"]["value"]["ours"] for cell in measured}
 
     printed = json.loads((ROOT / "src/hush/reproduce/printed.json").read_text())["robust-hdp/12"]["rows"]
     columns = {row["column"].lower() for row in printed}

@@ -49,8 +49,8 @@ def test_page_and_figure_are_up_to_date() -> None:
 
 def test_a_changed_number_changes_the_page() -> None:
     changed = copy.deepcopy(RESULTS)
-    held = changed["settings"]["budgets"]["recipes"]["robust-hdp"]["accuracy"]
-    held["mean"], held["by_seed"] = 0.01, [0.01] * len(held["by_seed"])
+    accuracy = changed["settings"]["budgets"]["recipes"]["robust-hdp"]["accuracy"]
+    accuracy["mean"], accuracy["by_seed"] = 0.01, [0.01] * len(accuracy["by_seed"])
     assert "Use it with widely different budgets" in script.verdict("robust-hdp", RESULTS)
     assert "Do not use it with widely different budgets and batch sizes (1.0 against" in script.verdict(
         "robust-hdp", changed
@@ -68,13 +68,13 @@ def test_every_recipe_was_measured_everywhere_with_these_settings() -> None:
     settings = recipe_measure.SETTINGS
     assert list(RESULTS["settings"]) == list(settings)
     assert {"command", "versions", "overrides"} <= set(RESULTS)
-    for key, held in RESULTS["settings"].items():
-        assert set(held["recipes"]) == set(RECIPES)
+    for key, setting in RESULTS["settings"].items():
+        assert set(setting["recipes"]) == set(RECIPES)
         planned = with_noise(parse_config(settings[key].config), lasting=False)
-        assert parse_config(_with_current_names(_without_none(held["config"]))) == planned
-        assert held["looked_at"] == settings[key].looked_at
-        assert len(held["seeds"]) == 3
-        for figures in held["recipes"].values():
+        assert parse_config(_with_current_names(_without_none(setting["config"]))) == planned
+        assert setting["looked_at"] == settings[key].looked_at
+        assert len(setting["seeds"]) == 3
+        for figures in setting["recipes"].values():
             for spread in figures.values():
                 values = spread["by_seed"]
                 assert len(values) == 3
@@ -114,11 +114,11 @@ def test_numbers_in_sentences_were_measured(name: str) -> None:
     found = re.findall(r"\(([\d.]+) against ([\d.]+) %\)", text)
     assert len(found) == len(re.findall(r"\d+\.\d", text)) / 2
     for key, setting in recipe_measure.SETTINGS.items():
-        held = RESULTS["settings"][key]["recipes"]
+        recipes = RESULTS["settings"][key]["recipes"]
         for own, theirs in re.findall(rf"{setting.where} \(([\d.]+) against ([\d.]+) %\)", text):
             found.remove((own, theirs))
             measured = [
-                tuple(f"{100 * held[each][what]['mean']:.1f}" for each in (name, other))
+                tuple(f"{100 * recipes[each][what]['mean']:.1f}" for each in (name, other))
                 for what in ("accuracy", "worst_client")
             ]
             assert (own, theirs) in measured

@@ -78,7 +78,7 @@ def refusal(made: Federation, directory: Path) -> str:
 
 
 def other_seeds(directory: Path, seeds: Iterable[int]) -> list[str]:
-    """What each other seed is told after a run; with the first seed the ledgers go on."""
+    """What each other seed shows after a run; with the first seed the ledgers go on."""
     assert used(federation(), directory) == [1, 1, 1]
     refusals = [refusal(federation(seed=seed), directory) for seed in seeds]
     assert used(federation(), directory) == [2, 2, 2]

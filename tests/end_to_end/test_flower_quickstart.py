@@ -81,10 +81,10 @@ def _ran(path: Path, out: str, environment: dict[str, str]) -> str:
 
 def _check_ledgers(path: Path) -> None:
     for client, epsilon in enumerate(_EPSILON):
-        held = inspect(path / "ledgers" / f"client-{client}.ledger")[1]
+        book = inspect(path / "ledgers" / f"client-{client}.ledger")[1]
         planned = hush.plan(epsilon=epsilon, delta=1e-5, samples=750, batch=64, rounds=3)
-        assert len(held.charges) == 3
-        assert totals.epsilon(held.totals, held.terms.policy, held.terms.accountant) == planned["epsilon"]
+        assert len(book.charges) == 3
+        assert totals.epsilon(book.totals, book.terms.policy, book.terms.accountant) == planned["epsilon"]
 
 
 def test_three_rounds_between_superlink_and_supernodes_and_a_second_run_is_refused(tmp_path: Path) -> None:
@@ -124,8 +124,8 @@ def _superlink(path: Path, environment: dict[str, str], *more: str) -> Iterator[
 
 def _check_two_runs(path: Path, environment: dict[str, str]) -> None:
     """Three rounds that spend what the plan says, and a second run in which every reply is a refusal."""
-    told = _ran(path, "first.json", environment)
-    assert "Strategy execution finished" in told, told[-3000:]
+    printed = _ran(path, "first.json", environment)
+    assert "Strategy execution finished" in printed, printed[-3000:]
     accuracy = json.loads((path / "first.json").read_text())
     assert accuracy["3"] > accuracy["0"] + 0.2
     _check_ledgers(path)

@@ -258,9 +258,9 @@ def test_a_sample_on_the_command_line_ends_with_status_2(
         monkeypatch.setattr(sys, "argv", ["hush", command, "run.toml", *more, "--set", f"{key}={text}"])
         with pytest.raises(SystemExit) as caught:
             main()
-        told = capsys.readouterr()
-        assert (caught.value.code, told.out, told.err.count("\n")) == (2, "", 1), (key, text, told)
-        assert told.err.startswith("hush: error: ") and "--set" in told.err
+        printed = capsys.readouterr()
+        assert (caught.value.code, printed.out, printed.err.count("\n")) == (2, "", 1), (key, text, printed)
+        assert printed.err.startswith("hush: error: ") and "--set" in printed.err
         assert [path.name for path in empty.iterdir()] == ["run.toml"]
 
 

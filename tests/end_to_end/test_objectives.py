@@ -186,7 +186,7 @@ def test_clients_choose_among_models_by_the_loss_of_their_task() -> None:
          "divides rows by their classes"),
     ],
 )  # fmt: skip
-def test_mistakes_are_told_in_one_line(changes: dict[str, Any], given: dict[str, Any], words: str) -> None:
+def test_mistakes_are_reported_in_one_line(changes: dict[str, Any], given: dict[str, Any], words: str) -> None:
     with pytest.raises(HushError, match=words) as error:
         hush.simulate({**RUN, **changes}, **given)
     assert "\n" not in str(error.value)

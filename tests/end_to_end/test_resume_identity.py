@@ -99,7 +99,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def test_every_pair_of_data_and_models_is_told_apart() -> None:
+def test_every_pair_of_data_and_models_is_distinguished() -> None:
     from hush.engines.fingerprint import identity
     from hush.engines.setup import own_data, prepare
     from hush.server.run_directory import check_identity
@@ -206,9 +206,9 @@ def test_own_data_are_measured_from_python(
     monkeypatch.setattr(sys, "argv", ["hush", "measure", str(out)])
     with pytest.raises(SystemExit, match="2"):
         main()
-    told = capsys.readouterr()
-    assert (told.out, told.err.count("\n")) == ("", 1)
-    assert "was run with own arrays" in told.err and "dataset=..." in told.err
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert "was run with own arrays" in printed.err and "dataset=..." in printed.err
     with pytest.raises(hush.HushError, match=r"custom module \(Scaled\).*model=\.\.\."):
         hush.measure(out, dataset=from_arrays(x, y))
     with pytest.raises(hush.HushError, match="other data"):
@@ -238,15 +238,17 @@ def test_a_run_without_fingerprints_is_not_resumed(tmp_path: Path) -> None:
         hush.measure(tmp_path / "run")
 
 
-def test_functions_of_pytorch_that_a_module_holds_are_told_apart() -> None:
+def test_functions_of_pytorch_in_a_module_are_distinguished() -> None:
     """They have no code of the user's that could be compared."""
-    held = (torch.tanh, torch.sigmoid, torch.nn.functional.relu, torch.nn.functional.elu)
-    prints = [model_fingerprint(from_module(Scaled(act=function), (FEATURES,))) for function in (*held, torch.tanh)]
-    assert len({found["structure"] for found in prints}) == len(held)
+    functions = (torch.tanh, torch.sigmoid, torch.nn.functional.relu, torch.nn.functional.elu)
+    prints = [
+        model_fingerprint(from_module(Scaled(act=function), (FEATURES,))) for function in (*functions, torch.tanh)
+    ]
+    assert len({found["structure"] for found in prints}) == len(functions)
     assert prints[0] == prints[-1]
 
 
-def test_clients_that_were_renamed_are_told(tmp_path: Path) -> None:
+def test_clients_that_were_renamed_are_noticed(tmp_path: Path) -> None:
     """Equal arrays under other names are another run: whose budget and whose result it was would be lost."""
     x, y = arrays()
     named = {name: (x[at::2], y[at::2]) for at, name in enumerate(("north", "south"))}

@@ -37,7 +37,7 @@ def raw(recipe: str, **privacy: Any) -> dict[str, Any]:
     }
 
 
-def told(page: Path) -> str:
+def text_of(page: Path) -> str:
     """The words of a report, without its scripts and styles."""
     body = page.read_text().partition("<body")[2]
     body = re.sub(r"<(script|style).*?</\1>", " ", body, flags=re.DOTALL)
@@ -51,7 +51,7 @@ def test_spent_budgets_are_said_for_every_recipe(tmp_path: Path, recipe: str) ->
     assert caught.value.result.out_of_budget == {0: 1, 1: 1, 2: 1, 3: 1}
     written = json.loads((tmp_path / "run" / "result.json").read_text())
     assert written["trained"] is False and "nothing was trained" in written["ended"]
-    page = told(tmp_path / "run" / "report.html")
+    page = text_of(tmp_path / "run" / "report.html")
     assert "Nothing was trained: all budgets are exhausted" in page
     assert "All scores on this page are those of the initial model" in page
     assert [words for words in FALSE if words in page] == []
@@ -66,7 +66,7 @@ def test_clients_that_are_spent_are_named(tmp_path: Path) -> None:
     some = raw("robust-hdp", lifetime=[0.001, 3.0, 3.0, 0.001])
     result = hush.simulate(some, out=tmp_path / "run", ledgers=tmp_path / "ledgers")
     assert result.trained and result.out_of_budget == {0: 1, 3: 1}
-    page = told(tmp_path / "run" / "report.html")
+    page = text_of(tmp_path / "run" / "report.html")
     assert "2 of 4 clients ran out of budget: client 0 from round 1 on, client 3 from round 1 on." in page
     assert hush.simulate(some, out=tmp_path / "run", ledgers=tmp_path / "ledgers", resume=True) == result
 
@@ -86,8 +86,8 @@ def test_the_command_fails_when_nothing_was_trained(
     (tmp_path / "run.toml").write_text("rounds = 2\n[data]\nclients = 2\n[privacy]\nlifetime = [0.001, 0.001]\n")
     monkeypatch.chdir(tmp_path)
     assert status("--ledgers", "ledgers", "--out", "out") == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "hush: error: all budgets are exhausted: none of the 2 clients could afford a round" in told.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "hush: error: all budgets are exhausted: none of the 2 clients could afford a round" in printed.err
     assert status("--set", "privacy.lifetime=[0.001, 1.0]", "--ledgers", "others", "--out", "partly") == 0
     assert "1 of 2 clients ran out of budget: client 0 from round 1 on." in capsys.readouterr().out

@@ -226,9 +226,9 @@ def test_mistakes_on_the_command_line_are_one_line(
     monkeypatch.setattr(sys, "argv", ["hush", *arguments])
     with pytest.raises(SystemExit) as caught:
         main()
-    told = capsys.readouterr()
-    assert (caught.value.code, told.out, told.err.count("\n")) == (2, "", 1)
-    assert told.err.startswith("hush: error: ") and words in told.err
+    printed = capsys.readouterr()
+    assert (caught.value.code, printed.out, printed.err.count("\n")) == (2, "", 1)
+    assert printed.err.startswith("hush: error: ") and words in printed.err
     assert {path.name for path in tmp_path.iterdir()} <= {"run.toml", "own_models.py", "__pycache__"}
 
 

@@ -35,15 +35,15 @@ def test_loss_gap_and_dissimilarity_are_the_references() -> None:
     vector = federation.model.start + 0.01
     found = measures(federation, vector[None], [0, 0, 0], 1)
     rows = rows_of(federation, 1)
-    theta, held = vector.double().numpy(), clients(rows)
-    assert found["train_loss"] == pytest.approx(dp_scaffold.objective(theta, held, 0.01), rel=1e-9)
+    theta, data = vector.double().numpy(), clients(rows)
+    assert found["train_loss"] == pytest.approx(dp_scaffold.objective(theta, data, 0.01), rel=1e-9)
     assert found["gradient_dissimilarity"] == pytest.approx(
-        dp_scaffold.gradient_dissimilarity(theta, held, 0.01), rel=1e-9
+        dp_scaffold.gradient_dissimilarity(theta, data, 0.01), rel=1e-9
     )
     best = optimum(federation.model, rows, 0.01)
-    gradients = [toy.mean_gradient(best.numpy(), each, 0.01) for each in held]
+    gradients = [toy.mean_gradient(best.numpy(), each, 0.01) for each in data]
     assert np.linalg.norm(np.mean(gradients, axis=0)) < 1e-6, "there is no way down from the optimum"
-    gap = dp_scaffold.objective(theta, held, 0.01) - dp_scaffold.objective(best.numpy(), held, 0.01)
+    gap = dp_scaffold.objective(theta, data, 0.01) - dp_scaffold.objective(best.numpy(), data, 0.01)
     assert found["train_loss_gap"] == pytest.approx(gap, rel=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""counts = "noisy": with the same told count, neighbouring clients plan, charge and release alike."""
+"""counts = "noisy": with the same disclosed count, neighbouring clients plan, charge and release alike."""
 
 from __future__ import annotations
 
@@ -78,16 +78,16 @@ def same(one: Federation, other: Federation) -> bool:
 
 @pytest.mark.parametrize("way", ["epochs", "steps"])
 @pytest.mark.parametrize("protect", PROTECT)
-def test_neighbours_that_told_the_same_count_plan_the_same(way: str, protect: str) -> None:
+def test_neighbours_that_disclosed_the_same_count_plan_the_same(way: str, protect: str) -> None:
     fewer, more = prepare(config(437, way, protect)), prepare(config(439, way, protect))
     assert fewer.members[0].samples < more.members[0].samples, "these are not neighbours: the test says nothing"
-    told = [360, 241, 399]
-    assert same(fewer.counted(told), more.counted(told))
-    assert fewer.counted(told).schedules[0].plan.samples == fewer.members[0].samples
-    # The plan follows what was told, and keeps the budget together with enrolment.
+    disclosed = [360, 241, 399]
+    assert same(fewer.counted(disclosed), more.counted(disclosed))
+    assert fewer.counted(disclosed).schedules[0].plan.samples == fewer.members[0].samples
+    # The plan follows what was disclosed, and keeps the budget together with enrolment.
     other = fewer.counted([260, 241, 399])
-    assert other.schedules[0].plan.rate > fewer.counted(told).schedules[0].plan.rate
-    for federation in (fewer.counted(told), other):
+    assert other.schedules[0].plan.rate > fewer.counted(disclosed).schedules[0].plan.rate
+    for federation in (fewer.counted(disclosed), other):
         ledger = federation.ledgers()[0]
         ledger.reserve(federation.stage(0, ENROLMENT).round_costs, "", ENROLMENT)
         planned = training(federation.schedules[0])
@@ -103,13 +103,13 @@ def test_nothing_is_planned_from_the_true_count_before_enrolment() -> None:
     assert one.stage(0, ENROLMENT).round_costs == other.stage(0, ENROLMENT).round_costs
 
 
-def test_a_run_trains_by_the_count_that_it_told() -> None:
+def test_a_run_trains_by_the_count_that_it_disclosed() -> None:
     federation = prepare(config(437))
     result = simulator.run(federation).result
     card = result.guarantees[0]
-    told = federation.counted([g.samples for g in result.guarantees])
+    disclosed = federation.counted([g.samples for g in result.guarantees])
     assert card.samples != federation.members[0].samples
-    assert card.noise_multiplier == told.schedules[0].plan.noise_multiplier
+    assert card.noise_multiplier == disclosed.schedules[0].plan.noise_multiplier
     assert card.sample_rate == 32 / card.samples
     assert 0.9 * card.epsilon_budget < card.epsilon_spent <= card.epsilon_budget
 
@@ -152,18 +152,18 @@ class Answering(Seeded):
         return super().normal(size, dtype)
 
 
-def test_neighbours_that_told_the_same_count_tell_the_same_mean() -> None:
-    """The mean is divided by the number that is told: its noise would else give the true one away."""
+def test_neighbours_that_disclosed_the_same_count_release_the_same_mean() -> None:
+    """The mean is divided by the number that is disclosed: its noise would else give the true one away."""
     stage = prepare(config(250, protect="centred")).stage(0, ENROLMENT)
     spread = stage.noise_of(COUNT)
     x = torch.randn(250, 64, generator=torch.Generator().manual_seed(0))
     # A row that is not a number adds nothing to a sum.
     more = torch.cat([x, torch.full((1, 64), torch.nan)])
-    told = [
+    answers = [
         answered(stage, len(rows), {0: (rows, None)}.__getitem__, 0, Answering((270.0 - len(rows)) / spread))
         for rows in (x, more)
     ]
-    assert told[0].mean is not None and told[1].mean is not None
-    assert round(told[0].count) == round(told[1].count) == 270
-    assert torch.equal(told[0].mean, told[1].mean)
-    assert told[0].deviation == told[1].deviation
+    assert answers[0].mean is not None and answers[1].mean is not None
+    assert round(answers[0].count) == round(answers[1].count) == 270
+    assert torch.equal(answers[0].mean, answers[1].mean)
+    assert answers[0].deviation == answers[1].deviation

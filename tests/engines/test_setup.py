@@ -54,8 +54,8 @@ def test_a_resumed_run_goes_on_with_what_was_declared(tmp_path: Path) -> None:
     config = declaring({0: 6.0}, "weiavg")
     whole = hush.simulate(config)
     hush.simulate({**config, "rounds": 2}, out=str(tmp_path / "run"))
-    told = prepare(parse(config)).counted([360, 360, 360, 357])
-    assert enrolled(told.terms).epsilon.tolist() == [6.0, 0.3, 2.0, 2.0]
+    disclosed = prepare(parse(config)).counted([360, 360, 360, 357])
+    assert enrolled(disclosed.terms).epsilon.tolist() == [6.0, 0.3, 2.0, 2.0]
     assert whole.trained
 
 

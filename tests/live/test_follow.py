@@ -65,9 +65,9 @@ def test_epsilon_is_that_of_the_guarantee_cards(tmp_path: Path) -> None:
 def test_spending_is_written_and_read_back(tmp_path: Path) -> None:
     path = begun(tmp_path / "run", 10)
     content = (path / "privacy.json").read_bytes()
-    held = RoundCosts.from_json(content)
-    assert held.to_json() == content
-    meter = SpendingMeter(held)
+    costs = RoundCosts.from_json(content)
+    assert costs.to_json() == content
+    meter = SpendingMeter(costs)
     assert set(meter.epsilon().values()) == {0.0}
     meter.add([0, 1], 0)
     first = meter.epsilon()

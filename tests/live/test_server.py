@@ -67,9 +67,9 @@ def test_the_stream_sends_everything_and_then_what_changes(address: str, run: Pa
                 assert line
             return json.loads(line[6:])["parts"]
 
-        held = news()
-        while "1 of 30" not in held.get("tiles", "") or "privacy" not in held:
-            held |= news()
+        shown = news()
+        while "1 of 30" not in shown.get("tiles", "") or "privacy" not in shown:
+            shown |= news()
         add_round(run, 2)
         more = news()
         while "2 of 30" not in more.get("tiles", ""):

@@ -40,8 +40,8 @@ class Masked(nn.Module):
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         if tokens.dtype != torch.int64 or mask.dtype != torch.bool:
             raise TypeError("other types")
-        held = mask.unsqueeze(-1).to(torch.float32)
-        out: Tensor = self.head((self.embed(tokens) * held).sum(1) / held.sum(1))
+        weights = mask.unsqueeze(-1).to(torch.float32)
+        out: Tensor = self.head((self.embed(tokens) * weights).sum(1) / weights.sum(1))
         return out
 
 

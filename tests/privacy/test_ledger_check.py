@@ -138,8 +138,8 @@ def test_ledgers_of_several_runs_agree(kind: str, tmp_path: Path) -> None:
     path = ledger_of(tmp_path / "x.ledger", schedules, policy, accountant)
     found = statement.check(path)
     assert all(each.agrees for each in found), "\n".join(ledger_check.report(found))
-    told = {each.name: each for each in found}
-    assert told["epsilon, privacy filter"].found >= told["epsilon, fixed schedules"].found - 1e-9
+    figures = {each.name: each for each in found}
+    assert figures["epsilon, privacy filter"].found >= figures["epsilon, fixed schedules"].found - 1e-9
     converted = [each for each in found if each.name.startswith("conversion to")]
     assert len(converted) == (kind in ("another kind of run", "weaker steps", "a sum after training",
                                        "training after a sum", "replace-one"))  # fmt: skip
@@ -155,8 +155,8 @@ def test_ledgers_of_earlier_versions_agree(tmp_path: Path) -> None:
                                .replace(', "groups": []', ""))  # fmt: skip
     found = statement.check(path)
     assert all(each.agrees for each in found), "\n".join(ledger_check.report(found))
-    told = {each.name: each.found for each in found}
-    assert told["epsilon, privacy filter"] > told["epsilon, fixed schedules"]
+    figures = {each.name: each.found for each in found}
+    assert figures["epsilon, privacy filter"] > figures["epsilon, fixed schedules"]
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -164,9 +164,9 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ledger_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     schedules = [[sampled(1.5, 0.05, 60)], [sampled(2.0, 0.1, 20)]]
-    return ledger_of(tmp_path_factory.mktemp("held") / "x.ledger", schedules, Policy(5.0, 1e-5))
+    return ledger_of(tmp_path_factory.mktemp("ledger") / "x.ledger", schedules, Policy(5.0, 1e-5))
 
 
 @pytest.mark.parametrize(
@@ -181,10 +181,10 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("policy", lambda value: {**value, "delta": 1e-4}),
     ],
 )
-def test_a_false_figure_is_found(held: Path, name: str, change: Callable[[Any], Any]) -> None:
-    stated = statement.describe(held)
-    assert all(each.agrees for each in ledger_check.compared_rows(_rows(held), stated))
-    wrong = ledger_check.compared_rows(_rows(held), {**stated, name: change(stated[name])})
+def test_a_false_figure_is_found(ledger_path: Path, name: str, change: Callable[[Any], Any]) -> None:
+    stated = statement.describe(ledger_path)
+    assert all(each.agrees for each in ledger_check.compared_rows(_rows(ledger_path), stated))
+    wrong = ledger_check.compared_rows(_rows(ledger_path), {**stated, name: change(stated[name])})
     assert sum(not each.agrees for each in wrong) == 1
 
 
@@ -206,8 +206,8 @@ def test_a_conversion_that_does_not_dominate_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["detail", "hash", "dropped", "swapped"])
-def test_a_changed_row_is_refused(held: Path, change: str) -> None:
-    rows = _rows(held)
+def test_a_changed_row_is_refused(ledger_path: Path, change: str) -> None:
+    rows = _rows(ledger_path)
     if change == "dropped":
         del rows[2]
     elif change == "swapped":
@@ -241,7 +241,7 @@ def test_a_false_card_is_found(key: str, change: Callable[[Any], Any], tmp_path:
 
 
 @pytest.mark.slow
-def test_it_runs_as_one_file_without_hush(held: Path, tmp_path: Path) -> None:
+def test_it_runs_as_one_file_without_hush(ledger_path: Path, tmp_path: Path) -> None:
     """Copied elsewhere, in a Python that cannot import Hush."""
     source = Path(ledger_check.__file__).read_text(encoding="utf-8")
     imported = {
@@ -251,8 +251,8 @@ def test_it_runs_as_one_file_without_hush(held: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     assert {name.partition(".")[0] for name in imported} - set(sys.stdlib_module_names) == {"dp_accounting"}
     (tmp_path / "ledger_check.py").write_text(source, encoding="utf-8")
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _rows(held)))
-    stated = statement.describe(held)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _rows(ledger_path)))
+    stated = statement.describe(ledger_path)
     for factor, status in ((0.9, 1),):
         (tmp_path / "figures.json").write_text(json.dumps({**stated, "spent": factor * stated["spent"]}))
         done = subprocess.run(

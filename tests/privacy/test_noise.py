@@ -67,8 +67,8 @@ def test_users_of_a_round_are_those_of_the_public_code() -> None:
 
 
 def test_it_is_named_as_not_covered_and_refused_beside_secure_noise() -> None:
-    told = [release for release in DpSgd(draws="shared").releases() if not release.covered]
-    assert [release.what for release in told] == ["noise"]
+    uncovered = [release for release in DpSgd(draws="shared").releases() if not release.covered]
+    assert [release.what for release in uncovered] == ["noise"]
     settings = {"recipe": {"name": "dp-scaffold"}, "mode": "faithful", "rounds": 2}
     found = prepare(Config.model_validate(settings))
     assert "noise" in [release.what for release in found.recipe.releases() if not release.covered]

@@ -74,9 +74,9 @@ class Run:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.held: Federation = prepare(self.config)
-        x, y = self.held.data.arrays(1)
-        self.rows = [(x[a:b], y[a:b], x[b:c], y[b:c]) for a, b, c in self.held.data.bounds()]
+        self.federation: Federation = prepare(self.config)
+        x, y = self.federation.data.arrays(1)
+        self.rows = [(x[a:b], y[a:b], x[b:c], y[b:c]) for a, b, c in self.federation.data.bounds()]
         self.facts = [
             RosterEntry(
                 name=f"m{m.client:02d}",
@@ -85,13 +85,13 @@ class Run:
                 relation=m.policy.relation,
                 samples=m.samples,
             )
-            for m in self.held.members
+            for m in self.federation.members
         ]
 
     def accuracy(self, lie: Lie, vector: Vector | None, limited: bool) -> tuple[float, list[RoundRecord]]:
         """The accuracy on all test rows, and the rounds; `limited`: with the limits of a federation, or none."""
         facts = [lie(fact) if number == EVIL else fact for number, fact in enumerate(self.facts)]
-        federation = assemble(self.config, facts, self.held.data.dataset)
+        federation = assemble(self.config, facts, self.federation.data.dataset)
         terms = federation.terms if limited else replace(federation.terms, ceiling=NONE, noise_bounds=None)
         records: list[RoundRecord] = []
         loop = serve(terms, start(terms, federation.starts()), lambda state, record: records.append(record))
@@ -121,7 +121,7 @@ class Run:
             shape=shape,
             pull=federation.pull,
         )
-        stage = self.held.schedules[task.client].stages[0]
+        stage = self.federation.schedules[task.client].stages[0]
         done = client_round.work(task, receipt, stage, client)
         (trained,) = train(federation.model, x, y, [done.job], None, "float32")
         update = client_round.sealed(done, trained)
@@ -217,9 +217,9 @@ def test_updates_of_honest_members_that_differ_much_are_not_limited() -> None:
     raw["data"] |= {"partition": {"name": "dirichlet", "alpha": 0.1}}
     raw["privacy"] |= {"budgets": [0.5, 1.0, 2.0, 8.0, 50.0] * 4}
     raw["local"] |= {"batch_size": 8}
-    held = Run(parse(raw))
-    limited, records = held.accuracy(truth, None, True)
-    unlimited, _ = held.accuracy(truth, None, False)
+    run = Run(parse(raw))
+    limited, records = run.accuracy(truth, None, True)
+    unlimited, _ = run.accuracy(truth, None, False)
     assert limited == unlimited
     assert not any(record.warnings for record in records)
 
@@ -228,8 +228,8 @@ def test_few_public_members_do_not_choose_directions_for_all() -> None:
     """Two of five would have half of the say each, and the ceiling is two fifths."""
     raw = config("pfa", 5, 2, 1).model_dump()
     raw["privacy"] |= {"budgets": [8.0, 8.0, 1.0, 1.0, 1.0]}
-    held = Run(parse(raw))
-    _, records = held.accuracy(truth, None, True)
+    run = Run(parse(raw))
+    _, records = run.accuracy(truth, None, True)
     assert all("nothing is projected" in record.warnings[0] for record in records)
     assert all("max_weight = 1.0" in record.warnings[0] for record in records)
     _, trusted = Run(parse({**raw, "max_weight": 1.0})).accuracy(truth, None, True)

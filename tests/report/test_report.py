@@ -245,8 +245,8 @@ def test_markup_in_files_stays_text(tmp_path: Path) -> None:
 def test_chart_data_cannot_end_its_script() -> None:
     part = Series(name=EVIL + "<!--", x=[1.0], y=[2.0], labels=[EVIL])
     content = document.page("title", "kind", document.panels([Chart(key="one", title="", words="", series=[part])]))
-    held = content[content.index('type="application/json">') + 24 :]
-    assert not set("<>&") & set(held[: held.index("</script>")])
+    rest = content[content.index('type="application/json">') + 24 :]
+    assert not set("<>&") & set(rest[: rest.index("</script>")])
     found = Page(content)
     assert found.scripts == 1
     assert found.charts["chart-one"]["series"][0]["name"] == EVIL + "<!--"

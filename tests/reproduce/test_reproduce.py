@@ -152,11 +152,11 @@ def test_printed_numbers_are_those_of_the_papers() -> None:
     assert len(names) == 22
     for name in names:
         assert [_said(row) for row in printed(name)["rows"]] == [_said(row) for row in papers[name]["rows"]], name
-    told = {(one["algorithm"], one["column"]): one["value"] for one in papers["pfa/text-numbers"]["rows"]}
+    printed_values = {(one["algorithm"], one["column"]): one["value"] for one in papers["pfa/text-numbers"]["rows"]}
     for one in printed("pfa/7")["rows"]:
         known = [
             value
-            for (who, what), value in told.items()
+            for (who, what), value in printed_values.items()
             if who == one["algorithm"] and what.startswith(f"{one['column']} uplink MB")
         ]
         assert known == [one["value"]]
@@ -178,18 +178,20 @@ def test_a_reproduction_on_synthetic_data_goes_on_where_it_stopped(tmp_path: Pat
     cells = ("sigma-g=10:k=1", "sigma-g=10:k=5", "sigma-g=20:k=5")
     part = asked("dp-scaffold/table-1", cells[:1], 1, 2, changes=small)
     reproduce(part, tmp_path, command="hush reproduce")
-    told: list[str] = []
+    reported: list[str] = []
     what = asked("dp-scaffold/table-1", cells, 1, 2, changes=small)
-    content = reproduce(what, tmp_path, command="hush reproduce", progress=lambda cell, *_: told.append(cell))
+    content = reproduce(what, tmp_path, command="hush reproduce", progress=lambda cell, *_: reported.append(cell))
     # The first cell was done already.
-    assert sorted(told) == sorted(cells[1:] * 2)
+    assert sorted(reported) == sorted(cells[1:] * 2)
     assert json.loads((tmp_path / "reproduction.json").read_text(encoding="utf-8")) == content
     rounds = content["cells"][1]["measures"]["rounds T"]
     assert (rounds["ours"], rounds["printed"], rounds["difference"]) == (488.0, 488.0, 0.0)
     value = content["cells"][1]["measures"]["value"]
     assert value["printed"] == 45.53 and value["difference"] == pytest.approx(value["ours"] - 45.53)
-    held = {one["order"]: one["verdict"] for one in content["orders"]}
-    assert held["k=5 best @ sigma-g=10"] in (HOLDS, FAILS, UNDECIDED) and held["k=10 best @ sigma-g=40"] == NOT_RUN
+    verdicts = {one["order"]: one["verdict"] for one in content["orders"]}
+    assert (
+        verdicts["k=5 best @ sigma-g=10"] in (HOLDS, FAILS, UNDECIDED) and verdicts["k=10 best @ sigma-g=40"] == NOT_RUN
+    )
     # What was asked for otherwise than the paper has it is kept, and said beside the printed numbers.
     assert content["changes"] == [*small, "rounds=2"]
     assert content["cells"][1]["course"]["round 2"] == pytest.approx(value["ours"])
@@ -279,12 +281,12 @@ def test_a_table_with_the_runs_of_another_is_filled_from_it(tmp_path: Path) -> N
 
 def test_a_table_with_the_runs_of_another_finds_them_in_its_folder(tmp_path: Path) -> None:
     small = ("data.name=digits", "data.sizes=40", "model.name=logreg", "local.batch_size=8", "local.lr=0.5")
-    told: list[str] = []
+    reported: list[str] = []
     for name, trained in (("robust-hdp/table-20", 2), ("robust-hdp/table-21", 0)):
         what = asked(name, ("weiavg:eps=2.6",), 1, 2, "sound", changes=small)
-        content = reproduce(what, tmp_path, command="hush reproduce", progress=lambda cell, *_: told.append(cell))
-        assert len(told) == trained
-        told.clear()
+        content = reproduce(what, tmp_path, command="hush reproduce", progress=lambda cell, *_: reported.append(cell))
+        assert len(reported) == trained
+        reported.clear()
     assert set(content["cells"][0]["measures"]) == {"value", "accuracy of the smallest client"}
 
 

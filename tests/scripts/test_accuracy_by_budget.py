@@ -23,11 +23,11 @@ def test_the_figure_and_the_table_are_up_to_date() -> None:
 
 
 def test_other_recipes_have_the_best_of_their_rates_and_hush_has_one() -> None:
-    for held in RESULTS["factors"].values():
-        assert list(held["hush"]) == ["auto"]
+    for by_recipe in RESULTS["factors"].values():
+        assert list(by_recipe["hush"]) == ["auto"]
         for name in accuracy_by_budget.OTHERS:
-            assert list(held[name]) == list(map(str, accuracy_by_budget.RATES))
-            assert all(len(values) == len(RESULTS["seeds"]) for values in held[name].values())
+            assert list(by_recipe[name]) == list(map(str, accuracy_by_budget.RATES))
+            assert all(len(values) == len(RESULTS["seeds"]) for values in by_recipe[name].values())
     assert accuracy_by_budget.best({"0.1": [0.2, 0.4], "1.0": [0.5, 0.3]}) == ("1.0", [0.5, 0.3])
 
 

@@ -20,15 +20,15 @@ def result(name: str, **found: Any) -> dict[str, Any]:
     return copy.deepcopy(max(every, key=lambda content: (len(content["cells"]), len(content["seeds"]))))
 
 
-def told(content: dict[str, Any]) -> dict[str, str]:
+def summary_of(content: dict[str, Any]) -> dict[str, str]:
     return dict(zip(HEADS, line(content, "anchor"), strict=True))
 
 
 def test_parts_of_an_entry_are_said() -> None:
-    part = told(result("robust-hdp/table-14"))
+    part = summary_of(result("robust-hdp/table-14"))
     assert (part["cells"], part["rounds"], part["seeds"]) == ("3 of 45", "3 of 200", "1")
     assert part["within tolerance"] == ""  # three rounds are not held against two hundred
-    whole = told(result("robust-hdp/table-12", mode="faithful", seeds=[0, 1, 2]))
+    whole = summary_of(result("robust-hdp/table-12", mode="faithful", seeds=[0, 1, 2]))
     assert (whole["cells"], whole["rounds"]) == ("45", "200")
 
 
@@ -62,7 +62,7 @@ def test_a_best_algorithm_within_the_spread_is_undecided() -> None:
 
 
 def test_fitted_settings_are_marked() -> None:
-    assert told(result("dp-scaffold/table-1"))["fitted"] == "eta_0"
+    assert summary_of(result("dp-scaffold/table-1"))["fitted"] == "eta_0"
     assert fitted(result("robust-hdp/table-12", mode="faithful"), entry("robust-hdp/table-12")) == ["steps per round"]
     assert fitted(result("robust-hdp/table-12", mode="sound"), entry("robust-hdp/table-12")) == []
 

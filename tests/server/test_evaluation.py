@@ -197,10 +197,10 @@ def test_without_a_share_held_out_rows_change_nothing_and_with_one_only_the_coun
         made = prepare(config(2, **asked), dataset=data())
         rows = made.data.dataset
         if change:
-            for train, held in zip(made.data.train, made.data.test, strict=True):
-                assert not set(train.tolist()) & set(held.tolist())
-                rows.x[held] = 9.0
-                rows.y[held] = 1 - rows.y[held]
+            for train, test in zip(made.data.train, made.data.test, strict=True):
+                assert not set(train.tolist()) & set(test.tolist())
+                rows.x[test] = 9.0
+                rows.y[test] = 1 - rows.y[test]
         done = run(made)
         return [done.models], [record.evaluation for record in done.records]
 

@@ -312,8 +312,8 @@ def releasing(sections: dict[str, Any]) -> Target:
 
 def _audited_beside(name: str) -> Finding:
     """The audit of all releases of such a round together."""
-    held = releasing(BESIDE[name])
-    found = examine(held, kind="two-datasets", runs=REPEATS, confidence=CONFIDENCE, seed=1)
+    audited = releasing(BESIDE[name])
+    found = examine(audited, kind="two-datasets", runs=REPEATS, confidence=CONFIDENCE, seed=1)
     assert not [each for each in found.releases if each.audited < each.times]
     return Finding(not found.refuted, _against(found.epsilon_lower, found.epsilon_claimed))
 
@@ -329,12 +329,12 @@ def audit_quantile() -> Finding:
 
 
 def audit_mean() -> Finding:
-    """The audit of a mean of the inputs, told at enrolment, and an update."""
+    """The audit of a mean of the inputs, released at enrolment, and an update."""
     return _audited_beside("mean of the inputs")
 
 
 def audit_count() -> Finding:
-    """The audit of a noised count, told at enrolment, and an update."""
+    """The audit of a noised count, released at enrolment, and an update."""
     return _audited_beside("number of training samples")
 
 

@@ -279,19 +279,19 @@ def _losses(run: Run) -> Seen:
     return found
 
 
-def _told(read: Callable[[enrolment.EnrolmentAnswer, int], Tensor]) -> Callable[[Run], Seen]:
+def _enrolment_reader(read: Callable[[enrolment.EnrolmentAnswer, int], Tensor]) -> Callable[[Run], Seen]:
     def adapter(run: Run) -> Seen:
         cohort = run.cohort()
         with _heard(enrolment, "answered") as heard:
             cohort.enrol()
-        return {(client, ENROLMENT): read(told, run.samples) for client, told in enumerate(heard)}
+        return {(client, ENROLMENT): read(answer, run.samples) for client, answer in enumerate(heard)}
 
     return adapter
 
 
-def _mean(told: enrolment.EnrolmentAnswer, samples: int) -> Tensor:
-    assert told.mean is not None
-    return told.mean * samples / bound(WIDTH)
+def _mean(answer: enrolment.EnrolmentAnswer, samples: int) -> Tensor:
+    assert answer.mean is not None
+    return answer.mean * samples / bound(WIDTH)
 
 
 def _sums(run: Run) -> Seen:
@@ -309,9 +309,9 @@ ADAPTERS: Mapping[str, Callable[[Run], Seen]] = {
     UPDATE: _updates,
     BELOW: _quantiles,
     CHOICE: _losses,
-    CENTRE: _told(_mean),
+    CENTRE: _enrolment_reader(_mean),
     STATISTICS: _sums,
-    COUNT: _told(lambda told, samples: torch.tensor([told.count], dtype=torch.float64)),
+    COUNT: _enrolment_reader(lambda answer, samples: torch.tensor([answer.count], dtype=torch.float64)),
 }
 
 

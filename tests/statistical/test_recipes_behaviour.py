@@ -222,9 +222,9 @@ class Scenario:
             "recipe": {"name": "padpfl", "weight": weight} | ({} if epsilon else {"protect": "none"}),
         }
         done = ran(raw)
-        held = done.federation.data
-        fresh = np.setdiff1d(np.arange(len(held.dataset.y)), np.concatenate(held.train))
-        x, y = torch.from_numpy(held.dataset.x[fresh]), torch.from_numpy(held.dataset.y[fresh])
+        clients = done.federation.data
+        fresh = np.setdiff1d(np.arange(len(clients.dataset.y)), np.concatenate(clients.train))
+        x, y = torch.from_numpy(clients.dataset.x[fresh]), torch.from_numpy(clients.dataset.y[fresh])
         return float(functional.cross_entropy(done.federation.model.logits(done.models[0], x), y))
 
     def _factors(self, ratio: Sequence[int]) -> list[float]:
@@ -293,8 +293,8 @@ def weights(recipe: Raw, lies: bool) -> list[float]:
 
 @pytest.mark.parametrize("name", ["weiavg", "pfa", "pfa-plus"])
 def test_who_lies_gains_weight_where_declared_budgets_count(name: str) -> None:
-    told, lied = (weights({"name": name}, lies) for lies in (False, True))
-    assert told == pytest.approx([1 / 55] * 3)
+    honest, lied = (weights({"name": name}, lies) for lies in (False, True))
+    assert honest == pytest.approx([1 / 55] * 3)
     assert lied == pytest.approx([10 / 64] * 3)
 
 

@@ -40,13 +40,13 @@ def scores_of_candidates(repeats: int, seed: int) -> tuple[Array, Array]:
     data = whole[0].federation.data
     exact = replace(cost, noise=0.0)
     source = noise.Seeded(seed, 0, 0)
-    told = noised_scores(whole, 0, exact, source)
+    released = noised_scores(whole, 0, exact, source)
 
     def without(row: int) -> list[object]:
         fewer = replace(data, test=(np.delete(data.test[0], row), *data.test[1:]))
         return [replace(run, federation=replace(run.federation, data=fewer)) for run in whole]
 
-    gaps = [told - noised_scores(without(row), 0, exact, source) for row in range(len(data.test[0]))]  # type: ignore[arg-type]
+    gaps = [released - noised_scores(without(row), 0, exact, source) for row in range(len(data.test[0]))]  # type: ignore[arg-type]
     row = max(range(len(gaps)), key=lambda number: float(gaps[number].norm()))
     along = gaps[row] / gaps[row].norm()
     scores = [

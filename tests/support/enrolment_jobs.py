@@ -33,7 +33,7 @@ CONFIG: dict[str, Any] = {
 
 
 def enrolment(directory: str, point: str = "", nth: str = "1") -> None:
-    """Run or resume, up to the nth time that a failpoint is passed; what the server is told goes into a file."""
+    """Run or resume, up to the nth time that a failpoint is passed; what the server receives goes into a file."""
     here, passed = Path(directory), 0
 
     def failpoint(name: str) -> None:
@@ -43,10 +43,10 @@ def enrolment(directory: str, point: str = "", nth: str = "1") -> None:
             os._exit(FAILED)
 
     def witnessed(answers: Sequence[enrol.EnrolmentAnswer | None], recipe: Recipe, *, one_model: bool) -> Any:
-        for client, told in enumerate(answers):
-            assert told is not None and told.mean is not None
-            _append(here / f"told-{client}", {"count": told.count.hex(), "mean": told.mean.tolist()})
-        failpoint("told")
+        for client, answer in enumerate(answers):
+            assert answer is not None and answer.mean is not None
+            _append(here / f"released-{client}", {"count": answer.count.hex(), "mean": answer.mean.tolist()})
+        failpoint("released")
         return combined(answers, recipe, one_model=one_model)
 
     combined, enrol.combined = enrol.combined, witnessed
@@ -56,8 +56,8 @@ def enrolment(directory: str, point: str = "", nth: str = "1") -> None:
 
 def holder(directory: str) -> None:
     """Hold the ledgers open until killed, so that no process that opens them is alone with them."""
-    held = [Ledger.open(path) for path in sorted((Path(directory) / "books").glob("*.ledger"))]
-    (Path(directory) / "held").write_text(str(len(held)))
+    ledgers = [Ledger.open(path) for path in sorted((Path(directory) / "books").glob("*.ledger"))]
+    (Path(directory) / "opened").write_text(str(len(ledgers)))
     signal.pause()
 
 

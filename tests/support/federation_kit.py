@@ -53,8 +53,8 @@ def data(rows: int = ROWS, seed: int = 0) -> Dataset:
 def member(path: Path, name: str = "a", *, epsilon: float = 1.0, more: str = "", **words: Any) -> Node:
     """A member in a folder; called again it opens what is there, as a restarted process would."""
     path.mkdir(exist_ok=True)
-    held = data()
-    np.savez(path / "data.npz", x=held.x, y=held.y)
+    dataset = data()
+    np.savez(path / "data.npz", x=dataset.x, y=dataset.y)
     words = {"seeded": True, "auto_approve": True, "max_cpu": 1.0, "runs_per_day": 10_000, "held_out": 0.0, **words}
     text = template(epsilon, 1e-4, "add-remove", words.pop("recipes", ["robust-hdp"]), **words)
     for line in more.splitlines():

@@ -62,8 +62,8 @@ def fresh(directory: Path, policy: Policy = POLICY) -> tuple[str, str]:
 
 def check(path: str, witness: str) -> tuple[Book, int]:
     """Spent >= released, never above the budget, and every release exactly what was sealed; how many there were."""
-    _, held = ledger.inspect(path)
-    charges = {charge.row.head: charge for charge in held.charges.values()}
+    _, book = ledger.inspect(path)
+    charges = {charge.row.head: charge for charge in book.charges.values()}
     released: dict[str, str] = {}
     for line in Path(witness).read_text().splitlines() if Path(witness).exists() else ():
         seen = json.loads(line)
@@ -72,18 +72,18 @@ def check(path: str, witness: str) -> tuple[Book, int]:
         assert head in charges, "released without a charge"
         assert charges[head].state in (READY, SENT), "released without a seal"
         assert charges[head].sha256 == digest, "released other bytes than were sealed"
-    policy = held.terms.policy
-    spent = totals.epsilon(held.totals, policy, "pld")
+    policy = book.terms.policy
+    spent = totals.epsilon(book.totals, policy, "pld")
     assert totals.epsilon(totals.add_costs({}, COSTS * len(released)), policy, "pld") <= spent <= policy.epsilon
     assert sum(charge.state == SENT for charge in charges.values()) <= len(released) <= len(charges)
-    return held, len(released)
+    return book, len(released)
 
 
 def check_finished(path: str, witness: str) -> None:
     """After an undisturbed end everything that was sealed was sent, and the budget is used up."""
-    held, released = check(path, witness)
-    assert all(charge.state != READY for charge in held.charges.values())
-    assert sum(charge.state == SENT for charge in held.charges.values()) == released
+    book, released = check(path, witness)
+    assert all(charge.state != READY for charge in book.charges.values())
+    assert sum(charge.state == SENT for charge in book.charges.values()) == released
     with Ledger.open(path) as reopened:
         assert not reopened.affords(COSTS)
         assert pending(reopened) == []

@@ -37,33 +37,33 @@ def release(witness: str, receipt: Receipt, payload: bytes) -> None:
     os.close(file)
 
 
-def pending(held: Ledger) -> list[tuple[Receipt, bytes]]:
+def pending(opened: Ledger) -> list[tuple[Receipt, bytes]]:
     """The sealed answers that are not recorded as sent, oldest first."""
-    charges = [charge.row for charge in held._fresh().charges.values() if charge.state == book.READY]
-    return [kept for row in charges if (kept := held.sealed(row.run, row.round)) is not None]
+    charges = [charge.row for charge in opened._fresh().charges.values() if charge.state == book.READY]
+    return [kept for row in charges if (kept := opened.sealed(row.run, row.round)) is not None]
 
 
-def work(held: Ledger, witness: str, rounds: int, size: int = 2000, at: Callable[[str], object] = str) -> None:
+def work(opened: Ledger, witness: str, rounds: int, size: int = 2000, at: Callable[[str], object] = str) -> None:
     """What a client does with its ledger: resend what is pending, then one round after the other."""
-    for receipt, payload in pending(held):
+    for receipt, payload in pending(opened):
         release(witness, receipt, payload)
         at("resent")
-        held.sent(receipt)
+        opened.sent(receipt)
     for number in range(1, rounds + 1):
-        attempt = held.next_attempt(RUN, number)
+        attempt = opened.next_attempt(RUN, number)
         if not attempt:
             continue
         at("round begins")
-        held.acknowledge(RUN, number)
-        receipt = held.reserve(COSTS, RUN, number, attempt)
+        opened.acknowledge(RUN, number)
+        receipt = opened.reserve(COSTS, RUN, number, attempt)
         payload = os.urandom(size)
         at("trained")
-        held.seal(receipt, payload)
+        opened.seal(receipt, payload)
         at("sealed")
         release(witness, receipt, payload)
         at("released")
-        held.sent(receipt)
-    held.acknowledge(RUN)
+        opened.sent(receipt)
+    opened.acknowledge(RUN)
 
 
 def client(path: str, witness: str, rounds: int, point: str = "", nth: int = 1, size: int = 2000) -> None:
@@ -76,8 +76,8 @@ def client(path: str, witness: str, rounds: int, point: str = "", nth: int = 1, 
         if passed == nth:
             os._exit(FAILED)
 
-    with contextlib.suppress(BudgetSpentError), Ledger.open(path, wait=30, failpoint=failpoint) as held:
-        work(held, witness, rounds, size, at=failpoint)
+    with contextlib.suppress(BudgetSpentError), Ledger.open(path, wait=30, failpoint=failpoint) as opened:
+        work(opened, witness, rounds, size, at=failpoint)
 
 
 def hasty(path: str, witness: str, rounds: int) -> None:
@@ -87,14 +87,14 @@ def hasty(path: str, witness: str, rounds: int) -> None:
         if name == "round begins":
             release(witness, Receipt("hasty", 0, 0), os.urandom(8))
 
-    with Ledger.open(path) as held:
-        work(held, witness, rounds, at=first)
+    with Ledger.open(path) as opened:
+        work(opened, witness, rounds, at=first)
 
 
 def forgetful(path: str, witness: str, rounds: int) -> None:
     """A wrong client: it trains again where it should resend."""
-    with Ledger.open(path) as held:
-        for receipt, _ in pending(held):
+    with Ledger.open(path) as opened:
+        for receipt, _ in pending(opened):
             release(witness, receipt, os.urandom(8))
 
 
@@ -102,9 +102,9 @@ def spender(path: str, run: str, rounds: int, noise: float, out: str) -> None:
     """Charge as many rounds as there is budget for, against others who do the same."""
     heads = []
     costs = [Cost(what="model update", kind="gaussian", noise=noise, steps=1)]
-    with Ledger.open(path, wait=120) as held, contextlib.suppress(BudgetSpentError):
+    with Ledger.open(path, wait=120) as opened, contextlib.suppress(BudgetSpentError):
         for number in range(1, rounds + 1):
-            receipt = held.reserve(costs, run, number)
+            receipt = opened.reserve(costs, run, number)
             heads.append(receipt.head)
             time.sleep(0.002)  # SQLite's lock is not fair: let the others in
     Path(out).write_text(json.dumps(heads))
@@ -114,8 +114,8 @@ def marked(path: str, witness: str, rounds: int, synchronous: str) -> None:
     """Work with marks that a trace of system calls shows."""
     ledger._SYNCHRONOUS = synchronous
     null = os.open(os.devnull, os.O_WRONLY)
-    with Ledger.open(path) as held:
-        work(held, witness, rounds, at=lambda name: os.write(null, name.encode()))
+    with Ledger.open(path) as opened:
+        work(opened, witness, rounds, at=lambda name: os.write(null, name.encode()))
 
 
 def stubborn(path: str, witness: str, rounds: int, errors: int, out: str) -> None:
@@ -123,8 +123,8 @@ def stubborn(path: str, witness: str, rounds: int, errors: int, out: str) -> Non
     seen: list[str] = []
     while len(seen) < errors:
         try:
-            with Ledger.open(path, wait=30) as held:
-                work(held, witness, rounds)
+            with Ledger.open(path, wait=30) as opened:
+                work(opened, witness, rounds)
                 break
         except BudgetSpentError:
             break

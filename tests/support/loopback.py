@@ -52,8 +52,8 @@ class Loopback:
 
 
 class _Hub:
-    def __init__(self, held: Loopback) -> None:
-        self._held, self._letters = held, dict[str, tuple[str, bytes]]()
+    def __init__(self, federation: Loopback) -> None:
+        self._federation, self._messages = federation, dict[str, tuple[str, bytes]]()
 
     def open(self) -> None:
         pass
@@ -62,27 +62,29 @@ class _Hub:
         pass
 
     def online(self) -> list[Peer]:
-        keys = self._held.place.members()
-        return [Peer(keys[name], number, True, "") for number, name in enumerate(keys) if name in self._held.nodes]
+        keys = self._federation.place.members()
+        return [
+            Peer(keys[name], number, True, "") for number, name in enumerate(keys) if name in self._federation.nodes
+        ]
 
     def send(self, outgoing: Mapping[int, EncodedMessage], ttl: float) -> dict[int, str]:
-        names = list(self._held.place.members())
+        names = list(self._federation.place.members())
         sent = {number: uuid.uuid4().hex for number in outgoing}
         for number, name in sent.items():
             message = outgoing[number]
-            self._letters[name] = (names[number], b"".join([message.head, *message.body]))
+            self._messages[name] = (names[number], b"".join([message.head, *message.body]))
         return sent
 
     def collect(self, names: Sequence[str], cap: int, wait: float = 0.0) -> list[tuple[str, Buffer | HushError]]:
         found: list[tuple[str, Buffer | HushError]] = []
         for message in names:
-            if message in self._letters:
-                name, content = self._letters.pop(message)
-                node = self._held.nodes[name]
+            if message in self._messages:
+                name, content = self._messages.pop(message)
+                node = self._federation.nodes[name]
                 payload, receipt = node.handle(content)
                 if receipt is not None:
                     node.ledger.sent(receipt)
-                self._held.seen.append((name, content, bytes(payload)))
+                self._federation.seen.append((name, content, bytes(payload)))
                 found.append((message, payload))
         return found
 

@@ -104,19 +104,19 @@ def tokens(y: np.ndarray) -> np.ndarray:
     """Words of which more come from the upper half of the vocabulary the larger y is; 0 pads."""
     half = rng(0, "half").random((ROWS, LENGTH)) < 0.1 + 0.8 * y[:, None]
     words = 2 + half * ((WORDS - 2) // 2) + rng(0, "words").integers(0, (WORDS - 2) // 2, (ROWS, LENGTH))
-    return np.where(held(), words, 0)
+    return np.where(mask_values(), words, 0)
 
 
-def held() -> np.ndarray:
+def mask_values() -> np.ndarray:
     return np.arange(LENGTH) < rng(0, "lengths").integers(3, LENGTH + 1, ROWS)[:, None]
 
 
 def masked(y: np.ndarray) -> dict[str, np.ndarray]:
-    return {"tokens": tokens(y), "mask": held()}
+    return {"tokens": tokens(y), "mask": mask_values()}
 
 
 def attended(y: np.ndarray) -> dict[str, np.ndarray]:
-    return {"input_ids": tokens(y), "attention_mask": held().astype(np.int64)}
+    return {"input_ids": tokens(y), "attention_mask": mask_values().astype(np.int64)}
 
 
 class Returning(nn.Module):

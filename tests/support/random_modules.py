@@ -115,11 +115,11 @@ RANDOM: dict[str, Callable[[], nn.Module]] = {
 
 def _kept(make: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """A function that draws once and keeps what it drew."""
-    held: list[Tensor] = []
+    drawn: list[Tensor] = []
 
     def function(h: Tensor) -> Tensor:
-        held[:] = held or [make(h).detach()]
-        return h * held[0][: len(h)]
+        drawn[:] = drawn or [make(h).detach()]
+        return h * drawn[0][: len(h)]
 
     return function
 

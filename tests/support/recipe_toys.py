@@ -108,8 +108,8 @@ class Toy:
         return self._members(self.epsilons)
 
     @property
-    def told(self) -> tuple[Member, ...]:
-        """The same as the server is told."""
+    def disclosed(self) -> tuple[Member, ...]:
+        """The same, with what the server knows of them."""
         return self._members(self.epsilons if self.declared is None else self.declared)
 
     def _members(self, epsilons: Sequence[float]) -> tuple[Member, ...]:
@@ -184,9 +184,9 @@ def play(
     starts: Array,
     script: Callable[[int, int], Script],
     server: Mapping[str, Callable[[int], Array]] | None = None,
-    told: Mapping[str, Tensor] | None = None,
+    enrolment: Mapping[str, Tensor] | None = None,
 ) -> Played:
-    """A run of the recipe; `script` gives the numbers of a round (from 1) and a client, `told` is from enrolment."""
+    """A run of the recipe; `script` gives the numbers of a round (from 1) and a client, `enrolment` is its state."""
     config, members, schedules = toy.config, toy.members, toy.schedules(recipe)
     stage_table = recipe.stage_table(toy.rounds)
     vectors = torch.tensor(np.atleast_2d(starts), dtype=torch.float64)
@@ -196,8 +196,8 @@ def play(
     layout = Layout(("weight", "bias"), ((classes, features), (classes,)))
     model = Model(name="toy", module=module, layout=layout, start=vectors[0])
     shape = release_shape(config, model, (features,), classes)
-    expected = toy.schedules(recipe, toy.told)
-    terms = terms_of(config, recipe, toy.told, stage_table, expected, model, toy.invited, shape)
+    expected = toy.schedules(recipe, toy.disclosed)
+    terms = terms_of(config, recipe, toy.disclosed, stage_table, expected, model, toy.invited, shape)
     terms = replace(terms, rng=lambda number: Given(server or {}, number))
     outputs = recipe.protect.output(members, toy.rounds)
     played = Played()
@@ -232,7 +232,7 @@ def play(
         played.states.append(state)
         played.records.append(record)
 
-    state = _doubled(loop.start(terms, vectors, told))
+    state = _doubled(loop.start(terms, vectors, enrolment))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "validate", _gate)
         serving = loop.serve(terms, state, keep)
@@ -248,8 +248,8 @@ def play(
 
 def _doubled(state: loop.ServerState) -> loop.ServerState:
     slots = {
-        slot: {name: t.double() if t.is_floating_point() else t for name, t in held.items()}
-        for slot, held in state.slots.items()
+        slot: {name: t.double() if t.is_floating_point() else t for name, t in tensors.items()}
+        for slot, tensors in state.slots.items()
     }
     return replace(state, slots=slots)
 

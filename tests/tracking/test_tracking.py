@@ -142,7 +142,7 @@ def test_the_code_of_the_page_tracks_runs_of_a_comparison_side_by_side(
     found = {path.parent.name for path in tmp_path.glob("tensorboard/*/*/events*")}
     assert found == {"hush, seed 0", "fedavg, seed 0"}
     (plain,) = tmp_path.glob("tensorboard/*/fedavg*")
-    held = EventAccumulator(str(plain))
-    held.Reload()
-    assert "epsilon/0" not in held.Tags()["scalars"] and "accuracy/1" in held.Tags()["scalars"]
-    assert b"unbounded" in held.Tensors("epsilon/text_summary")[0].tensor_proto.string_val[0]
+    events = EventAccumulator(str(plain))
+    events.Reload()
+    assert "epsilon/0" not in events.Tags()["scalars"] and "accuracy/1" in events.Tags()["scalars"]
+    assert b"unbounded" in events.Tensors("epsilon/text_summary")[0].tensor_proto.string_val[0]

@@ -97,16 +97,16 @@ def config(**more: Any) -> dict[str, Any]:
 
 
 def test_a_model_that_cannot_be_centred_is_trained_without_and_pays_for_nothing() -> None:
-    told: list[str] = []
+    warned: list[str] = []
 
     class Listener(hush.Callback):
         def on_run_start(self, start: RunStart) -> None:
-            told.extend(start.warnings)
+            warned.extend(start.warnings)
 
     raw = config(rounds=1, model={"name": "cnn"})
     result = hush.simulate(raw, callbacks=[Listener()])
     (said,) = [text for text in result.warnings if "recipe.protect.centre" in text]
-    assert said in told and "cnn does not begin with a linear layer with a bias" in said
+    assert said in warned and "cnn does not begin with a linear layer with a bias" in said
     assert not any("mean of the inputs" in str(card.stages) for card in result.guarantees)
     assert not any("weight of the mean" in text for text in result.not_covered)
     # What is not released costs nothing: the noise is that of a recipe that never had a centre.
@@ -115,7 +115,7 @@ def test_a_model_that_cannot_be_centred_is_trained_without_and_pays_for_nothing(
     )
     expected = [schedule.plan.noise_multiplier for schedule in without.schedules]
     assert [card.noise_multiplier for card in result.guarantees] == expected
-    # The twin: with a linear model it is told and charged.
+    # The twin: with a linear model it is released and charged.
     linear = prepare(parse(config()))
     assert linear.left_out == () and any(cost.what == "mean of the inputs" for cost in linear.costs(0))
 

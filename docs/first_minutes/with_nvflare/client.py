@@ -34,8 +34,8 @@ while flare.is_running():
     model = flare.receive()
     net.load_state_dict(model.params)
     with torch.no_grad():
-        held, labels = test_rows()
-        accuracy = float((net(held).argmax(1) == labels).float().mean())
+        inputs, labels = test_rows()
+        accuracy = float((net(inputs).argmax(1) == labels).float().mean())
     for batch, labels in loader:
         optimizer.zero_grad()
         nn.functional.cross_entropy(private(batch), labels).backward()

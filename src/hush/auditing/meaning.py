@@ -62,8 +62,8 @@ def _verdict(found: AuditResult) -> str:
     worst = [each.what for each in found.releases if each.epsilon_lower > each.epsilon_claimed]
     where = f" ({', '.join(worst)})" if worst else ""
     return (
-        f"The releases{where} are told apart better than the plan allows: the accounting does not hold for this code, "
-        f"or this is one of at most {chance} audits that are wrong by chance. Repeat it with another seed and a "
+        f"The releases{where} are distinguished better than the plan allows: the accounting does not hold for this "
+        f"code, or this is one of at most {chance} audits that are wrong by chance. Repeat it with another seed and a "
         "confidence of 0.999; if it stays, there is a bug."
     )
 

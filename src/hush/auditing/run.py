@@ -351,7 +351,7 @@ def _bound(found: statistics.Separation | statistics.Guesses, planned: Planned) 
 
 @lru_cache(maxsize=64)
 def _fewest_noise(canaries: int, planned: Planned, confidence: float) -> int | None:
-    """The number of guesses with the highest bound in expectation, for normal scores that are told apart as planned."""
+    """The number of guesses with the highest bound in expectation, for normal scores distinguished as planned."""
     if planned.curve().accuracy > 0.999:
         return max(statistics.guess_sizes(canaries), default=None)
 
@@ -374,7 +374,7 @@ def _together(tables: Mapping[str, tuple[Array, Array]]) -> tuple[Array, Array]:
 
 
 def _counted(target: Target, runs: int, progress: Progress | None) -> Target:
-    """Return the target with a count of its training runs that `progress` is told."""
+    """Return the target with a count of its training runs that `progress` receives."""
     if progress is None:
         return target
     done = [0]

@@ -67,7 +67,7 @@ class _Test:
 
 @dataclass(frozen=True)
 class Separation:
-    """How well two data sets were told apart, all of it with one confidence.
+    """How well two data sets were distinguished, all of it with one confidence.
 
     Attributes:
         accuracy: A guess between the two is right at least so often.
@@ -115,7 +115,7 @@ class Guesses:
 
 
 def two_datasets(absent: Array, present: Array, delta: float, confidence: float) -> Separation:
-    """Return how well repeated runs on two neighbouring datasets are told apart.
+    """Return how well repeated runs on two neighbouring datasets are distinguished.
 
     Args:
         absent: Scores of the runs on the first dataset, a row each. Column 0 is the adversary's best score; further
@@ -205,7 +205,7 @@ def guess_sizes(canaries: int) -> list[int]:
 
 
 def expected_correct(canaries: int, guesses: int, accuracy: float) -> int:
-    """Return how many of the most extreme guesses are right in expectation, for normal scores that are told apart with
+    """Return how many of the most extreme guesses are right in expectation, for normal scores distinguished with
     this accuracy.
     """
     from scipy.optimize import brentq

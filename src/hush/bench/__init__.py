@@ -16,7 +16,7 @@ def run(
 ) -> dict[str, Any]:
     """Run these suites, or these parts of one, or the suites that suit the machine.
 
-    `progress` is told the next one, how many are done, and of how many.
+    `progress` receives the next one, how many are done, and of how many.
     """
     from hush.bench.suites import run as measured
 

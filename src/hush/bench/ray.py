@@ -23,15 +23,15 @@ from hush.bench import cluster_model, flower, pfl_research
 from hush.bench.findings import Findings
 from hush.bench.turns import Simulated, Spent, StartedRay, alternated
 from hush.bench.workloads import Workload, w1
-from hush.engines.row_stores import FiledRows
+from hush.engines.row_stores import FileRows
 from hush.engines.server_rng import server_rng
 from hush.recipes import RECIPES
 from hush.recipes.context import RoundView
-from hush.recipes.held_rows import HeldRows
 from hush.recipes.limits import InfluenceLimits
 from hush.recipes.round import Invitation, aggregate
+from hush.recipes.stored_rows import StoredRows
 from hush.seeds import rng
-from hush.types import HeldVector, Layout, Task, Update
+from hush.types import Layout, Task, Update, VectorFacts
 
 _W1 = Simulated(clients=20, samples=2400, rounds=5)
 _STRONG = Simulated(clients=16, samples=600, rounds=4, engine="ray")
@@ -97,7 +97,7 @@ def scaling() -> Findings:
         many=(_MANY, own["many"]),
         addition=cluster_model.addition_seconds(),
     )
-    foretold = {
+    modelled = {
         "two": costs.round_seconds(clients=_STRONG.clients, workers=2),
         "twice": costs.round_seconds(clients=2 * _STRONG.clients, workers=2),
     }
@@ -111,8 +111,8 @@ def scaling() -> Findings:
         **{f"ray.{name}.seconds": seconds for name, seconds in clock.items() if name in (one, two, twice)},
         **{f"ray.{name}.path_seconds": seconds for name, seconds in path.items() if name in (one, two, twice)},
         **{f"ray.model.{name}": value for name, value in costs.figures().items()},
-        "ray.model.strong_over_measured": foretold["two"] / path[two],
-        "ray.model.weak_over_measured": foretold["twice"] / path[twice],
+        "ray.model.strong_over_measured": modelled["two"] / path[two],
+        "ray.model.weak_over_measured": modelled["twice"] / path[twice],
     }
     for clients in (10_000, 100_000, 1_000_000):
         size = {"clients": clients, "workers": _NODES * cluster_model.CORES}
@@ -188,11 +188,11 @@ def server_growth() -> Findings:
     figures: dict[str, float] = {}
     notes: dict[str, str] = {}
     with ExitStack() as resources:
-        store = FiledRows(_PARAMETERS, resources)
+        store = FileRows(_PARAMETERS, resources)
         for block in _updates(_SIZES[-1]):
             store.add(block)
         for name in _SERVER_RECIPES:
-            taken = {n: _server_seconds(name, HeldRows.of(store), n) for n in _SIZES}
+            taken = {n: _server_seconds(name, StoredRows.of(store), n) for n in _SIZES}
             figures |= {f"ray.server.{name}.seconds_{n}": seconds for n, seconds in taken.items()}
             low, high = taken[_SIZES[0]], taken[_SIZES[-1]]
             key = f"ray.server.{name}.time_2000_over_500"
@@ -203,7 +203,7 @@ def server_growth() -> Findings:
     return Findings(figures, notes)
 
 
-def _server_seconds(name: str, rows: HeldRows, clients: int) -> float:
+def _server_seconds(name: str, rows: StoredRows, clients: int) -> float:
     """Return the processor time in which a recipe aggregates the first updates of a store."""
     generator = rng(0, "bench", "ray", name)
     chosen = rows.take(torch.arange(clients))
@@ -234,8 +234,8 @@ def _server_seconds(name: str, rows: HeldRows, clients: int) -> float:
     began = time.process_time()
     aggregate(
         recipe, facts, Invitation(_tasks(clients, layout), dict.fromkeys(range(clients), 0), False),
-        _held_updates(clients, layout), models, slots, server_rng(0, False)(1),
-        limits=InfluenceLimits(), step=True, held=chosen,
+        _updates_elsewhere(clients, layout), models, slots, server_rng(0, False)(1),
+        limits=InfluenceLimits(), step=True, stored=chosen,
     )  # fmt: skip
     return time.process_time() - began
 
@@ -245,11 +245,11 @@ def _tasks(clients: int, layout: Layout) -> list[Task]:
     return [Task(client=c, round=1, models=empty, layout=layout, answer=layout) for c in range(clients)]
 
 
-def _held_updates(clients: int, layout: Layout) -> list[Update]:
-    facts = HeldVector(layout.size, "torch.float32", 1.0)
+def _updates_elsewhere(clients: int, layout: Layout) -> list[Update]:
+    facts = VectorFacts(layout.size, "torch.float32", 1.0)
     empty: Any = None
     return [
-        Update(client=c, round=1, vector=torch.empty(0), layout=layout, receipt=empty, held=facts)
+        Update(client=c, round=1, vector=torch.empty(0), layout=layout, receipt=empty, vector_facts=facts)
         for c in range(clients)
     ]
 

@@ -165,8 +165,8 @@ def _statement(text: str, path: Path) -> dict[str, Any]:
 
 def _check_same(certificate: str, public: keys.PublicKey, path: Path) -> None:
     try:
-        held: Any = x509.load_pem_x509_certificate(certificate.encode()).public_key()
-        same = keys.public_pem(held) == keys.public_pem(public)
+        certified: Any = x509.load_pem_x509_certificate(certificate.encode()).public_key()
+        same = keys.public_pem(certified) == keys.public_pem(public)
     except (ValueError, AttributeError):
         same = False
     if not same:

@@ -186,7 +186,7 @@ def _asked() -> str:
     noised = typer.confirm(
         "Is the number of rows confidential (it is then noised, and consumes budget)?", default=False
     )
-    held = number("Fraction of the rows for evaluation, never trained on (0 to 0.5)", 0.1, -1e-9, 0.5)
+    held_out = number("Fraction of the rows for evaluation, never trained on (0 to 0.5)", 0.1, -1e-9, 0.5)
     cpu = number("Share of this machine's cores that a run may use", 0.5, 0, 1)
     memory = int(number("Memory that a run may use, in MiB", 4096, 64, 1e9))
     runs = int(number("Runs that may begin within 24 hours", 10, 0, 1e6))
@@ -197,6 +197,6 @@ def _asked() -> str:
     delta = float(f"{min(1e-5, 0.1 / rows):.1g}")
     return template(
         epsilon, delta, "add-remove", recipes, samples="noised" if noised else "public", auto_approve=auto,
-        max_cpu=cpu, held_out=held, runs_per_day=runs, lifetime=lifetime, label=label, columns=columns, hours=hours,
+        max_cpu=cpu, held_out=held_out, runs_per_day=runs, lifetime=lifetime, label=label, columns=columns, hours=hours,
         max_memory=memory,
     )  # fmt: skip

@@ -74,9 +74,11 @@ class ClientData:
 
     def __repr__(self) -> str:
         data = self.dataset
-        held = ", ".join(f"{name}: {rows}" for name, rows in list(self.sizes.items())[:6])
+        sizes = ", ".join(f"{name}: {rows}" for name, rows in list(self.sizes.items())[:6])
         more = f" and {len(self.names) - 6} more" if len(self.names) > 6 else ""
-        whose = f"{len(self.names)} clients ({held}{more})" if held else f"{len(self.names) or 'any number of'} clients"
+        whose = (
+            f"{len(self.names)} clients ({sizes}{more})" if sizes else f"{len(self.names) or 'any number of'} clients"
+        )
         return f"ClientData({len(data.y)} rows, {whose}, {data.classes} classes, targets {data.targets})"
 
 
@@ -415,14 +417,14 @@ def _is_pattern(data: object) -> bool:
 def _read_file(path: Path, label: str | Sequence[str] | None) -> _Rows:
     if path.suffix.lower() != ".npz" or not path.is_file():
         return _Rows(str(path), table=read_table(path))
-    held = read_arrays(path)
+    arrays = read_arrays(path)
     target = label if isinstance(label, str) else "y"
-    if target not in held or len(held) < 2:
+    if target not in arrays or len(arrays) < 2:
         raise HushError(
-            f"{path}: holds {', '.join(held)[:200] or 'nothing'}; accepted: x, or several inputs, and {target}"
+            f"{path}: holds {', '.join(arrays)[:200] or 'nothing'}; accepted: x, or several inputs, and {target}"
         )
-    y = held.pop(target)
-    return _Rows(str(path), held["x"] if set(held) == {"x"} else held, y)
+    y = arrays.pop(target)
+    return _Rows(str(path), arrays["x"] if set(arrays) == {"x"} else arrays, y)
 
 
 def _joined(
@@ -472,8 +474,8 @@ def _table_inputs(table: Table, schema: Schema | None, name: str) -> tuple[npt.N
     """Columns of single values are features; columns of sequences, such as token numbers, are inputs by name."""
     if schema is None or not schema.columns:
         if is_nested(table):
-            held = {key: stack_rows(list(values), f"{name}: {key}") for key, values in table.columns.items()}
-            return pack_inputs(held if len(held) > 1 else next(iter(held.values())), name)
+            inputs = {key: stack_rows(list(values), f"{name}: {key}") for key, values in table.columns.items()}
+            return pack_inputs(inputs if len(inputs) > 1 else next(iter(inputs.values())), name)
         schema = None
     x = preprocessed(table, schema)
     if not np.isfinite(x).all():

@@ -111,8 +111,8 @@ class InputFormat:
         if not table.rows:
             return np.zeros((0, *self.shape), np.float32)
         if self.inputs is not None or is_nested(table):
-            held = {name: stack_rows(list(values), f"rows: {name}") for name, values in table.columns.items()}
-            return self._from_arrays(held if len(held) > 1 else held[names[0]])
+            inputs = {name: stack_rows(list(values), f"rows: {name}") for name, values in table.columns.items()}
+            return self._from_arrays(inputs if len(inputs) > 1 else inputs[names[0]])
         x = preprocessed(table, self.schema if self.schema is not None and self.schema.columns else None)
         if not np.isfinite(x).all():
             row = int(np.argmin(np.isfinite(x).all(axis=1)))

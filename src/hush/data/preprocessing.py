@@ -215,8 +215,8 @@ def _features(values: npt.NDArray[Any], column: Column, schema: Schema) -> list[
 def _values(values: Rows, own: Schema, column: Column) -> npt.NDArray[Any]:
     if column.kind != "category":
         return _clipped(column, values)
-    held = own.columns[own.names.index(column.name)].categories
-    places = np.array([*(column.categories.index(each) for each in held), len(column.categories)], np.float32)
+    categories = own.columns[own.names.index(column.name)].categories
+    places = np.array([*(column.categories.index(each) for each in categories), len(column.categories)], np.float32)
     blank = np.isnan(values)
     return np.where(blank, math.nan, places[np.where(blank, 0, values).astype(np.int64)])
 
@@ -272,10 +272,10 @@ def _inferred(name: str, values: Values, where: Callable[[int], str]) -> Column:
     """Return the narrowest column that allows these public values."""
     blank = blanks(values)
     missing = INDICATOR if blank.any() else REFUSE
-    held = [values[row] for row in np.flatnonzero(~blank).tolist()]
-    if not held:
+    known = [values[row] for row in np.flatnonzero(~blank).tolist()]
+    if not known:
         raise HushError(f"schema: column {name!r:.80} is blank in every row, so nothing says what it may hold")
-    if all(isinstance(value, bool | np.bool_) for value in held):
+    if all(isinstance(value, bool | np.bool_) for value in known):
         return Column(name=name, kind="boolean", missing=missing)
     numbers = _as_numbers(values)
     if numbers is not None:
@@ -284,9 +284,9 @@ def _inferred(name: str, values: Values, where: Callable[[int], str]) -> Column:
             raise HushError(f"schema: column {name!r:.80} holds infinity; accepted: finite numbers")
         return Column(name=name, kind="number", low=low, high=high if high > low else low + 1.0, missing=missing)
     try:
-        days = [_date(value, Column(name=name, kind="date"), {}) for value in held]
+        days = [_date(value, Column(name=name, kind="date"), {}) for value in known]
     except ValueError:
-        found = sorted({str(value) for value in held})
+        found = sorted({str(value) for value in known})
         if len(found) > _MOST_CATEGORIES:
             raise HushError(
                 f"schema: column {name!r:.80} has {len(found)} different texts; accepted: up to {_MOST_CATEGORIES} "

@@ -65,8 +65,8 @@ def _augment(taken: Table, left: Table, client: int, need: int, limit: int) -> b
     queue = deque([client])
     while queue:
         at = queue.popleft()
-        held = np.flatnonzero(taken[at])
-        for found in held if len(held) >= limit else range(len(left)):
+        classes = np.flatnonzero(taken[at])
+        for found in classes if len(classes) >= limit else range(len(left)):
             label = int(found)
             if label in taker:
                 continue

@@ -54,11 +54,11 @@ class Columns:
     """A mapping from names to columns, with the interface of a dataset with named columns."""
 
     def __init__(self, columns: Mapping[Any, Any]) -> None:
-        held = {str(name): _plain(values) for name, values in columns.items()}
-        if len({len(values) for values in held.values()}) > 1:
+        plain = {str(name): _plain(values) for name, values in columns.items()}
+        if len({len(values) for values in plain.values()}) > 1:
             raise HushError("rows: columns of different lengths; accepted: as many values in each column")
-        self.column_names = list(held)
-        self._columns = held
+        self.column_names = list(plain)
+        self._columns = plain
 
     def joined(self, name: str, values: object) -> Columns:
         """The same with a column more."""
@@ -113,7 +113,7 @@ class Table:
     def without(self, names: Iterable[str]) -> Table:
         """The table without some of its columns."""
         dropped = set(names)
-        return Table({name: held for name, held in self.columns.items() if name not in dropped}, self.sources)
+        return Table({name: values for name, values in self.columns.items() if name not in dropped}, self.sources)
 
 
 def read_table(path: object) -> Table:
@@ -132,8 +132,8 @@ def read_table(path: object) -> Table:
 def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     """Read the arrays in an `.npz` file, by name. Pickled objects are refused."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
-            return {name: held[name] for name in held.files}
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, KeyError, BadZipFile) as error:
         raise HushError(f"{path}: not a NumPy archive: {error}") from None
 
@@ -158,8 +158,8 @@ def frame_table(frame: Any, name: str) -> Table:
 
 def is_nested(table: Table) -> bool:
     """Whether a column holds sequences, such as token numbers, in place of single values."""
-    held = (values[0] for values in table.columns.values() if len(values))
-    return any(isinstance(first, list | tuple | np.ndarray) for first in held)
+    firsts = (values[0] for values in table.columns.values() if len(values))
+    return any(isinstance(first, list | tuple | np.ndarray) for first in firsts)
 
 
 def stacked(tables: Sequence[Table]) -> Table:
@@ -222,13 +222,13 @@ def _parquet(path: Path) -> Table:
     except ImportError:
         raise HushError(f"{path}: reading Parquet needs pyarrow; pip install pyarrow") from None
     try:
-        held = parquet.read_table(path)
+        table = parquet.read_table(path)
         # pandas writes its index as an additional column.
-        names = [name for name in held.column_names if not name.startswith("__index_level_")]
-        columns = {str(name): _arrow(held.column(name)) for name in names}
+        names = [name for name in table.column_names if not name.startswith("__index_level_")]
+        columns = {str(name): _arrow(table.column(name)) for name in names}
     except (ArrowException, OSError) as error:
         raise HushError(f"{path}: not a Parquet file: {str(error).splitlines()[0]}") from None
-    return Table(columns, (Source(str(path), held.num_rows),))
+    return Table(columns, (Source(str(path), table.num_rows),))
 
 
 def _arrow(column: Any) -> Values:
@@ -275,17 +275,17 @@ def _checked(columns: dict[str, Values], name: str) -> dict[str, Values]:
 
 def _joined(name: str, tables: Sequence[Table]) -> Values:
     """Join the values of one column of all tables; a `HushError` if it has numbers in one and texts in another."""
-    held = [table.columns[name] for table in tables]
-    kinds = [_kind(values) for values in held]
+    columns = [table.columns[name] for table in tables]
+    kinds = [_kind(values) for values in columns]
     for table, kind in zip(tables, kinds, strict=True):
         if kind != kinds[0] and "empty" not in (kind, kinds[0]):
             raise HushError(
                 f"{table.sources[0].name}: column {name!r} holds {kind}, in {tables[0].sources[0].name} {kinds[0]}; "
                 "accepted: the same kind everywhere"
             )
-    if all(isinstance(values, np.ndarray) for values in held):
-        return np.concatenate([np.asarray(values) for values in held])
-    return [value for values in held for value in values]
+    if all(isinstance(values, np.ndarray) for values in columns):
+        return np.concatenate([np.asarray(values) for values in columns])
+    return [value for values in columns for value in values]
 
 
 def _kind(values: Values) -> str:

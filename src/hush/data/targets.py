@@ -177,8 +177,8 @@ def _typed(texts: Sequence[str], kind: str) -> tuple[Any, ...]:
 
 
 def _distinct(found: npt.NDArray[Any]) -> list[Any]:
-    held = found.astype(np.str_) if found.dtype.kind == "O" else found
-    distinct: list[Any] = np.unique(held).tolist()
+    comparable = found.astype(np.str_) if found.dtype.kind == "O" else found
+    distinct: list[Any] = np.unique(comparable).tolist()
     return distinct
 
 

@@ -86,14 +86,14 @@ class DryRun:
 def dry_run(kit: Kit, policy_path: Path, data: Path, config: Config, run_schema: Schema | None = None) -> DryRun:
     """Dry-run a config. `run_schema` is the schema of the run, if known; otherwise the member's own is used."""
     policy = law.load(policy_path)
-    held = datasets.load(
+    dataset = datasets.load(
         data, label=policy.data.label, loader=policy.data.loader, declared=datasets.declared(kit.path),
         columns=policy.data.columns, person=policy.data.person,
     )  # fmt: skip
-    own = held.schema or Schema(shape=held.x.shape[1:])
-    schema = run_schema or replace(own, classes=own.classes or held.classes)
+    own = dataset.schema or Schema(shape=dataset.x.shape[1:])
+    schema = run_schema or replace(own, classes=own.classes or dataset.classes)
     if schema.classes is None:
-        schema = replace(schema, classes=own.classes or held.classes)
+        schema = replace(schema, classes=own.classes or dataset.classes)
     check_fits(own, schema)
     charged = inspect(kit.ledger)[1] if kit.ledger.exists() else book.Book()
     life, accountant = policy.for_life, policy.budget.accountant
@@ -101,8 +101,8 @@ def dry_run(kit: Kit, policy_path: Path, data: Path, config: Config, run_schema:
     found = DryRun(
         spent=spent, left=totals.remaining(spent, life), warnings=tuple(filter(None, [law.lifetime_warning(policy)]))
     )
-    kept = max(1, round((1 - policy.data.held_out) * len(held.y)))
-    person = None if held.person is None else held.person[:kept]
+    kept = max(1, round((1 - policy.data.held_out) * len(dataset.y)))
+    person = None if dataset.person is None else dataset.person[:kept]
     made = replace(synthetic_rows(own, kept, schema.classes or 1), person=person)
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.in_memory(kit.member, life, accountant)

@@ -38,7 +38,7 @@ class EnrolmentAnswer:
     deviation: float = 0.0
 
 
-def enrolled(federation: Federation, held: RunLedgers, rows: Rows) -> tuple[Federation, State]:
+def enrolled(federation: Federation, ledgers: RunLedgers, rows: Rows) -> tuple[Federation, State]:
     """Return the federation planned from the enrolment answers, and the state that the server sends to every client.
 
     `rows` returns a client's training rows, behind the model's fixed features, and whose they are. An enrolment answer
@@ -52,7 +52,7 @@ def enrolled(federation: Federation, held: RunLedgers, rows: Rows) -> tuple[Fede
     for member in terms.members:
         stage = federation.stage(member.client, ENROLMENT)
         try:
-            charged = held.charge(member.client, ENROLMENT, stage.round_costs)
+            charged = ledgers.charge(member.client, ENROLMENT, stage.round_costs)
         except BudgetSpentError:
             # This client will decline every round as well, so its count does not matter.
             answers.append(None)
@@ -65,22 +65,22 @@ def enrolled(federation: Federation, held: RunLedgers, rows: Rows) -> tuple[Fede
         if isinstance(charged, Receipt):
             source = noise.Secure() if secure else noise.Seeded(config.seed, member.client, ENROLMENT)
             answer = answered(stage, member.samples, rows, member.client, source)
-            held.seal(member.client, charged, partial(_packed, answer))
+            ledgers.seal(member.client, charged, partial(_packed, answer))
         else:
             answer = _unpacked(charged[1])
         answers.append(answer)
     found = combined(answers, terms.recipe, one_model=config.secure_aggregation)
     counts = [whole(1.0 if answer is None else answer.count) for answer in answers]
     planned = federation.counted(counts)
-    approve_training(planned, held)
+    approve_training(planned, ledgers)
     return planned, found
 
 
-def approve_training(planned: Federation, held: RunLedgers) -> None:
+def approve_training(planned: Federation, ledgers: RunLedgers) -> None:
     """Admit training that was planned from counts that enrolment released."""
     if planned.offers:
         plans = [(training(each, spare=True), training(each)) for each in planned.schedules]
-        approve(held.ledgers, plans, held.run)
+        approve(ledgers.ledgers, plans, ledgers.run)
 
 
 def _packed(answer: EnrolmentAnswer) -> bytes:
@@ -127,19 +127,19 @@ def combined(answers: Sequence[EnrolmentAnswer | None], recipe: Recipe, *, one_m
     each client; those without a mean get the first. There is no more than one with `one_model`: sums of updates that
     the server does not see are of one model.
     """
-    told = {
+    released = {
         client: (answer.mean, answer.deviation**2)
         for client, answer in enumerate(answers)
         if answer is not None and answer.mean is not None
     }
-    if not told:
+    if not released:
         return {}
-    means = torch.stack([mean for mean, _ in told.values()])
-    variances = torch.tensor([variance for _, variance in told.values()], dtype=torch.float64)
+    means = torch.stack([mean for mean, _ in released.values()])
+    variances = torch.tensor([variance for _, variance in released.values()], dtype=torch.float64)
     weights = variances.reciprocal()
     clusters = torch.zeros(len(answers), dtype=torch.int64)
     if not one_model:
-        clusters[list(told)] = torch.tensor(recipe.assign.clustered(means, variances))
+        clusters[list(released)] = torch.tensor(recipe.assign.clustered(means, variances))
     return {"input_mean": ((weights / weights.sum()) @ means).float(), CLUSTERS: clusters}
 
 

@@ -158,13 +158,13 @@ def _store(path: Path, features: Tensor) -> bool:
 
 def _make_room(place: Path, most: int) -> None:
     """Delete the files that were not used for longest until the others take at most so many bytes."""
-    held = []
+    files = []
     for path in place.glob("*.npy"):
         with contextlib.suppress(OSError):
             stat = path.stat()
-            held.append((stat.st_mtime, stat.st_size, path))
-    total = sum(size for _, size, _ in held)
-    for _, size, path in sorted(held):
+            files.append((stat.st_mtime, stat.st_size, path))
+    total = sum(size for _, size, _ in files)
+    for _, size, path in sorted(files):
         if total <= most:
             return
         path.unlink(missing_ok=True)

@@ -69,8 +69,8 @@ def _callable(given: Any) -> Iterator[object]:
         yield from (repr(given.args), repr(sorted(given.keywords.items())))
         given = given.func
     if not isinstance(given, types.FunctionType | types.MethodType):
-        held = getattr(given, "__dict__", {})
-        yield from (type(given).__qualname__, *sorted((k, repr(v)) for k, v in held.items() if is_plain(v)))
+        attributes = getattr(given, "__dict__", {})
+        yield from (type(given).__qualname__, *sorted((k, repr(v)) for k, v in attributes.items() if is_plain(v)))
         given = type(given).__call__
     yield getattr(given, "__qualname__", "")
     yield from functions_of(given, seen)

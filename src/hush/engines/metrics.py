@@ -185,8 +185,8 @@ def _central(model: Model, rows: Sequence[Rows], decay: float) -> Tensor:
 
 def _outputs(model: Model, vector: Tensor, x: Tensor) -> Tensor:
     """Return the output in the precision of the vector; untrained parameters are converted."""
-    held = {name: value.to(vector.dtype) for name, value in model.module.named_parameters()}
-    given = {**held, **unflatten(vector, model.layout)}
+    tensors = {name: value.to(vector.dtype) for name, value in model.module.named_parameters()}
+    given = {**tensors, **unflatten(vector, model.layout)}
     out: Tensor = torch.func.functional_call(model.module, given, (_in_precision(x, vector.dtype),))
     return out
 

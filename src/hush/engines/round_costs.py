@@ -1,4 +1,4 @@
-"""Round costs of a run's clients, from its ledgers and schedules: what callbacks and the run directory are told."""
+"""Round costs of a run's clients, from its ledgers and schedules: what callbacks and the run directory receive."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Row stores of one process: where the updates of a round wait, in memory, on a device or in a file, a block at a time.
 
 Each block of updates is kept as soon as it is computed, and read again for the few sums and samples that a recipe asks
-for (`hush.recipes.held_rows`), so that a process never holds more than a block of those in a file.
+for (`hush.recipes.stored_rows`), so that a process never holds more than a block of those in a file.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch import Tensor
 from hush.engines.row_file import RowFile
 from hush.recipes import Recipe
 from hush.recipes.context import Columns, summed_parts
-from hush.recipes.held_rows import chosen_columns, summed
-from hush.types import HeldVector, Layout, Task, Update
+from hush.recipes.stored_rows import chosen_columns, summed
+from hush.types import Layout, Task, Update, VectorFacts
 
 
-def held(updates: Sequence[Update]) -> list[Update]:
+def without_vectors(updates: Sequence[Update]) -> list[Update]:
     """Return updates without their vectors, which are kept elsewhere: what is checked of them is noted."""
-    return [replace(update, vector=torch.empty(0), held=_noted(update.vector)) for update in updates]
+    return [replace(update, vector=torch.empty(0), vector_facts=_vector_facts(update.vector)) for update in updates]
 
 
-def _noted(vector: Tensor) -> HeldVector:
-    return HeldVector(vector.numel(), str(vector.dtype), float(_norms(vector[None])))
+def _vector_facts(vector: Tensor) -> VectorFacts:
+    return VectorFacts(vector.numel(), str(vector.dtype), float(_norms(vector[None])))
 
 
 def _norms(rows: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class BlockRows(ABC):
         return total
 
 
-class KeptRows(BlockRows):
+class MemoryRows(BlockRows):
     """Rows in memory."""
 
     def __init__(self, parameters: int) -> None:
@@ -143,7 +143,7 @@ class DeviceRows(BlockRows):
         return total.cpu()
 
 
-class FiledRows(BlockRows):
+class FileRows(BlockRows):
     """Rows in a file of the temporary directory."""
 
     def __init__(self, parameters: int, resources: ExitStack) -> None:

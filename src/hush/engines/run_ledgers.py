@@ -142,16 +142,16 @@ def opened(
 
 def _stricter(path: Path, client: int | str, policy: Policy, lifetime: float | None, warn: Warn) -> Policy:
     """Return the policy of an existing ledger from now on; a `HushError` if more than that is spent."""
-    _, held = inspect(path)
-    kept, wanted = held.terms.policy, replace(policy, epsilon=lifetime or held.terms.policy.epsilon)
-    if held.terms.client != client:
-        raise HushError(f"{path}: the ledger of client {held.terms.client}; accepted: that of client {client}")
+    _, book = inspect(path)
+    kept, wanted = book.terms.policy, replace(policy, epsilon=lifetime or book.terms.policy.epsilon)
+    if book.terms.client != client:
+        raise HushError(f"{path}: the ledger of client {book.terms.client}; accepted: that of client {client}")
     if kept.relation != wanted.relation:
         raise HushError(f"{path}: keeps {kept.relation}, the config has {wanted.relation}; accepted: the same")
     if kept.unit != wanted.unit:
         raise HushError(f"{path}: protects a {kept.unit}, the config a {wanted.unit}; accepted: the same privacy.unit")
     strict = replace(kept, epsilon=min(kept.epsilon, wanted.epsilon), delta=min(kept.delta, wanted.delta))
-    spent = account.filtered(held, strict)
+    spent = account.filtered(book, strict)
     if strict != kept and not totals.fits(spent, strict):
         raise HushError(
             f"{path}: has spent epsilon {spent:.4g} at delta {strict.delta:g}, more than a lifetime budget of "

@@ -116,16 +116,16 @@ class Federation:
         return (*self.stage(client, ENROLMENT).round_costs, *training(schedule))
 
     def counted(self, counts: Sequence[int]) -> Federation:
-        """The federation after enrolment: all training is planned from the numbers of rows that were told."""
-        told = noisy_counts.counted(self.terms.members, counts)
+        """The federation after enrolment: all training is planned from the numbers of rows that were disclosed."""
+        disclosed = noisy_counts.counted(self.terms.members, counts)
         if not self.offers:
-            return replace(self, terms=replace(self.terms, members=told))
-        rounds = timetable(self.config, self.recipe, len(told))
-        schedules = noisy_counts.planned(self.config, self.recipe, self.members, told, self.offers, rounds)
+            return replace(self, terms=replace(self.terms, members=disclosed))
+        rounds = timetable(self.config, self.recipe, len(disclosed))
+        schedules = noisy_counts.planned(self.config, self.recipe, self.members, disclosed, self.offers, rounds)
         terms = terms_of(
             self.config,
             self.recipe,
-            told,
+            disclosed,
             rounds.stage_table,
             schedules,
             self.model,
@@ -210,7 +210,7 @@ class Federation:
     ) -> list[MemoryLedger] | list[Ledger]:
         """A ledger for each client, its schedule approved: fresh ones in memory, or the files of a directory.
 
-        `warn` is told where a file is stricter or less strict than the config. `run` is the name of the run. `whole` is
+        `warn` is called if a file is stricter or less strict than the config. `run` is its name. `whole` is
         what each client releases in all of it, where that is more than this training.
         """
         accountant = self.schedules[0].plan.accountant
@@ -259,9 +259,9 @@ class Federation:
             *self.uncovered,
         )
 
-    def warned(self, client: int, held: Policy | None = None) -> tuple[str, ...]:
-        """What to warn a client of: guarantees that are kept and mean little; `held` is the policy of its ledger."""
-        policy, plan = held or self.policies[client], self.schedules[client].plan
+    def warned(self, client: int, own: Policy | None = None) -> tuple[str, ...]:
+        """What to warn a client of: guarantees that are kept and mean little; `own` is the policy of its ledger."""
+        policy, plan = own or self.policies[client], self.schedules[client].plan
         number = len(self.members) if policy.unit == "client" else plan.counted
         return warnings_of(policy.epsilon, policy.delta, number, policy.unit) if plan.private else ()
 
@@ -300,8 +300,8 @@ class Federation:
         return (
             f"secure aggregation: between machines the server sees sums over at least {least} of {most} clients in "
             "place of their updates, as long as the clients' keys are their own and fewer than "
-            f"{2 * least - most} of them help it; this lowers no epsilon, and hides neither what is told at enrolment "
-            "nor noised counts; the server can then check the lengths of sums alone"
+            f"{2 * least - most} of them help it; this lowers no epsilon, and hides neither what is released at "
+            "enrolment nor noised counts; the server can then check the lengths of sums alone"
         )
 
     def guarantees(self, ledgers: Sequence[Spending]) -> tuple[Guarantee, ...]:
@@ -315,20 +315,20 @@ class Federation:
 
     def budget(self, client: int, ledger: Spending) -> float:
         """What a client's spending is held against: its budget, or that of its ledger file for all runs."""
-        held = ledger.terms.policy
-        return self.members[client].policy.epsilon if held == self.policies[client] else held.epsilon
+        policy = ledger.terms.policy
+        return self.members[client].policy.epsilon if policy == self.policies[client] else policy.epsilon
 
     def _card(self, client: int, ledger: Spending, label: str, view: str, named: tuple[str, ...]) -> Guarantee:
         member, policy, schedule = self.members[client], self.policies[client], self.schedules[client]
         plan, spent, filtered = schedule.plan, ledger.spent(), ledger.filtered()
-        held, budget = ledger.terms, self.budget(client, ledger)
+        terms, budget = ledger.terms, self.budget(client, ledger)
         return Guarantee(
             client=client,
             epsilon_budget=budget,
             epsilon_spent=spent,
-            delta=held.policy.delta,
-            relation=held.policy.relation,
-            accountant=held.accountant,
+            delta=terms.policy.delta,
+            relation=terms.policy.relation,
+            accountant=terms.accountant,
             sampler=plan.sampler,
             noise=label if plan.private else "none",
             not_covered=named,
@@ -344,7 +344,7 @@ class Federation:
             epsilon_third_party=filtered,
             third_party=view,
             stages=tuple(tuple(asdict(cost) for cost in stage.round_costs) for stage in schedule.stages),
-            warnings=self.warned(client, held.policy),
+            warnings=self.warned(client, terms.policy),
             name=member.name,
             unit=policy.unit,
             protects=protects(policy.unit),
@@ -381,7 +381,7 @@ def prepare(
     _lifetimes(config, names)
     batches = budgets.batch_sizes(config.local.batch_size, number, seed, names)
     deltas = budgets.deltas(config.privacy.delta, number, names)
-    held, unit = client_rows.divide(data.dataset, config.data, seed), unit_of(config)
+    clients, unit = client_rows.divide(data.dataset, config.data, seed), unit_of(config)
     members = tuple(
         Member(
             client=c,
@@ -390,27 +390,27 @@ def prepare(
             batch=batches[c],
             group=share.group,
             name=names[c],
-            row_groups=held.groups[c] if held.groups else (),
+            row_groups=clients.groups[c] if clients.groups else (),
         )
-        for c, (samples, share) in enumerate(zip(_units(held, unit), held.shares, strict=True))
+        for c, (samples, share) in enumerate(zip(_units(clients, unit), clients.shares, strict=True))
     )
     _check_batches(members)
     if config.quorum > number:
         raise HushError(f"quorum: {config.quorum} is more than the {number} clients; accepted: 1 to {number}", "quorum")
-    model = _model(config, module, held.dataset)
+    model = _model(config, module, clients.dataset)
     models.check_memory(model.layout.size, len(members) if recipe.local.remembers else 0)
     if module is not None and not recipe.assign.alike:
         raise HushError(
             "recipe.assign: requires models with different initial weights, which a custom module does not provide"
         )
-    recipe, left_out = fitted(recipe, model, tuple(held.dataset.x.shape[1:]))
+    recipe, left_out = fitted(recipe, model, tuple(clients.dataset.x.shape[1:]))
     federation = build(
         config,
         name,
         recipe,
         members,
         model,
-        held,
+        clients,
         device=device,
         own_module=module is not None,
         uncovered=(_simulated(model.objective),),
@@ -458,7 +458,7 @@ def build(
     shape = release_shape(config, model, tuple(data.dataset.x.shape[1:]), data.dataset.classes)
     offers: tuple[PrivacySchedule, ...] = ()
     if disclosed is None and noisy_counts.asked(table):
-        # Until the counts are told, training is planned as if the true ones would be.
+        # Until the counts are disclosed, training is planned as if the true ones would be.
         offers = noisy_counts.offers(config, recipe, members, rounds)
         schedules = noisy_counts.planned(config, recipe, members, members, offers, rounds)
     else:

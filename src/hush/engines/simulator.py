@@ -25,7 +25,7 @@ from hush.engines.driver import CompletedRun, Evaluator, Rounds, drive, evaluate
 from hush.engines.enrolment import approve_training, enrolled
 from hush.engines.fingerprint import Hashes, identity
 from hush.engines.results import manifest
-from hush.engines.row_stores import BlockRows, DeviceRows, FiledRows, KeptRows, decoded, held
+from hush.engines.row_stores import BlockRows, DeviceRows, FileRows, MemoryRows, decoded, without_vectors
 from hush.engines.run_ledgers import RunLedgers
 from hush.engines.setup import Federation
 from hush.privacy.ledger import BudgetSpentError, Spending
@@ -34,8 +34,8 @@ from hush.privacy.round_costs import RoundCosts
 from hush.privacy.schedule import ENROLMENT, Stage
 from hush.recipes import Recipe
 from hush.recipes.context import SAMPLE, State
-from hush.recipes.held_rows import HeldRows
-from hush.server.loop import Answer, Answers, HeldAnswers, ServerState
+from hush.recipes.stored_rows import StoredRows
+from hush.server.loop import Answer, Answers, ServerState, StoredAnswers
 from hush.server.participation import BUDGET_SPENT
 from hush.server.run_directory import MANIFEST, RunDir, read_json
 from hush.training.job import Job
@@ -89,7 +89,7 @@ class Simulator:
         self._arrays: Arrays = {} if arrays is None else arrays
         self._ledgers = ledgers
         self.on_round_end = round_functions(callbacks)
-        self._told = objects(callbacks)
+        self._callbacks = objects(callbacks)
         federation.model.to(federation.device)
         self._bounds = federation.data.bounds()
         self._persons = [federation.persons(member.client) for member in federation.members]
@@ -118,7 +118,7 @@ class Simulator:
 
     def enrolled(self, costs: RoundCosts, records: Sequence[RoundRecord]) -> None:
         """Tell the callbacks."""
-        for callback in self._told:
+        for callback in self._callbacks:
             callback.on_enrolled(costs, records)
 
     def enrolment_saved(self) -> None:
@@ -324,17 +324,17 @@ def execution(
     ledgers: Path | None = None,
     arrays: Arrays | None = None,
     hashes: Hashes | None = None,
-    held: RunLedgers | None = None,
+    run_ledgers: RunLedgers | None = None,
 ) -> Execution:
     """Run a federation as a generator that yields the work to train, receives the updates and returns the outcome.
 
-    `held` are ledgers that the caller has opened, approved the run with, and closes.
+    `run_ledgers` are ledgers that the caller has opened, approved the run with, and closes.
     """
     with _connected(federation, ledgers):
         return (
             yield from _execution(
                 federation, out, resume=resume, command=command, callbacks=callbacks, ledgers=ledgers, arrays=arrays,
-                hashes=hashes, given=held,
+                hashes=hashes, given=run_ledgers,
             )
         )  # fmt: skip
 
@@ -367,14 +367,16 @@ def _execution(
         _check_ledgers(directory.path, ledgers)
     try:
         run = _run_name(directory)
-        held = given or RunLedgers(federation.ledgers(ledgers, warned.append, run), run, durable=ledgers is not None)
+        run_ledgers = given or RunLedgers(
+            federation.ledgers(ledgers, warned.append, run), run, durable=ledgers is not None
+        )
     except BaseException:
         # Nothing was charged: the directory can be used for another attempt.
         if directory is not None and new:
             directory.discard()
         raise
     try:
-        simulator = Simulator(federation, held, arrays, warnings=warned, callbacks=callbacks)
+        simulator = Simulator(federation, run_ledgers, arrays, warnings=warned, callbacks=callbacks)
         rounds = drive(simulator, directory, resume=resume, began=began)
         if federation.config.engine.name == "ray":
             return _notify_end(_on_ray(simulator, rounds), callbacks)
@@ -392,7 +394,7 @@ def _execution(
             return _notify_end(end.value, callbacks)
     finally:
         if given is None:
-            held.close()
+            run_ledgers.close()
 
 
 def _on_ray(simulator: Simulator, rounds: Rounds) -> CompletedRun:
@@ -557,15 +559,15 @@ def _run_name(directory: RunDir | None) -> str:
     return str(read_json(directory.path / MANIFEST)["run"]) if directory is not None else uuid.uuid4().hex
 
 
-def _recharge(federation: Federation, held: RunLedgers, records: Sequence[RoundRecord]) -> None:
+def _recharge(federation: Federation, ledgers: RunLedgers, records: Sequence[RoundRecord]) -> None:
     """Charge what a resumed run has already released."""
     if federation.terms.stage_table.of[ENROLMENT] >= 0:
         for member in federation.members:
-            held.recharge(member.client, federation.stage(member.client, ENROLMENT).round_costs, ENROLMENT)
-        approve_training(federation, held)
+            ledgers.recharge(member.client, federation.stage(member.client, ENROLMENT).round_costs, ENROLMENT)
+        approve_training(federation, ledgers)
     for record in records:
         for client in record.charged:
-            held.recharge(client, federation.stage(client, record.round).round_costs, record.round)
+            ledgers.recharge(client, federation.stage(client, record.round).round_costs, record.round)
 
 
 def _packed(update: Update) -> bytes:
@@ -619,9 +621,9 @@ class RoundAnswers:
         if self.on_device:
             self._store = DeviceRows(parameters)
         elif large:
-            self._store = FiledRows(parameters, self._resources)
+            self._store = FileRows(parameters, self._resources)
         elif block is not None:
-            self._store = KeptRows(parameters)
+            self._store = MemoryRows(parameters)
 
     def __enter__(self) -> Self:
         return self
@@ -638,9 +640,9 @@ class RoundAnswers:
             self._answers += answers
             return
         self._answers += [answer for answer in answers if not isinstance(answer, Update)]
-        self._answers += held(updates)
+        self._answers += without_vectors(updates)
         self._store.add(decoded(self._recipe, self._tasks, updates))
 
     def answers(self) -> Answers:
         """Return all answers."""
-        return self._answers if self._store is None else HeldAnswers(self._answers, HeldRows.of(self._store))
+        return self._answers if self._store is None else StoredAnswers(self._answers, StoredRows.of(self._store))

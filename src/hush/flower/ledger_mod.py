@@ -7,7 +7,7 @@ Guarantees:
       round, and every array in it is one that this answer released.
     - Metrics leave if they are the facts of the plan, as sealed, or are listed in `public`, which the card names as not
       covered. Records of another kind do not leave.
-    - An error of the app is told to the server without its text, which may contain rows; the client's log has it.
+    - An error of the app is reported to the server without its text, which may contain rows; the client's log has it.
 
 Edge cases:
     - A message of evaluation is refused: metrics of held-out rows are not noised. Evaluate on the server, on public
@@ -91,31 +91,31 @@ def _keep(path: Path, policy: Policy) -> None:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             Ledger.create(path, path.stem, policy).close()
             return
-        with Ledger.open(path) as held:
-            kept = held.terms.policy
+        with Ledger.open(path) as ledger:
+            kept = ledger.terms.policy
             if kept.relation != policy.relation:
                 raise HushError(
                     f"policy: found {policy.relation}, and {path} keeps {kept.relation}; accepted: the same"
                 )
-            held.tighten(Policy(min(kept.epsilon, policy.epsilon), min(kept.delta, policy.delta), kept.relation))
+            ledger.tighten(Policy(min(kept.epsilon, policy.epsilon), min(kept.delta, policy.delta), kept.relation))
 
 
 def _carded(path: Path, reply: Message, run: str, number: int, public: frozenset[str]) -> Message:
     """The reply with the guarantee card, if the ledger released all of it; else a `HushError`."""
     if not path.exists():
         raise HushError(f"{path}: no ledger; accepted: that of the hush.PrivateTrainer in the app")
-    with Ledger.open(path) as held:
-        kept = held.sealed(run, number)
+    with Ledger.open(path) as ledger:
+        kept = ledger.sealed(run, number)
         if kept is None:
             raise HushError(f"{path}: nothing is charged and sealed for this round; accepted: what a trainer released")
-        policy, release = held.terms.policy, sealed_release(kept[1])
+        policy, release = ledger.terms.policy, sealed_release(kept[1])
         card = {
-            "epsilon-spent": held.spent(),
-            "epsilon-left": held.left(),
+            "epsilon-spent": ledger.spent(),
+            "epsilon-left": ledger.left(),
             "epsilon-budget": policy.epsilon,
             "delta": policy.delta,
             "relation": policy.relation,
-            "accountant": held.terms.accountant,
+            "accountant": ledger.terms.accountant,
             "not-covered": [
                 *release.not_covered,
                 *(f"{name}: a metric that leaves without noise" for name in sorted(public)),

@@ -157,7 +157,7 @@ class HushStrategy(FedAvg):  # type: ignore[misc]
         if self._loop is None and usable:
             self._begin({node: facts for node, (_, facts) in usable.items()}, [each for each, _ in usable.values()])
         if self._loop is None or not self._tasks:
-            self._told(server_round, refused)
+            self._log_refused(server_round, refused)
             return None, None
         number = self._tasks[0].round
         answers: list[Answer] = []
@@ -177,7 +177,7 @@ class HushStrategy(FedAvg):  # type: ignore[misc]
             self._tasks = []
         record = self.records[-1]
         nodes = {client: node for node, client in self._members.items()}
-        self._told(server_round, {**refused, **{nodes[c]: text for c, text in record.refused.items()}})
+        self._log_refused(server_round, {**refused, **{nodes[c]: text for c, text in record.refused.items()}})
         for client, text in record.warnings.items():
             log(WARNING, "node %s: %s", nodes[client], text)
         assert self._state is not None
@@ -263,7 +263,7 @@ class HushStrategy(FedAvg):  # type: ignore[misc]
     def _released(self, arrays: ArrayRecord) -> ArrayRecord:
         return arrays if self._state is None or not self.records else self._record(self._state.released[0])
 
-    def _told(self, number: int, refused: Mapping[int, str]) -> None:
+    def _log_refused(self, number: int, refused: Mapping[int, str]) -> None:
         for node, text in refused.items():
             log(WARNING, "round %s: the reply of node %s is not used: %s", number, node, text)
 

@@ -98,10 +98,12 @@ class FollowedRun:
     @property
     def metric(self) -> Metric:
         """The score of clients."""
-        told = self.manifest.get("metric", {})
+        described = self.manifest.get("metric", {})
         name = str(self.manifest.get("primary", "accuracy"))
-        higher = told.get("higher_is_better", name == "accuracy")
-        return Metric(str(told.get("label", name)), bool(told.get("percent", name == "accuracy")), bool(higher))
+        higher = described.get("higher_is_better", name == "accuracy")
+        return Metric(
+            str(described.get("label", name)), bool(described.get("percent", name == "accuracy")), bool(higher)
+        )
 
     def name(self, client: int) -> str:
         """What a client is called."""

@@ -4,15 +4,15 @@
   const says = document.getElementById("connection");
   const hidden = new Map();
   const swap = (id, html) => {
-    const held = document.getElementById(id);
-    if (!held || held.querySelector("details.numbers[open]")) return;
-    const focused = held.contains(document.activeElement) ? document.activeElement.className : "";
-    for (const key of held.querySelectorAll(".key")) hidden.set(`${id} ${key.textContent}`, key.getAttribute("aria-pressed") === "false");
-    const scrolled = held.querySelector(".scroll")?.scrollLeft ?? 0;
-    held.innerHTML = html;
-    for (const key of held.querySelectorAll(".key")) if (hidden.get(`${id} ${key.textContent}`)) key.click();
-    if (scrolled) held.querySelector(".scroll")?.scrollTo({ left: scrolled });
-    if (focused) held.querySelector(`.${focused.trim().split(/\s+/).join(".")}`)?.focus({ preventScroll: true });
+    const panel = document.getElementById(id);
+    if (!panel || panel.querySelector("details.numbers[open]")) return;
+    const focused = panel.contains(document.activeElement) ? document.activeElement.className : "";
+    for (const key of panel.querySelectorAll(".key")) hidden.set(`${id} ${key.textContent}`, key.getAttribute("aria-pressed") === "false");
+    const scrolled = panel.querySelector(".scroll")?.scrollLeft ?? 0;
+    panel.innerHTML = html;
+    for (const key of panel.querySelectorAll(".key")) if (hidden.get(`${id} ${key.textContent}`)) key.click();
+    if (scrolled) panel.querySelector(".scroll")?.scrollTo({ left: scrolled });
+    if (focused) panel.querySelector(`.${focused.trim().split(/\s+/).join(".")}`)?.focus({ preventScroll: true });
   };
   const events = new EventSource(`events${location.search}`);
   events.onopen = () => { says.textContent = "live"; says.dataset.state = "live"; };

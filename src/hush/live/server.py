@@ -255,13 +255,13 @@ def _document(hub: Hub, script: str, token: str) -> str:
         else ""
     )
     panels = [name for name in source.parts if name not in ("state", "tiles")]
-    held = "".join(f'<div class="part" id="{safe(name)}">{hub.parts.get(name, (0, ""))[1]}</div>' for name in panels)
+    parts = "".join(f'<div class="part" id="{safe(name)}">{hub.parts.get(name, (0, ""))[1]}</div>' for name in panels)
     top = "".join(f'<div id="{name}">{hub.parts.get(name, (0, ""))[1]}</div>' for name in ("state", "tiles"))
     body = (
         f'<h1 id="title">{safe(hub.title)}</h1>'
         f'<div class="bar"><span id="connection" data-state="lost">connecting</span>{button}'
         f'<span id="said" role="status"></span></div>{top}'
-        f'<h2 class="unseen">Charts and tables</h2><div class="charts live">{held}</div>'
+        f'<h2 class="unseen">Charts and tables</h2><div class="charts live">{parts}</div>'
         '<noscript><p class="soft">Without JavaScript, reload the page to see the next rounds.</p></noscript>'
     )
     return page(f"{hub.title} · Hush", source.kind, body, scripts=[script], connect=True)

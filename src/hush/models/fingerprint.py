@@ -73,9 +73,9 @@ def functions_of(value: object, seen: set[int]) -> Iterator[object]:
     seen.add(id(inner))
     yield from (inner.__qualname__, *_constants(inner.__code__))
     yield from (each for each in (*(inner.__defaults__ or ()), *(inner.__kwdefaults__ or {}).values()))
-    held = [cell.cell_contents for cell in inner.__closure__ or () if _filled(cell)]
+    captured = [cell.cell_contents for cell in inner.__closure__ or () if _filled(cell)]
     named = [inner.__globals__[name] for name in _names(inner.__code__) if name in inner.__globals__]
-    for each in (*held, *named):
+    for each in (*captured, *named):
         if is_plain(each):
             yield each
         elif getattr(each, "__module__", None) == inner.__module__:

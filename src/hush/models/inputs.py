@@ -90,7 +90,7 @@ def unpack(x: Tensor, spec: InputSpec) -> list[Tensor]:
 
 
 def shapes_of(shape: tuple[int, ...], spec: InputSpec | None) -> Shapes:
-    """Return the shape of a row, or those of all its inputs, as a factory of modules is told."""
+    """Return the shape of a row, or those of all its inputs, as a factory of modules receives it."""
     if spec is None or spec.kind == "array":
         return shape
     if spec.kind == "tuple":

@@ -100,14 +100,14 @@ class _OneExample(nn.Module):
 def _examples(task: TaskName, outputs: int, classes: int, numbered: bool) -> Tensor:
     """Return rows to try a loss with, none of them from the data."""
     generator = rng(0, "loss probe")
-    held = generator.normal(size=(_EXAMPLES, outputs))
+    raw_outputs = generator.normal(size=(_EXAMPLES, outputs))
     if numbered:
         target = (torch.arange(_EXAMPLES) % classes)[:, None].double()
     elif task == "regression":
         target = torch.from_numpy(generator.normal(size=(_EXAMPLES, outputs)))
     else:
         target = torch.from_numpy(generator.integers(0, 2, (_EXAMPLES, outputs))).double()
-    return torch.cat([torch.from_numpy(held), target], 1).to(torch.float32)
+    return torch.cat([torch.from_numpy(raw_outputs), target], 1).to(torch.float32)
 
 
 def _refused(name: str, reason: str) -> HushError:

@@ -111,13 +111,13 @@ def _numbers(module: nn.Module, rows: Tensor) -> Tensor:
 
 def _share(own: nn.Module, other: nn.Module) -> None:
     """Let a copy of a module hold the very parameters and buffers of the module: large ones are in memory once."""
-    held = {**dict(own.named_parameters(remove_duplicate=False)), **dict(own.named_buffers(remove_duplicate=False))}
+    tensors = {**dict(own.named_parameters(remove_duplicate=False)), **dict(own.named_buffers(remove_duplicate=False))}
     for path, part in other.named_modules(remove_duplicate=False):
         for table in (part._parameters, part._buffers):
             for name in table:
                 full = f"{path}.{name}" if path else name
-                if full in held and table[name] is not None and torch.equal(table[name], held[full]):
-                    table[name] = held[full]
+                if full in tensors and table[name] is not None and torch.equal(table[name], tensors[full]):
+                    table[name] = tensors[full]
 
 
 def _check_rows(model: Model) -> None:

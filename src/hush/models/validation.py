@@ -68,7 +68,7 @@ def copied(module: nn.Module, name: str) -> nn.Module:
     computed = (v for part in module.modules() for v in vars(part).values() if isinstance(v, Tensor) and not v.is_leaf)
     try:
         twin = copy.deepcopy(module, {id(value): value.detach().clone() for value in computed})
-        shared = not _held(twin).isdisjoint(_held(module))
+        shared = not _identities(twin).isdisjoint(_identities(module))
     except Exception as error:
         raise HushError(
             f"model {name}: cannot be copied ({_first_line(error)}); keep tensors as parameters, and nothing that "
@@ -84,7 +84,7 @@ def copied(module: nn.Module, name: str) -> nn.Module:
     return twin.to("cpu")
 
 
-def _held(module: nn.Module) -> set[int]:
+def _identities(module: nn.Module) -> set[int]:
     """All modules, parameters and buffers of a module, by identity."""
     return {id(part) for part in (*module.modules(), *module.parameters(), *module.buffers())}
 

@@ -93,8 +93,8 @@ def value_of(metric: Metric, answers: Answers) -> tuple[float, str]:
     """Return the metric, or NaN and why."""
     if not len(answers.truth):
         return math.nan, "no test rows"
-    held = answers.predicted if answers.probability is None else answers.probability
-    if not np.isfinite(held).all():
+    values = answers.predicted if answers.probability is None else answers.probability
+    if not np.isfinite(values).all():
         return math.nan, "the model's outputs are not finite"
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):

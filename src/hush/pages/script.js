@@ -20,33 +20,33 @@
   // All points that can be pointed at, in pixels of the drawing that is shown, from left to right.
   const points = (panel) => {
     const svg = [...panel.querySelectorAll("svg")].find((each) => each.getClientRects().length);
-    const held = numbers(panel), narrow = svg.parentElement.classList.contains("narrow");
-    const [left, top, width, height, whole] = held.box[narrow ? 1 : 0];
+    const chart = numbers(panel), narrow = svg.parentElement.classList.contains("narrow");
+    const [left, top, width, height, whole] = chart.box[narrow ? 1 : 0];
     const shape = svg.getBoundingClientRect(), scale = shape.width / whole, found = [];
-    held.series.forEach((series, number) => {
+    chart.series.forEach((series, number) => {
       if (!series.listed || svg.querySelector(`[data-series="${number}"]`).classList.contains("hidden")) return;
       series.x.forEach((x, place) => {
         const y = series.y[place];
         if (y === null || x === null) return;
-        const px = shape.left + scale * (left + width * placed(held.x, x));
-        const py = shape.top + scale * (top + height * (1 - placed(held.y, y)));
+        const px = shape.left + scale * (left + width * placed(chart.x, x));
+        const py = shape.top + scale * (top + height * (1 - placed(chart.y, y)));
         if (Number.isFinite(px + py)) found.push({ px, py, series, place });
       });
     });
     return found.sort((one, two) => one.px - two.px || one.py - two.py);
   };
   const describe = (panel, { series, place }) => {
-    const held = numbers(panel), lines = [];
+    const chart = numbers(panel), lines = [];
     if (series.labels.length) lines.push(series.labels[place]);
     if (series.name && series.name !== series.labels[place]) lines.push(series.name);
-    lines.push(`${held.x.title || "at"} ${words(held.x, series.x[place])}`);
+    lines.push(`${chart.x.title || "at"} ${words(chart.x, series.x[place])}`);
     if (series.values.length) {
-      lines.push(`${held.y.title} ${words(held.y, series.y[place])}`);
+      lines.push(`${chart.y.title} ${words(chart.y, series.y[place])}`);
     } else {
-      lines.push(`${held.y.title || "value"} ${words(held.y, series.y[place])}`);
+      lines.push(`${chart.y.title || "value"} ${words(chart.y, series.y[place])}`);
     }
     if (series.low.length && series.low[place] !== series.high[place]) {
-      lines.push(`${words(held.y, series.low[place])} to ${words(held.y, series.high[place])}`);
+      lines.push(`${words(chart.y, series.low[place])} to ${words(chart.y, series.high[place])}`);
     }
     return lines.join("\n");
   };
@@ -85,19 +85,19 @@
   document.addEventListener("focusout", hide);
 
   const table = (panel) => {
-    const held = numbers(panel), rows = [];
-    const bands = held.series.some((series) => series.listed && series.low.length);
-    const labels = held.series.some((series) => series.listed && series.labels.length);
-    const values = held.series.some((series) => series.listed && series.values.length);
-    const head = ["series", held.x.title || "x", held.y.title || "y"];
+    const chart = numbers(panel), rows = [];
+    const bands = chart.series.some((series) => series.listed && series.low.length);
+    const labels = chart.series.some((series) => series.listed && series.labels.length);
+    const values = chart.series.some((series) => series.listed && series.values.length);
+    const head = ["series", chart.x.title || "x", chart.y.title || "y"];
     if (values) head.push("value");
     if (bands) head.push("low", "high");
     if (labels) head.push("label");
-    for (const series of held.series) {
+    for (const series of chart.series) {
       if (!series.listed) continue;
       series.x.forEach((x, place) => {
         const name = (axis, value) => (axis.categories.length ? axis.categories[value] ?? "" : value);
-        const row = [series.name, name(held.x, x), name(held.y, series.y[place])];
+        const row = [series.name, name(chart.x, x), name(chart.y, series.y[place])];
         if (values) row.push(series.values[place]);
         if (bands) row.push(series.low[place], series.high[place]);
         if (labels) row.push(series.labels[place]);

@@ -241,7 +241,7 @@ def reserve(account: Account, first: Steps) -> float:
 def dominated(account: Account, first: Steps, steps: Steps, units: float, doubt: float) -> bool:
     """Whether so many units are at least as revealing as these steps, but for a probability of `doubt`.
 
-    Compared are the probabilities by which each order of two neighbouring data sets can be told apart, at 400 epsilons.
+    Compared: the probabilities by which two neighbouring data sets can be distinguished in each order, at 400 epsilons.
     """
     one = losses(steps, account.relation)
     if _gaussian(first):

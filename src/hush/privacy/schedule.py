@@ -218,8 +218,8 @@ def _with_parts(unit: PrivacySchedule, policy: Policy) -> PrivacySchedule:
         # A client that is in none of these rounds has the noise of one.
         own = own or tuple(c for stage in unit.stages for c in stage.round_costs if c.what == what)[:1]
         fixed[what] = api.noise_scale(own, part * policy.epsilon, policy.delta, policy.relation, accountant)
-    held = tuple(replace(cost, noise=fixed[cost.what]) for cost in costs if cost.what in parts)
-    noise = least_noise(scaled, held, policy, accountant)
+    fixed_costs = tuple(replace(cost, noise=fixed[cost.what]) for cost in costs if cost.what in parts)
+    noise = least_noise(scaled, fixed_costs, policy, accountant)
     return PrivacySchedule(
         tuple(
             replace(
@@ -236,11 +236,11 @@ def _with_parts(unit: PrivacySchedule, policy: Policy) -> PrivacySchedule:
 
 
 @lru_cache(maxsize=1024)
-def least_noise(scaled: tuple[Cost, ...], held: tuple[Cost, ...], policy: Policy, accountant: Accountant) -> float:
+def least_noise(scaled: tuple[Cost, ...], fixed: tuple[Cost, ...], policy: Policy, accountant: Accountant) -> float:
     """Return the least factor on the noise of some costs with which these and the others satisfy the policy."""
 
     def fits(scale: float) -> bool:
-        costs = (*(replace(cost, noise=scale * cost.noise) for cost in scaled), *held)
+        costs = (*(replace(cost, noise=scale * cost.noise) for cost in scaled), *fixed)
         return api.epsilon_of(costs, policy.delta, policy.relation, accountant) <= policy.epsilon
 
     # Without the others, less noise than this does not do.

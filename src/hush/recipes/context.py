@@ -4,7 +4,7 @@ nothing else.
 Recipes never need all numbers of the updates (n x p) at once. They ask for norms, for a sample of the columns, and for
 weighted sums of the rows; what follows from these (a Gram matrix, clusters, a subspace, the next model) is small. So
 one interface, `Rows`, serves a tensor in memory (`DenseRows`, here) and blocks on a disk or on the workers of a cluster
-(`hush.recipes.held_rows`), and memory is O(p + n x sample).
+(`hush.recipes.stored_rows`), and memory is O(p + n x sample).
 
 Guarantees:
     - `DenseRows` computes on the whole tensor at once.
@@ -221,7 +221,7 @@ class RoundView:
     Attributes:
         round: The round number.
         clients: The client numbers.
-        updates: The updates, n x p; without columns where they are held elsewhere and no option needs them whole.
+        updates: The updates, n x p; without columns where they are stored elsewhere and no option needs them whole.
         samples: The number of training samples of each, as declared at enrolment.
         epsilon: The declared budget of each.
         planned_noise: The expected squared norm of the noise in each update, by the client's plan; in a round without
@@ -233,7 +233,7 @@ class RoundView:
         budgets: The declared epsilon of all enrolled clients, including those that did not answer.
         groups: The true cluster of all clients, known in simulations only.
         rounds: The total number of rounds.
-        held: The updates, where they are held elsewhere.
+        stored: The updates, where they are stored elsewhere.
     """
 
     round: int
@@ -249,12 +249,12 @@ class RoundView:
     budgets: Tensor = field(default_factory=lambda: torch.ones(0))
     groups: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     rounds: int = 1
-    held: Rows | None = None
+    stored: Rows | None = None
 
     @property
     def matrix(self) -> Rows:
         """The updates, wherever they are. An option that reads them through this never needs them all in memory."""
-        return DenseRows(self.updates) if self.held is None else self.held
+        return DenseRows(self.updates) if self.stored is None else self.stored
 
     def rows(self, chosen: Tensor) -> RoundView:
         """The view restricted to some of its rows."""
@@ -262,7 +262,7 @@ class RoundView:
             self,
             clients=tuple(self.clients[i] for i in chosen.tolist()),
             updates=self.updates[chosen],
-            held=None if self.held is None else self.held.take(chosen),
+            stored=None if self.stored is None else self.stored.take(chosen),
             samples=self.samples[chosen],
             epsilon=self.epsilon[chosen],
             planned_noise=self.planned_noise[chosen],

@@ -21,10 +21,10 @@ from torch import Tensor
 from hush.config import Config
 from hush.privacy.schedule import Output, PrivacySchedule, RoundSpec, StageTable
 from hush.recipes.context import RoundView, Rows, ServerRng, State, Weights
-from hush.recipes.held_rows import ProjectedRows
+from hush.recipes.stored_rows import ProjectedRows
 from hush.types import Layout, Member, Policy, Release, TaskExtras
 
-# The updates to aggregate: n x p, or rows that are held elsewhere.
+# The updates to aggregate: n x p, or rows that are stored elsewhere.
 Projected = Tensor | Rows | ProjectedRows
 
 
@@ -232,7 +232,7 @@ class Assign(Option):
         return {}
 
     def clustered(self, means: Tensor, variances: Tensor) -> list[int]:
-        """Return the model of each client, by the noisy means of the inputs that clients told at enrolment.
+        """Return the model of each client, by the noisy means of the inputs that clients released at enrolment.
 
         Called where `protect` centres inputs. By default the means say nothing about who trains which model.
 

@@ -82,9 +82,9 @@ def capped(weights: Tensor, reach: Tensor, share: float) -> Tensor:
             break
         total = rest / left
         if float(pulls[order[above]]) <= share * total:
-            held = pulls.clone()
-            held[order[:above]] = share * total
-            found = held / reach
+            limited = pulls.clone()
+            limited[order[:above]] = share * total
+            found = limited / reach
             return (found / found.sum()).to(weights.dtype)
     even = torch.ones_like(pulls) / reach
     return (even / even.sum()).to(weights.dtype)

@@ -100,7 +100,7 @@ def aggregate(
     *,
     limits: InfluenceLimits,
     step: bool,
-    held: Rows | None = None,
+    stored: Rows | None = None,
 ) -> Aggregate:
     """Return the next models and states.
 
@@ -114,7 +114,7 @@ def aggregate(
         rng: The server's random numbers of the round.
         limits: Limits on one client's influence.
         step: Whether this round changes the models.
-        held: The decoded updates, in the same order, where they are held elsewhere.
+        stored: The decoded updates, in the same order, where they are stored elsewhere.
     """
     new: dict[str, State] = dict(slots)
     move = torch.zeros_like(models)
@@ -123,7 +123,9 @@ def aggregate(
     into: dict[int, int] = {}
     warnings: dict[int, str] = {}
     if updates:
-        view, warnings = _norm_limited(_view(recipe, facts, invitation.tasks, updates, held), invitation.tasks, limits)
+        view, warnings = _norm_limited(
+            _view(recipe, facts, invitation.tasks, updates, stored), invitation.tasks, limits
+        )
         worked = [_worked_on(invitation, update) for update in updates]
 
         # Assign: the model to which each update is added.
@@ -170,14 +172,14 @@ def aggregate(
 
 
 def _view(
-    recipe: Recipe, facts: RoundView, tasks: Sequence[Task], updates: Sequence[Update], held: Rows | None
+    recipe: Recipe, facts: RoundView, tasks: Sequence[Task], updates: Sequence[Update], stored: Rows | None
 ) -> RoundView:
     """Return the facts with the decoded updates and the side releases."""
-    if held is not None:
+    if stored is not None:
         answers = {what: torch.stack([u.side.releases[what] for u in updates]) for what in updates[0].side.releases}
         if all(option.blockwise for option in recipe.options.values()):
-            return replace(facts, held=held, answers=answers)
-        return replace(facts, updates=held.whole(), answers=answers)
+            return replace(facts, stored=stored, answers=answers)
+        return replace(facts, updates=stored.whole(), answers=answers)
     sent = {task.client: task for task in tasks}
     vectors = [recipe.project.decode(u.vector, facts.layout, sent[u.client].extras) for u in updates]
     answers = {what: torch.stack([u.side.releases[what] for u in updates]) for what in updates[0].side.releases}
@@ -195,8 +197,8 @@ def _rebased(view: RoundView, models: Tensor, worked: Sequence[int], joined: Seq
     if list(worked) == to:
         # Nothing to add: no copy of all updates is made.
         return view
-    if view.held is not None:
-        return replace(view, held=view.held.rebased(models, worked, to))
+    if view.stored is not None:
+        return replace(view, stored=view.stored.rebased(models, worked, to))
     return replace(view, updates=view.updates + (models[list(worked)] - models[to]))
 
 
@@ -231,8 +233,8 @@ def _norm_limited(view: RoundView, tasks: Sequence[Task], limits: InfluenceLimit
         f"{most[row]:.3g} (max_weight = 1.0 in the run's config turns this off)"
         for row in long.nonzero().flatten().tolist()
     }
-    if view.held is not None:
-        return replace(view, held=view.held.scaled(factors)), words
+    if view.stored is not None:
+        return replace(view, stored=view.stored.scaled(factors)), words
     return replace(view, updates=view.updates * factors[:, None].to(view.updates.dtype)), words
 
 

@@ -121,7 +121,7 @@ def checked(
         orders: The claims.
         cells: The cells that were run, as recorded.
         one_seed: The spread to assume for a measure that was run with one seed.
-        guesses: The value of a cell's measure up to which its model is not told apart from guessing.
+        guesses: The value of a cell's measure up to which its model is not distinguished from guessing.
     """
     found = []
     for order in map(parsed, orders):

@@ -12,7 +12,7 @@ CLASSES: Mapping[str, int] = {
     "digits": 10, "mnist": 10, "fashion-mnist": 10, "cifar10": 10, "cifar100": 100, "emnist47": 47, "imdb": 2,
     "synthetic": 10, "dp-scaffold-users": 10,
 }  # fmt: skip
-GUESSING = 3.0  # points of accuracy above that of guessing that are not told apart from it
+GUESSING = 3.0  # points of accuracy above that of guessing that are not distinguished from it
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def gap(metric: str, measure: str, value: Mapping[str, Any]) -> float | None:
 
 
 def guessing(content: Mapping[str, Any], cell: Mapping[str, Any], measure: str) -> float | None:
-    """Return the accuracy in percent below which a cell's model is not told apart from guessing; None if no accuracy.
+    """Return the accuracy in percent below which a cell's model is no better than guessing; None if no accuracy.
 
     `content` is a reproduction, or what there is of one: its `metric` and `config`.
     """

@@ -119,8 +119,8 @@ def clean_loss(done: FinishedRun) -> Numbers:
     if kept is None:
         raise HushError(f"{done.path}: no round has finished yet; nothing to measure")
     config, data = done.config, load(done.config, done.data)
-    held = divide(data.dataset, config.data, config.seed)
-    fresh = np.setdiff1d(np.arange(len(data.dataset.y)), np.concatenate(held.train))
+    clients = divide(data.dataset, config.data, config.seed)
+    fresh = np.setdiff1d(np.arange(len(data.dataset.y)), np.concatenate(clients.train))
     x, y = torch.from_numpy(data.dataset.x[fresh]), torch.from_numpy(data.dataset.y[fresh])
     federation, vector = prepare(config, dataset=data), kept[0].released[0]
     logits = torch.cat([federation.model.logits(vector, part) for part in x.split(4096)])

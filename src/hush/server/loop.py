@@ -92,8 +92,8 @@ Answer = Update | Decline
 
 
 @dataclass(frozen=True, eq=False)
-class HeldAnswers:
-    """Answers whose vectors are held elsewhere: `rows` has the decoded vector of each update among them, in order."""
+class StoredAnswers:
+    """Answers whose vectors are stored elsewhere: `rows` has the decoded vector of each update among them, in order."""
 
     answers: Sequence[Answer]
     rows: Rows
@@ -107,7 +107,7 @@ class SummedAnswers:
     sums: Sequence[Sum]
 
 
-Answers = Sequence[Answer] | HeldAnswers | SummedAnswers
+Answers = Sequence[Answer] | StoredAnswers | SummedAnswers
 Keep = Callable[[ServerState, RoundRecord], bool | None]
 
 
@@ -176,7 +176,7 @@ def serve(terms: RunTerms, state: ServerState, keep: Keep) -> Generator[list[Tas
 
         # 2. Wait for the answers.
         received = yield invitation.tasks
-        answers = received.answers if isinstance(received, HeldAnswers | SummedAnswers) else received
+        answers = received.answers if isinstance(received, StoredAnswers | SummedAnswers) else received
 
         # 3. Accept valid updates, and record clients that leave.
         updates = [answer for answer in answers if isinstance(answer, Update)]
@@ -196,10 +196,10 @@ def serve(terms: RunTerms, state: ServerState, keep: Keep) -> Generator[list[Tas
         used = accepted if len(accepted) >= terms.quorum else []
         if terms.sums is None:
             facts, limits = _facts(terms, number, [update.client for update in used]), _limits(terms, number, used)
-            held = _held(received, updates, used)
+            stored = _stored_rows(received, updates, used)
             found = aggregate(
                 recipe, facts, invitation, used, state.models, slots, rng,
-                limits=limits, step=not spec.still, held=held,
+                limits=limits, step=not spec.still, stored=stored,
             )  # fmt: skip
         else:
             sums, why = _sums(terms, invitation.tasks, received, updates, used)
@@ -241,9 +241,9 @@ def _evaluated(terms: RunTerms, number: int, updates: Sequence[Update]) -> Mappi
     )
 
 
-def _held(received: Answers, updates: Sequence[Update], used: Sequence[Update]) -> Rows | None:
-    """Return the rows of the updates that are used, if they are held elsewhere."""
-    if not isinstance(received, HeldAnswers) or not used:
+def _stored_rows(received: Answers, updates: Sequence[Update], used: Sequence[Update]) -> Rows | None:
+    """Return the rows of the updates that are used, if they are stored elsewhere."""
+    if not isinstance(received, StoredAnswers) or not used:
         return None
     places = {id(update): row for row, update in enumerate(updates)}
     return received.rows.take(torch.tensor([places[id(update)] for update in used]))
@@ -265,7 +265,7 @@ def _sums(
     if isinstance(received, SummedAnswers):
         sums = [each for each in received.sums if set(each.present) <= set(clients)]
     elif used:
-        rows = _held(received, updates, used) or DenseRows(torch.stack([update.vector for update in used]))
+        rows = _stored_rows(received, updates, used) or DenseRows(torch.stack([update.vector for update in used]))
         sums = summed(plans_of_sums(terms, tasks[0].round), clients, rows)
     else:
         sums = []
@@ -289,7 +289,7 @@ def bytes_of_update(update: Update) -> int:
     """Return the payload of an update in bytes: float32 for the vector, float64 for each additional number."""
     side = update.side
     numbers = int(side.choice is not None) + sum(answer.numel() for answer in side.releases.values())
-    return 4 * (update.vector.numel() if update.held is None else update.held.size) + 8 * numbers
+    return 4 * (update.vector.numel() if update.vector_facts is None else update.vector_facts.size) + 8 * numbers
 
 
 def bytes_of_task(task: Task) -> int:

@@ -240,7 +240,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _tensors(state: ServerState) -> dict[str, Tensor]:
-    slots = {f"{slot}.{name}": t.contiguous() for slot, held in state.slots.items() for name, t in held.items()}
+    slots = {f"{slot}.{name}": t.contiguous() for slot, tensors in state.slots.items() for name, t in tensors.items()}
     return {"models": state.models.contiguous(), "released": state.released.clone(), **slots}
 
 

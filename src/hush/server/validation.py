@@ -56,11 +56,11 @@ def _fault(task: Task, update: Update, bound: float) -> str | None:
         return "its receipt is for another client or round"
     if update.layout != task.answer or _shape(update) != (task.answer.size,):
         return "its layout is not the requested one"
-    dtype = str(update.vector.dtype) if update.held is None else update.held.dtype
+    dtype = str(update.vector.dtype) if update.vector_facts is None else update.vector_facts.dtype
     if dtype != str(torch.float32):
         return f"its dtype is {dtype}, not float32"
     # The norm of finite float32 numbers is finite in float64: one pass, and no copy.
-    norm = _norm(update.vector) if update.held is None else update.held.norm
+    norm = _norm(update.vector) if update.vector_facts is None else update.vector_facts.norm
     if not math.isfinite(norm):
         return "it contains values that are not finite"
     if norm > bound:
@@ -69,7 +69,7 @@ def _fault(task: Task, update: Update, bound: float) -> str | None:
 
 
 def _shape(update: Update) -> tuple[int, ...]:
-    return tuple(update.vector.shape) if update.held is None else (update.held.size,)
+    return tuple(update.vector.shape) if update.vector_facts is None else (update.vector_facts.size,)
 
 
 def _side_fault(

@@ -85,9 +85,9 @@ def _onnx(program: ExportedProgram) -> bytes:
 
 
 def _exported_program(program: ExportedProgram) -> bytes:
-    held = io.BytesIO()
-    torch.export.save(program, held)
-    return held.getvalue()
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    return buffer.getvalue()
 
 
 @contextlib.contextmanager

@@ -181,7 +181,7 @@ def _architecture(path: Path, raw: Mapping[str, Any], reading: InputFormat, give
             settings = settings.model_copy(update={"weights": None})
         return build_model(settings, shape, outputs, 0, reading.inputs)
     settings = ModelConfig(**raw["settings"])
-    told = objective.classes if objective.task in ("binary", "multiclass") else outputs
+    classes = objective.classes if objective.task in ("binary", "multiclass") else outputs
     adapters = adapters_of(settings, 0)
     if given is None and name.startswith(HUGGING_FACE) and settings.weights is not None:
         module = hugging_face(name, settings.weights, outputs)
@@ -191,7 +191,7 @@ def _architecture(path: Path, raw: Mapping[str, Any], reading: InputFormat, give
             f"model: missing; {path} holds the weights of {name}, not its code; accepted: model=, an instance, a "
             "function or class that makes one, or module:function"
         )
-    module = given_module(given, shapes_of(shape, reading.inputs), told)
+    module = given_module(given, shapes_of(shape, reading.inputs), classes)
     return from_user(module, shape, 1, name, reading.inputs, key=None, adapters=adapters)
 
 
@@ -203,13 +203,13 @@ def _objective(raw: Mapping[str, Any]) -> Objective:
 
 
 def _trained(model: TrainedModel) -> dict[str, Tensor]:
-    held: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for number, network in enumerate(model.networks):
         inner = network.module if isinstance(network, WithFeatures) else network
         parameters = dict(inner.named_parameters())
         prefix = f"{number}." if len(model.networks) > 1 else ""
-        held |= {f"{prefix}{name}": parameters[name].detach().contiguous() for name in model.parameters}
-    return held
+        tensors |= {f"{prefix}{name}": parameters[name].detach().contiguous() for name in model.parameters}
+    return tensors
 
 
 def _description(model: TrainedModel, files: Mapping[str, bytes]) -> bytes:

@@ -60,12 +60,12 @@ def fixed_of(network: nn.Module, trained: Mapping[str, object]) -> dict[str, Ten
     inner = network.module if isinstance(network, WithFeatures) else network
     parameters = dict(inner.named_parameters())
     # Tied weights have several names in a state.
-    held = {parameters[name].data_ptr() for name in trained}
+    addresses = {parameters[name].data_ptr() for name in trained}
     state = inner.state_dict()
     return {
         name: value.detach().cpu().clone().contiguous()
         for name, value in state.items()
-        if isinstance(value, Tensor) and name not in trained and value.data_ptr() not in held
+        if isinstance(value, Tensor) and name not in trained and value.data_ptr() not in addresses
     }
 
 

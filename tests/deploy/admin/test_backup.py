@@ -235,11 +235,11 @@ def test_a_ledger_is_copied_while_it_is_charged(tmp_path: Path) -> None:
 
     def charge() -> None:
         try:
-            with Ledger.open(path) as held:
+            with Ledger.open(path) as ledger:
                 while not ended.is_set():
-                    receipt = held.reserve((cost,), "r", done[0] + 1)
-                    held.seal(receipt, bytes(1 << 21 if done[0] % 5 == 0 else 100))
-                    held.sent(receipt)
+                    receipt = ledger.reserve((cost,), "r", done[0] + 1)
+                    ledger.seal(receipt, bytes(1 << 21 if done[0] % 5 == 0 else 100))
+                    ledger.sent(receipt)
                     done[0] += 1
                     ended.wait(0.002)
         except Exception as error:
@@ -255,8 +255,8 @@ def test_a_ledger_is_copied_while_it_is_charged(tmp_path: Path) -> None:
             copy = tmp_path / f"copy{number}" / "ledger.db"
             copy.parent.mkdir()
             ledger.copy(path, copy)
-            with closing(sqlite3.connect(copy)) as held:
-                sizes.append(held.execute("SELECT COUNT(*) FROM rows").fetchone()[0])
+            with closing(sqlite3.connect(copy)) as database:
+                sizes.append(database.execute("SELECT COUNT(*) FROM rows").fetchone()[0])
             now = done[0]
             assert until(partial(more, now))
     finally:

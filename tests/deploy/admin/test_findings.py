@@ -37,7 +37,7 @@ def test_secrets_that_others_can_read(tmp_path: Path) -> None:
     assert findings.writable(tmp_path)[0].remedy == f"chmod go-w {tmp_path}"
 
 
-def test_a_certificate_is_told_of_before_it_ends(tmp_path: Path) -> None:
+def test_a_certificate_is_reported_before_it_ends(tmp_path: Path) -> None:
     now = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
     day = datetime.timedelta(days=1)
     for first, last, level, words in (

@@ -42,16 +42,16 @@ def charged(path: Path) -> list[tuple[str, float]]:
     return [(cost.what, cost.noise) for row in rows for cost in from_json(row["detail"])]
 
 
-def test_public_numbers_are_told_as_they_are_and_cost_nothing(tmp_path: Path) -> None:
+def test_public_numbers_are_disclosed_as_they_are_and_cost_nothing(tmp_path: Path) -> None:
     asks = kit.Coordinator(kit.member(tmp_path / "a", recipes=["any"], more="factor = 0.25"))
-    told = asks.enrol(kit.config(recipe=IMPACT_RECIPE)).says
-    assert (told["samples"], told["epsilon"], told["factor"], told["noised"]) == (kit.ROWS, 1.0, 0.25, {})
+    answer = asks.enrol(kit.config(recipe=IMPACT_RECIPE)).says
+    assert (answer["samples"], answer["epsilon"], answer["factor"], answer["noised"]) == (kit.ROWS, 1.0, 0.25, {})
     assert charged(tmp_path / "a") == []
     asks.run = "plain"
     assert asks.enrol(kit.config()).says["factor"] is None, "nobody asked"
 
 
-def test_all_that_is_noised_is_charged_at_once_and_told_the_same_again(tmp_path: Path) -> None:
+def test_all_that_is_noised_is_charged_at_once_and_disclosed_the_same_again(tmp_path: Path) -> None:
     asks = kit.Coordinator(kit.member(tmp_path / "a", recipes=["any"], more=f"{ALL}\nlifetime = 9.0"))
     offer = kit.config(recipe=IMPACT_RECIPE)
     first = asks.enrol(offer).says
@@ -70,7 +70,7 @@ def test_all_that_is_noised_is_charged_at_once_and_told_the_same_again(tmp_path:
 
 
 def test_an_enrolment_cut_short_is_charged_anew_also_while_the_ledger_is_held(tmp_path: Path) -> None:
-    """What was reserved and not sealed is forfeited; what was sealed is told again as the same bytes."""
+    """What was reserved and not sealed is forfeited; what was sealed is sent again as the same bytes."""
     words: dict[str, Any] = {"samples": "noised", "more": "lifetime = 9.0"}
     before = kit.member(tmp_path / "a", **words)
     before.ledger.reserve([Cost(what=COUNT, kind="gaussian", noise=10.0, steps=1)], kit.RUN, ENROLMENT)
@@ -91,20 +91,20 @@ def test_an_enrolment_cut_short_is_charged_anew_also_while_the_ledger_is_held(tm
 
 
 def test_what_enrolment_costs_is_saved_in_training(tmp_path: Path) -> None:
-    """The noise of every round grows a little, and all rounds fit: nobody leaves early for having told a number."""
+    """The noise of every round grows a little, and all rounds fit: nobody leaves early for a number it disclosed."""
     asks = kit.Coordinator(kit.member(tmp_path / "a", samples="noised"))
-    told = asks.enrol(kit.config()).says
-    facts = {key: told[key] for key in ("samples", "noised")}
+    answer = asks.enrol(kit.config()).says
+    facts = {key: answer[key] for key in ("samples", "noised")}
     assert "differs from what it declared" in asks.begin(kit.config()).says["reason"]
     assert asks.begin(kit.config(), **facts).kind == "ready"
     assert [asks.task(number).kind for number in range(1, 5)] == ["update"] * 4
     found = charged(tmp_path / "a")
     assert [what for what, _ in found] == [COUNT, *["model update"] * 4]
-    assert found[1][1] > 1.001 * kit.planned(kit.config(), asks.node, told["samples"])
+    assert found[1][1] > 1.001 * kit.planned(kit.config(), asks.node, answer["samples"])
     assert 0.97 < asks.node.ledger.spent() <= 1.0 + 1e-9
 
 
-def test_a_budget_too_small_to_tell_is_not_told(tmp_path: Path) -> None:
+def test_a_budget_too_small_to_disclose_is_not_disclosed(tmp_path: Path) -> None:
     asks = kit.Coordinator(kit.member(tmp_path / "a", epsilon=0.05, samples="noised", more="noise = 1.0"))
     answer = asks.enrol(kit.config())
     assert (answer.kind, answer.says["final"]) == ("no", True)
@@ -144,7 +144,7 @@ def test_factors_come_from_all_or_from_none() -> None:
         weighted(recipe, facts(0.0, 0.0))
 
 
-def test_true_clusters_are_told_by_their_members_or_not_at_all(tmp_path: Path) -> None:
+def test_true_clusters_are_disclosed_by_their_members_or_not_at_all(tmp_path: Path) -> None:
     offer = kit.config(recipe={"name": "o-cdpfl"})
     silent = kit.Coordinator(kit.member(tmp_path / "a", recipes=["any"], uncovered=True))
     assert "enrol.group" in silent.enrol(offer).says["reason"]
@@ -186,12 +186,12 @@ def test_who_declares_what_no_plan_can_be_made_of_stays_out_alone(change: dict[s
         plausible(kit.config(), RECIPES["robust-hdp"], found, 0)
 
 
-@pytest.mark.parametrize("told", [0.01, 1.0, 25.0])
-def test_a_budget_that_is_all_noise_ends_no_run(told: float) -> None:
-    """The policy's default hides all of a budget: what is told of it may leave nothing for what telling it cost."""
+@pytest.mark.parametrize("disclosed", [0.01, 1.0, 25.0])
+def test_a_budget_that_is_all_noise_ends_no_run(disclosed: float) -> None:
+    """The policy's default hides all of a budget: disclosing it may leave nothing for what that cost."""
     facts = [
         RosterEntry(name="a", epsilon=1.0, delta=1e-4, relation="add-remove", samples=kit.ROWS),
-        RosterEntry(name="b", epsilon=told, delta=1e-4, relation="add-remove", samples=kit.ROWS),
+        RosterEntry(name="b", epsilon=disclosed, delta=1e-4, relation="add-remove", samples=kit.ROWS),
     ]
     facts[1] = replace(facts[1], noised={BUDGET: [10.0, 10.0], COUNT: [10.0, 10.0]})
     plausible(kit.config(), RECIPES["robust-hdp"], facts[1], 1)
@@ -252,7 +252,9 @@ def test_who_has_too_few_rows_stays_out_alone() -> None:
     assert ([fact.name for fact in kept], list(out)) == (["a", "c"], ["b"])
 
 
-def between_processes(path: Path, held: ForkServer, run: Config, policies: dict[str, str]) -> tuple[Path, RunResult]:
+def between_processes(
+    path: Path, fork_server: ForkServer, run: Config, policies: dict[str, str]
+) -> tuple[Path, RunResult]:
     """A run of real members, whose policies say more than the template."""
     place = localhost.make(path / "fed", run, times={"deadline": 60.0, "patience": 60.0, "gather": 60.0})
     for name, words in policies.items():
@@ -263,26 +265,26 @@ def between_processes(path: Path, held: ForkServer, run: Config, policies: dict[
             old = next(each for each in text.splitlines() if each.lstrip("# ").startswith(f"{key} ="))
             text = text.replace(old, line)
         policy.write_text(text)
-    held.start(["federation", "serve", place.path], place.server / "log").wait_for("ready at", 60)
+    fork_server.start(["federation", "serve", place.path], place.server / "log").wait_for("ready at", 60)
     kits = [place.path / "kits" / name for name in place.members()]
-    joined = [held.start(["federation", "join", k, "--data", k / "data.npz"], k / "log") for k in kits]
+    joined = [fork_server.start(["federation", "join", k, "--data", k / "data.npz"], k / "log") for k in kits]
     for child in joined:
         child.wait_for("is online", 60)
     return place.path, localhost.coordinator(place, 10).run(run, place.runs / "run")
 
 
 def agree(path: Path, result: RunResult) -> None:
-    """What the coordinator's cards say is what the ledgers say, and what it was told was charged for."""
+    """What the coordinator's cards say is what the ledgers say, and what it received was charged for."""
     lines = [note for note in audit_log.read(path / "server" / "audit.jsonl") if note["event"] == "enrolled"]
     for note, card in zip(lines, result.guarantees, strict=True):
         kit_path = path / "kits" / note["member"]
-        told = describe(kit_path / "ledger.db")
+        described = describe(kit_path / "ledger.db")
         noised = note["declared"]["noised"]
         assert [(what, noise) for what, (noise, _) in noised.items()] == charged(kit_path)[: len(noised)]
-        assert told["spent"] <= told["policy"]["epsilon"] + 1e-9
+        assert described["spent"] <= described["policy"]["epsilon"] + 1e-9
         if COUNT not in noised and BUDGET not in noised:
-            assert told["spent"] == pytest.approx(card.epsilon_spent, rel=1e-6)
-        assert sum(told["charges"].values()) == result.rounds + bool(noised)
+            assert described["spent"] == pytest.approx(card.epsilon_spent, rel=1e-6)
+        assert sum(described["charges"].values()) == result.rounds + bool(noised)
 
 
 def raw(**more: Any) -> dict[str, Any]:
@@ -294,15 +296,15 @@ def raw(**more: Any) -> dict[str, Any]:
 
 
 def test_noisy_counts_and_factors_between_processes(tmp_path: Path, parent: ForkServer) -> None:
-    """Members choose for themselves; weights come from what they told; the books agree."""
+    """Members choose for themselves; weights come from what they disclosed; the books agree."""
     policies = {
         "m000": "factor = 0.5", "m001": 'factor = 0.3\nimpact = "noised"\nfactor_row = 0.001',
         "m002": 'factor = 0.2\nsamples = "noised"\nbudget = "noised"\nbudget_row = 0.01',
     }  # fmt: skip
-    with parent.tidy() as held:
+    with parent.tidy() as fork_server:
         # The noise of a factor can put another above the half that is the most by default.
         run = parse(raw(recipe={"name": "dp-fedavg", "weight": {"rule": "impact"}}, max_weight=1.0))
-        path, result = between_processes(tmp_path, held, run, policies)
+        path, result = between_processes(tmp_path, fork_server, run, policies)
     agree(path, result)
     lines = [json.loads(line) for line in (path / "runs" / "run" / "rounds.jsonl").read_text().splitlines()]
     facts = json.loads((path / "runs" / "run" / "federation.json").read_text())["facts"]
@@ -328,13 +330,13 @@ def test_what_a_recipe_asks_at_enrolment_gives_the_model_of_the_simulation(
     tmp_path: Path, parent: ForkServer, more: dict[str, Any]
 ) -> None:
     run = parse(raw(**more))
-    with parent.tidy() as held:
-        path, result = between_processes(tmp_path, held, run, {})
+    with parent.tidy() as fork_server:
+        path, result = between_processes(tmp_path, fork_server, run, {})
     simulated = simulate(run, out=tmp_path / "simulated")
     ours, theirs = (load_file(p / "model.safetensors") for p in (path / "runs" / "run", tmp_path / "simulated"))
     for name, value in ours.items():
         assert torch.allclose(value, theirs[name], rtol=1e-5, atol=1e-7), name
     agree(path, result)
     for number, card in enumerate(simulated.guarantees):
-        told = describe(path / "kits" / f"m{number:03d}" / "ledger.db")
-        assert told["spent"] == pytest.approx(card.epsilon_spent, rel=1e-6)
+        described = describe(path / "kits" / f"m{number:03d}" / "ledger.db")
+        assert described["spent"] == pytest.approx(card.epsilon_spent, rel=1e-6)

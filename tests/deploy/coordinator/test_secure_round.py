@@ -254,11 +254,11 @@ def test_what_a_hostile_coordinator_asks_for_is_refused_and_costs_nothing(federa
             asked(node, message, "fewer members", clients=[0, 1], weights=says["weights"][:2])
             asked(node, message, "another round", round=77)
         if message.kind == "shares":
-            told = sum_messages.bytes_of(says["keys"])
-            forgery = sum_messages.said_bytes({**told, 1: resigned(told[1])})
+            relayed = sum_messages.bytes_of(says["keys"])
+            forgery = sum_messages.said_bytes({**relayed, 1: resigned(relayed[1])})
             asked(node, message, "forged key", keys=forgery)
-            asked(node, message, "replayed key", keys=sum_messages.said_bytes({**told, 1: told[2]}))
-            asked(node, message, "two members", keys=sum_messages.said_bytes({c: told[c] for c in (0, 1)}))
+            asked(node, message, "replayed key", keys=sum_messages.said_bytes({**relayed, 1: relayed[2]}))
+            asked(node, message, "two members", keys=sum_messages.said_bytes({c: relayed[c] for c in (0, 1)}))
         if message.kind == "task":
             asked(node, message, "no shares", shares=None, attempt=None)
             asked(node, message, "another attempt", attempt="1234")
@@ -270,13 +270,13 @@ def test_what_a_hostile_coordinator_asks_for_is_refused_and_costs_nothing(federa
             node.handle(messages.encode(message))
             asked(node, message, "second sum", survivors=[0, 1, 2])
         if message.kind == "reveal":
-            told = sum_messages.bytes_of(says["confirmed"])
-            few = dict(list(told.items())[:2])
+            relayed = sum_messages.bytes_of(says["confirmed"])
+            few = dict(list(relayed.items())[:2])
             asked(node, message, "two confirmations", confirmed=sum_messages.said_bytes(few))
-            third = next(c for c in told if c not in few)
-            repeated = {**few, third: told[next(iter(few))]}
+            third = next(c for c in relayed if c not in few)
+            repeated = {**few, third: relayed[next(iter(few))]}
             asked(node, message, "repeated confirmation", confirmed=sum_messages.said_bytes(repeated))
-            invented = {**few, third: resigned(told[third])}
+            invented = {**few, third: resigned(relayed[third])}
             asked(node, message, "invented confirmation", confirmed=sum_messages.said_bytes(invented))
 
     _, out = run(federation, looks=looks)

@@ -91,12 +91,12 @@ def test_a_run_that_differs_from_what_was_approved_is_refused(tmp_path: Path) ->
     path = tmp_path / "a" / "runs" / f"{kit.RUN}.json"
     path.unlink()
     stranger = json.loads(json.dumps({"name": "c"}))
-    told = other.ask(
+    refused = other.ask(
         "begin", run=kit.RUN, config=offer.model_dump(), code=code_hash(), client=0, centre="", head="",
         schema={"shape": list(kit.SHAPE), "classes": kit.CLASSES},
         roster=[{**asdict_of(asks)}, {**asdict_of(asks), **stranger}],
     )  # fmt: skip
-    assert "members that were not in what was approved: c" in told.says["reason"]
+    assert "members that were not in what was approved: c" in refused.says["reason"]
 
 
 def asdict_of(asks: kit.Coordinator) -> dict[str, Any]:

@@ -52,14 +52,14 @@ def table(number: int = 90, seed: int = 0) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def written(path: Path, held: list[dict[str, Any]], order: Any, change: str = "", schema: str = "") -> Path:
+def written(path: Path, records: list[dict[str, Any]], order: Any, change: str = "", schema: str = "") -> Path:
     """A kit with these rows as CSV, columns in that order; a change of one column is `rename`, `retype` or `drop`."""
     path.mkdir(parents=True)
     names = [name for name in order if not (change == "drop" and name == "bmi")]
     with (path / "rows.csv").open("w", newline="") as file:
         out = csv.writer(file)
         out.writerow(["weight" if change == "rename" and name == "bmi" else name for name in names])
-        for row in held:
+        for row in records:
             out.writerow(["low" if change == "retype" and name == "bmi" else row[name] for name in names])
     (path / "schema.toml").write_text(schema or toml())
     return path
@@ -99,19 +99,19 @@ def trained(path: Path, schema: Schema = RUN) -> torch.Tensor | str:
 
 def trained_from_files(path: Path, number: int) -> list[torch.Tensor]:
     """The update from a file, then from files with other orders of the columns; changed files do not start."""
-    held = table()
-    expected = trained(written(path / "plain", held, (*NAMES, "outcome")))
+    records = table()
+    expected = trained(written(path / "plain", records, (*NAMES, "outcome")))
     assert isinstance(expected, torch.Tensor)
     updates = [expected]
     draw = rng(1, "orders")
     for at in range(number):
         order = tuple(str(name) for name in draw.permutation((*NAMES, "outcome")))
-        found = trained(written(path / f"order{at}", held, order))
+        found = trained(written(path / f"order{at}", records, order))
         assert isinstance(found, torch.Tensor), order
         updates.append(found)
         change = ("rename", "retype", "drop")[at % 3]
         with pytest.raises(HushError, match="bmi"):
-            trained(written(path / f"{change}{at}", held, order, change))
+            trained(written(path / f"{change}{at}", records, order, change))
     return updates
 
 
@@ -139,12 +139,12 @@ def test_the_runs_schema_says_how_columns_become_inputs(tmp_path: Path) -> None:
 
 
 def test_the_public_test_set_has_the_same_inputs(tmp_path: Path) -> None:
-    held = written(tmp_path / "study", table(), (*NAMES, "outcome"))
+    folder = written(tmp_path / "study", table(), (*NAMES, "outcome"))
     schema = replace(RUN, columns=RUN.columns[:2] + RUN.columns[3:], shape=(4,), scale="unit", encoding="one-hot")
-    (held / "schema.toml").write_text(schema_toml(schema))
-    text = (held / "rows.csv").read_text().splitlines()
-    (held / "test.csv").write_text("\n".join(",".join(line.split(",")[:2] + line.split(",")[3:]) for line in text))
-    found = datasets.public_test(None, held, kit.config(data__clients=1))
+    (folder / "schema.toml").write_text(schema_toml(schema))
+    text = (folder / "rows.csv").read_text().splitlines()
+    (folder / "test.csv").write_text("\n".join(",".join(line.split(",")[:2] + line.split(",")[3:]) for line in text))
+    found = datasets.public_test(None, folder, kit.config(data__clients=1))
     assert found.x.shape == (90, *schema.input_shape) and found.x.min() >= 0 and found.x.max() <= 1
     assert datasets.schema_of(found) == schema
 

@@ -68,9 +68,9 @@ def test_every_number_has_the_noise_that_is_charged_for_it(count_noise: float) -
     for (name, number), drawn in zip(asked.numbers.items(), asked.source.given, strict=True):
         cost = charged[number.what]
         assert cost == Cost(what=number.what, kind="gaussian", noise=cost.noise, steps=1) and cost.noise > 0
-        told = float(getattr(fact, name))
+        disclosed = float(getattr(fact, name))
         rounding = 0.5 if name == "samples" else 1e-12
-        assert abs(told - number.value - cost.noise * number.row * drawn) <= rounding
+        assert abs(disclosed - number.value - cost.noise * number.row * drawn) <= rounding
         assert fact.noised[number.what] == [cost.noise, cost.noise * number.row]
     # One row moves the sum of the inputs by its bound, which is what the noise of the mean is charged in.
     assert isinstance(asked.mean_source, Scripted)
@@ -88,7 +88,7 @@ def test_the_row_that_a_number_is_charged_in_is_what_a_row_changes_in_it() -> No
     assert telling(policy=usual).numbers["epsilon"].row == POLICY.budget.epsilon, "all of it, unless it is said"
 
 
-def test_what_is_public_costs_nothing_and_is_told_as_it_is() -> None:
+def test_what_is_public_costs_nothing_and_is_disclosed_as_it_is() -> None:
     open_ = MemberPolicy(budget=POLICY.budget, accept=POLICY.accept, enrol=Enrol(factor=0.5))
     asked = telling(centre=0.0, policy=open_)
     assert asked.costs() == ()

@@ -1,4 +1,4 @@
-"""Expiry of the server's certificate: a member is told days ahead, and of an expired one."""
+"""Expiry of the server's certificate: a member is warned days ahead, and of an expired one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def server(folder: Path) -> Iterator[str]:
         thread.join()
 
 
-def test_a_member_is_told_days_ahead_and_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_is_warned_days_ahead_and_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys.make_authority(tmp_path, "study", 1000)
     ca = (tmp_path / "ca.crt").read_bytes()
     monkeypatch.setattr(keys, "_BACKDATED", timedelta(days=3))
@@ -58,20 +58,20 @@ def test_a_member_is_told_days_ahead_and_after(tmp_path: Path, monkeypatch: pyte
                 assert "more days" in expiry.warning(address, ca, later)
         for name in ("server.key", "server.crt"):
             (tmp_path / name).unlink()
-    assert expiry.warning("127.0.0.1:9", ca) == "", "an absent server is told of elsewhere"
+    assert expiry.warning("127.0.0.1:9", ca) == "", "an absent server is reported elsewhere"
 
 
 def test_the_watch_tells_from_a_thread_and_ends(tmp_path: Path) -> None:
     keys.make_authority(tmp_path, "study", 1000)
     keys.make_server(tmp_path, ["127.0.0.1"], 5)
-    told, heard, ended = list[str](), threading.Event(), threading.Event()
+    warned, heard, ended = list[str](), threading.Event(), threading.Event()
 
     def tell(words: str) -> None:
-        told.append(words)
+        warned.append(words)
         heard.set()
 
     with server(tmp_path) as address:
         expiry.watch(address, (tmp_path / "ca.crt").read_bytes(), tell, ended)
         assert heard.wait(20)
     ended.set()
-    assert "for 5 more days" in told[0] or "for 4 more days" in told[0]
+    assert "for 5 more days" in warned[0] or "for 4 more days" in warned[0]

@@ -24,10 +24,10 @@ from tests.support import federation_kit as kit
 
 def test_rows_stay_on_their_side_whatever_comes_or_goes(tmp_path: Path) -> None:
     whole = kit.data(400)
-    train, held = held_out.split(tmp_path, whole, 0.25, spent=False)
-    assert len(train.y) + len(held.y) == 400
-    assert 60 < len(held.y) < 140
-    sides = {row.tobytes(): True for row in held.x} | {row.tobytes(): False for row in train.x}
+    train, evaluation = held_out.split(tmp_path, whole, 0.25, spent=False)
+    assert len(train.y) + len(evaluation.y) == 400
+    assert 60 < len(evaluation.y) < 140
+    sides = {row.tobytes(): True for row in evaluation.x} | {row.tobytes(): False for row in train.x}
     order = np.random.default_rng(1).permutation(400)[:300]
     fewer = replace(whole, x=whole.x[order], y=whole.y[order])
     for rows, expected in zip(held_out.split(tmp_path, fewer, 0.25, spent=True), (False, True), strict=True):
@@ -51,12 +51,12 @@ def test_a_split_that_would_move_rows_is_refused(tmp_path: Path) -> None:
 
 def test_all_rows_of_a_person_are_on_one_side(tmp_path: Path) -> None:
     whole = replace(kit.data(300), person=np.repeat(np.arange(100), 3))
-    train, held = held_out.split(tmp_path, whole, 0.3, spent=False)
+    train, evaluation = held_out.split(tmp_path, whole, 0.3, spent=False)
     assert train.person is not None
-    assert held.person is not None
-    assert not set(train.person) & set(held.person)
-    assert len(held.person) % 3 == 0
-    assert len(held.y) > 30
+    assert evaluation.person is not None
+    assert not set(train.person) & set(evaluation.person)
+    assert len(evaluation.person) % 3 == 0
+    assert len(evaluation.y) > 30
 
 
 def evaluating(path: Path, **words: Any) -> kit.Coordinator:

@@ -45,10 +45,10 @@ def changed(says: dict[str, Any], drawn: np.random.Generator) -> dict[str, Any]:
     for _ in range(int(drawn.integers(1, 3))):
         known = list(places(found))
         *way, last = known[int(drawn.integers(len(known)))]
-        held: Any = found
+        part: Any = found
         for key in way:
-            held = held[key]
-        held[last] = copy.deepcopy(ODD[int(drawn.integers(len(ODD)))])
+            part = part[key]
+        part[last] = copy.deepcopy(ODD[int(drawn.integers(len(ODD)))])
     return found
 
 
@@ -84,7 +84,7 @@ def task(number: int, drawn: np.random.Generator) -> Message:
 def test_no_order_ends_a_member_or_makes_it_pay_for_nothing(tmp_path: Path, seed: int, messages: int) -> None:
     law = "lifetime = 100000.0\nmin_noise = 0.2"
     node = kit.member(tmp_path / "a", recipes=["any"], uncovered=True, more=law)
-    drawn, told = rng(seed, "orders"), Counter[str]()
+    drawn, answers = rng(seed, "orders"), Counter[str]()
     asks = kit.Coordinator(node, "agreed")
     assert asks.begin(kit.config()).kind == "ready"
     for number in range(messages):
@@ -98,12 +98,12 @@ def test_no_order_ends_a_member_or_makes_it_pay_for_nothing(tmp_path: Path, seed
             warnings.simplefilter("ignore")  # of numbers that overflow, in what is refused
             payload, receipt = node.handle(wire.encode(message))
         answer = wire.decode(keys.opened(node._key.public_key(), payload), len(payload))
-        told[answer.kind] += 1
-        told["paid"] += receipt is not None
+        answers[answer.kind] += 1
+        answers["paid"] += receipt is not None
         assert answer.kind in (("no",) if kind == "task" else ("no", "ready", "facts")), message
         if receipt is not None:
             node.ledger.sent(receipt)
     rows = Counter(row["kind"] for row in export(tmp_path / "a" / "ledger.db"))
-    assert min(told["no"], told["ready"], told["facts"]) > 0, told
-    assert (rows["BURNED"], rows["RESERVED"], rows["SENT"]) == (0, told["paid"], told["paid"]), (rows, told)
+    assert min(answers["no"], answers["ready"], answers["facts"]) > 0, answers
+    assert (rows["BURNED"], rows["RESERVED"], rows["SENT"]) == (0, answers["paid"], answers["paid"]), (rows, answers)
     assert [asks.task(number).kind for number in (1, 2)] == ["update", "update"]

@@ -41,7 +41,7 @@ def test_hours_that_mean_nothing_are_refused(hours: str) -> None:
 
 
 def test_runs_are_counted_once_for_a_day(tmp_path: Path) -> None:
-    for name in ("a.json", "a.told.json", "b.told.json"):
+    for name in ("a.json", "a.disclosed.json", "b.disclosed.json"):
         (tmp_path / name).write_text("{}")
     opening.check_runs(tmp_path, "c", 3)
     opening.check_runs(tmp_path, "a", 2)

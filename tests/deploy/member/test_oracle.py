@@ -124,7 +124,7 @@ def pair(path: Path, neighbours: str) -> Iterator[Pair]:
         made.close()
 
 
-def interrogate(held: Pair, number: int, start: int = 0) -> int:
+def interrogate(neighbour_pair: Pair, number: int, start: int = 0) -> int:
     """Ask so many series of questions; returns the number of questions that were answered alike."""
     asked = 0
 
@@ -135,8 +135,8 @@ def interrogate(held: Pair, number: int, start: int = 0) -> int:
         nonlocal asked
         for question in given:
             asked += 1
-            if held.ask(question):
-                held.reset()
+            if neighbour_pair.ask(question):
+                neighbour_pair.reset()
                 return
 
     series()
@@ -145,8 +145,8 @@ def interrogate(held: Pair, number: int, start: int = 0) -> int:
 
 @pytest.mark.parametrize("neighbours", NEIGHBOURS)
 def test_neighbours_answer_alike_until_a_charge(tmp_path: Path, neighbours: str) -> None:
-    with pair(tmp_path / "pair", neighbours) as held:
-        assert interrogate(held, QUICK // len(NEIGHBOURS)) >= QUICK // len(NEIGHBOURS)
+    with pair(tmp_path / "pair", neighbours) as neighbour_pair:
+        assert interrogate(neighbour_pair, QUICK // len(NEIGHBOURS)) >= QUICK // len(NEIGHBOURS)
 
 
 @pytest.mark.parametrize("neighbours", NEIGHBOURS)
@@ -154,7 +154,7 @@ def test_limits_that_lie_between_two_numbers_of_rows_tell_them_not_apart(tmp_pat
     """With 500 steps at most, 25 epochs of batches of 2 are allowed for 40 rows and not for 41, were they counted."""
     work = ((25, 2), (12, 1), (250, ROWS // 2), (1, ROWS - 1), (1, ROWS), (1, ROWS + 1))
     charged = []
-    with pair(tmp_path / "pair", neighbours) as held:
+    with pair(tmp_path / "pair", neighbours) as neighbour_pair:
         for recipe, (epochs, batch) in itertools.product(NOISY_RECIPES, work):
             offer = kit.config(
                 recipe=recipe, rounds=2, privacy__accountant="rdp", privacy__noise="secure",
@@ -162,9 +162,9 @@ def test_limits_that_lie_between_two_numbers_of_rows_tell_them_not_apart(tmp_pat
             )  # fmt: skip
             says = {"run": "a", "config": offer.model_dump(), "code": code_hash(), "number": 0, "head": ""}
             says["schema"] = {"shape": list(kit.SHAPE), "classes": kit.CLASSES}
-            charged.append(held.ask(messages.encode(Message("enrol", says))))
+            charged.append(neighbour_pair.ask(messages.encode(Message("enrol", says))))
             if charged[-1]:
-                held.reset()
+                neighbour_pair.reset()
     assert any(charged)
 
 
@@ -193,19 +193,19 @@ def test_no_row_is_looked_at_before_a_charge(tmp_path: Path) -> None:
     """So that how long an answer takes cannot depend on one either."""
     x, y = Unread(), Unread()
     fake: Any = Dataset(name="rows", x=x, y=y, classes=2)  # type: ignore[arg-type]
-    with pair(tmp_path / "pair", "a changed row") as held:
-        schema = held.nodes[0].schema
+    with pair(tmp_path / "pair", "a changed row") as neighbour_pair:
+        schema = neighbour_pair.nodes[0].schema
 
         @seed(5)
         @settings(max_examples=QUICK // 4, deadline=None, database=None, suppress_health_check=list(HealthCheck))
         @given(questions())
         def ask(question: bytes) -> None:
-            node = held.nodes[0]
+            node = neighbour_pair.nodes[0]
             node.data, node.schema = fake, schema
             head = node.ledger.head
             node.handle(question)
             if node.ledger.head != head:
-                held.reset()
+                neighbour_pair.reset()
                 x.read.clear()
                 y.read.clear()
             assert (x.read, y.read) == ([], [])
@@ -216,8 +216,8 @@ def test_no_row_is_looked_at_before_a_charge(tmp_path: Path) -> None:
 EPOCHS = ((14, 20), (2, 2))
 
 
-def test_after_a_noised_count_is_told_nothing_else_tells_the_true_one(tmp_path: Path) -> None:
-    """Members with other numbers of rows that told the same: refusals, agreements and charges are the same."""
+def test_after_a_noised_count_is_disclosed_nothing_else_reveals_the_true_one(tmp_path: Path) -> None:
+    """Members with other numbers of rows that disclosed the same: refusals, agreements and charges are the same."""
     more = f"{NOISED}\nlifetime = 50.0\nmax_steps = 40\nmax_rate = 0.8"
     numbers = (ROWS - 9, ROWS, ROWS + 9)
     members = [kit.Coordinator(kit.member(tmp_path / f"m{number}", more=more, accountant="rdp")) for number in numbers]
@@ -230,16 +230,16 @@ def test_after_a_noised_count_is_told_nothing_else_tells_the_true_one(tmp_path: 
     offers |= {f"batch {batch}": {"local__batch_size": batch} for batch in (2, *numbers)}
     offers |= {"fixed": {"privacy__sampler": "fixed"}}
     for what, changes in offers.items():
-        told = None
+        disclosed = None
         for member in members:
             member.run = what.replace(" ", "")
             offer = kit.config(privacy__accountant="rdp", **changes)
             first = member.enrol(offer)
             path = member.node._disclosed_file(member.run)
             # As if the noise had made the same number of each.
-            told = told or path.read_bytes()
-            path.write_bytes(told)
-            begun = member.begin(offer, samples=json.loads(told)["samples"], noised=first.says["noised"])
+            disclosed = disclosed or path.read_bytes()
+            path.write_bytes(disclosed)
+            begun = member.begin(offer, samples=json.loads(disclosed)["samples"], noised=first.says["noised"])
             costs = ""
             if begun.kind == "ready":
                 assert member.task(1).kind == "update"
@@ -255,7 +255,7 @@ def test_neighbours_answer_alike_for_ten_minutes(tmp_path: Path) -> None:
     began, asked, turn = time.monotonic(), 0, 0
     while asked < SOAK and time.monotonic() - began < SOAK_SECONDS:
         neighbours = list(NEIGHBOURS)[turn % len(NEIGHBOURS)]
-        with pair(tmp_path / f"pair{turn}", neighbours) as held:
-            asked += interrogate(held, 100, 1 + turn)
+        with pair(tmp_path / f"pair{turn}", neighbours) as neighbour_pair:
+            asked += interrogate(neighbour_pair, 100, 1 + turn)
         turn += 1
     assert asked >= SOAK or time.monotonic() - began >= SOAK_SECONDS

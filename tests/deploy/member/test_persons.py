@@ -25,11 +25,11 @@ OFFER = {"local__batch_size": 10, "privacy__unit": "person"}
 
 def member(path: Path, *, unit: str = "person", keys: np.ndarray | None = KEYS) -> Node:
     path.mkdir(exist_ok=True)
-    held = kit.data()
+    dataset = kit.data()
     if keys is None:
-        np.savez(path / "data.npz", x=held.x, y=held.y)
+        np.savez(path / "data.npz", x=dataset.x, y=dataset.y)
     else:
-        np.savez(path / "data.npz", x=held.x, y=held.y, patient=keys)
+        np.savez(path / "data.npz", x=dataset.x, y=dataset.y, patient=keys)
     text = template(
         1.0,
         1e-4,
@@ -51,9 +51,9 @@ def member(path: Path, *, unit: str = "person", keys: np.ndarray | None = KEYS) 
 def test_a_member_counts_persons_and_charges_their_rate(tmp_path: Path) -> None:
     node = member(tmp_path / "a")
     asks, offer = kit.Coordinator(node), kit.config(**OFFER)
-    told = asks.enrol(offer)
-    assert told.says["samples"] == PERSONS
-    assert told.says["unit"] == "person"
+    reply = asks.enrol(offer)
+    assert reply.says["samples"] == PERSONS
+    assert reply.says["unit"] == "person"
     assert asks.begin(offer, samples=PERSONS, unit="person").kind == "ready"
     answer = asks.task(1)
     assert answer.kind == "update"
@@ -77,8 +77,8 @@ def test_a_member_without_keys_cannot_protect_persons(tmp_path: Path) -> None:
 def test_the_means_and_counts_of_enrolment_are_those_of_persons(tmp_path: Path) -> None:
     node = member(tmp_path / "a")
     offer = kit.config(**OFFER, recipe={"name": "hush"})
-    told = kit.Coordinator(node).enrol(offer)
-    assert told.says["samples"] == PERSONS
+    answer = kit.Coordinator(node).enrol(offer)
+    assert answer.says["samples"] == PERSONS
     assert {cost.what for cost in node.ledger.charged(kit.RUN)} == {"mean of the inputs"}
 
 

@@ -269,7 +269,7 @@ def test_an_old_copy_of_the_ledger_is_found_out(tmp_path: Path, monkeypatch: pyt
 def test_rows_that_changed_under_a_ledger_are_refused_before_the_member_reports(tmp_path: Path) -> None:
     """New rows are registered and missing ones are fine; both at once are refused, once something was charged."""
     path = tmp_path / "a"
-    held = kit.data()
+    dataset = kit.data()
 
     def restarted(x: np.ndarray, y: np.ndarray) -> int:
         np.savez(path / "data.npz", x=x, y=y)
@@ -280,15 +280,15 @@ def test_rows_that_changed_under_a_ledger_are_refused_before_the_member_reports(
     asks = begun(path)
     assert asks.task(1).kind == "update"
     asks.node.ledger.close()
-    changed = held.x.copy()
+    changed = dataset.x.copy()
     changed[3, 0] += 0.5
     with pytest.raises(HushError, match="rows were changed: 1 that it covers are gone, and 1 are new"):
-        restarted(changed, held.y)
+        restarted(changed, dataset.y)
     with pytest.raises(HushError, match="rows were changed"):
-        restarted(held.x, np.where(np.arange(kit.ROWS) == 0, 1 - held.y, held.y))
-    more = np.concatenate([held.x, changed[3:4]])
-    assert restarted(more, np.append(held.y, held.y[3])) == kit.ROWS + 1
-    assert restarted(held.x[1:], held.y[1:]) == kit.ROWS - 1
+        restarted(dataset.x, np.where(np.arange(kit.ROWS) == 0, 1 - dataset.y, dataset.y))
+    more = np.concatenate([dataset.x, changed[3:4]])
+    assert restarted(more, np.append(dataset.y, dataset.y[3])) == kit.ROWS + 1
+    assert restarted(dataset.x[1:], dataset.y[1:]) == kit.ROWS - 1
     assert charges(path) == 1
 
 
@@ -296,7 +296,7 @@ def test_data_that_does_not_fit_is_refused_without_a_count(tmp_path: Path) -> No
     asks = kit.Coordinator(kit.member(tmp_path / "a"))
     for changes in ({"shape": (7,)}, {"shape": (1, 2, 3)}, {"shape": ()}, {"classes": 0}):
         assert asks.enrol(kit.config(), **changes).says["code"] == "schema"
-    # Which labels there are is told by no refusal: what is not declared fits any number of classes.
+    # No refusal reveals which labels there are: what is not declared fits any number of classes.
     assert asks.enrol(kit.config(), classes=1).kind == "facts"
 
 

@@ -63,29 +63,29 @@ def fact(**changes: Any) -> RosterEntry:
 
 def enrolled_member(path: Path, **words: Any) -> tuple[kit.Coordinator, Message]:
     asks = kit.Coordinator(kit.member(path, recipes=["hush"], **words))
-    told = asks.enrol(offer())
-    assert told.kind == "facts", told.says
-    return asks, told
+    enrolment = asks.enrol(offer())
+    assert enrolment.kind == "facts", enrolment.says
+    return asks, enrolment
 
 
 def begun(path: Path, centre: torch.Tensor) -> kit.Coordinator:
-    asks, told = enrolled_member(path)
-    answer = asks.begin(offer(), centre=messages.name_of(centre), noised=told.says["noised"])
+    asks, enrolment = enrolled_member(path)
+    answer = asks.begin(offer(), centre=messages.name_of(centre), noised=enrolment.says["noised"])
     assert answer.kind == "ready", answer.says
     return asks
 
 
-def test_a_mean_is_charged_before_it_is_told_as_in_the_simulation(tmp_path: Path) -> None:
-    asks, told = enrolled_member(tmp_path / "a")
+def test_a_mean_is_charged_before_it_is_released_as_in_the_simulation(tmp_path: Path) -> None:
+    asks, enrolment = enrolled_member(tmp_path / "a")
     policy, rows = asks.node.policy.one_run, torch.from_numpy(asks.node.data.x)
     _, stage = run_spec.enrolment(offer(), RECIPES["hush"], replace(fact(), noised={}), 0, policy)
     assert stage is not None
     assert charged(tmp_path / "a") == list(stage.round_costs)
     simulated = answered(stage, kit.ROWS, lambda _: (rows, None), 0, noise.Seeded(1, 0, ENROLMENT))
     assert simulated.mean is not None
-    assert torch.equal(told.tensors[MEAN], simulated.mean)
-    assert told.says["noised"] == {CENTRE: [stage.noise_of(CENTRE), simulated.deviation]}
-    assert float((told.tensors[MEAN] - rows.double().mean(0)).norm()) > 0.01
+    assert torch.equal(enrolment.tensors[MEAN], simulated.mean)
+    assert enrolment.says["noised"] == {CENTRE: [stage.noise_of(CENTRE), simulated.deviation]}
+    assert float((enrolment.tensors[MEAN] - rows.double().mean(0)).norm()) > 0.01
 
 
 def test_asked_again_a_member_sends_the_same_bytes_also_after_a_restart(tmp_path: Path) -> None:
@@ -175,8 +175,8 @@ def test_a_centre_is_fixed_once_a_run(tmp_path: Path) -> None:
 
 
 def test_a_recipe_and_its_centre_come_together(tmp_path: Path) -> None:
-    asks, told = enrolled_member(tmp_path / "a")
-    assert "input mean" in asks.begin(offer(), noised=told.says["noised"]).says["reason"]
+    asks, enrolment = enrolled_member(tmp_path / "a")
+    assert "input mean" in asks.begin(offer(), noised=enrolment.says["noised"]).says["reason"]
     plain = kit.Coordinator(kit.member(tmp_path / "b"))
     assert "input mean" in plain.begin(kit.config(), centre="0" * 64).says["reason"]
     assert plain.begin(kit.config()).kind == "ready"
@@ -206,21 +206,22 @@ def test_a_mean_that_no_honest_member_sends_is_refused(mean: torch.Tensor | None
 
 def test_no_member_gives_its_mean_more_weight_by_what_it_says(tmp_path: Path) -> None:
     """An honest mean passes, and its weight is by the plan, whatever noise its sender claims."""
-    _, told = enrolled_member(tmp_path / "a")
-    claims = [told.says["noised"][CENTRE], [1e-3, 1e-9], [1e6, 1e6]]
+    _, enrolment = enrolled_member(tmp_path / "a")
+    claims = [enrolment.says["noised"][CENTRE], [1e-3, 1e-9], [1e6, 1e6]]
     heard = [
-        input_means.checked_mean(offer(), RECIPES["hush"], fact(noised={CENTRE: claim}), 0, told) for claim in claims
+        input_means.checked_mean(offer(), RECIPES["hush"], fact(noised={CENTRE: claim}), 0, enrolment)
+        for claim in claims
     ]
     assert len({each.deviation for each in heard}) == 1
     assert heard[0].deviation == pytest.approx(claims[0][1], rel=1e-6)
-    strict = input_means.checked_mean(offer(), RECIPES["hush"], fact(epsilon=0.5), 0, told)
+    strict = input_means.checked_mean(offer(), RECIPES["hush"], fact(epsilon=0.5), 0, enrolment)
     assert strict.deviation > 1.5 * heard[0].deviation
     other = replace(strict, mean=torch.zeros(WIDTH, dtype=torch.float64))
     found = combined([heard[0], None, other], RECIPES["hush"], one_model=False)
     assert found[CLUSTERS].tolist() == [0, 0, 0]
     middle = found["input_mean"]
     share = heard[0].deviation ** -2 / (heard[0].deviation ** -2 + strict.deviation**-2)
-    assert torch.allclose(middle, share * told.tensors[MEAN].float())
+    assert torch.allclose(middle, share * enrolment.tensors[MEAN].float())
 
 
 def test_a_noised_count_is_what_a_mean_is_divided_by(tmp_path: Path) -> None:
@@ -230,7 +231,9 @@ def test_a_noised_count_is_what_a_mean_is_divided_by(tmp_path: Path) -> None:
         kit.Coordinator(kit.member(tmp_path / f"a{n}", recipes=["hush"], samples="noised", more="noise = 40.0"))
         for n in range(3)
     ]
-    first = next(told for told in (one.enrol(offer()) for one in members) if told.says["samples"] != kit.ROWS)
+    first = next(
+        enrolment for enrolment in (one.enrol(offer()) for one in members) if enrolment.says["samples"] != kit.ROWS
+    )
     exact = enrolled_member(tmp_path / "b")[1]
     assert set(first.says["noised"]) == {COUNT, CENTRE}
     scale = kit.ROWS / first.says["samples"]

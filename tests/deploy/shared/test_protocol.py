@@ -32,7 +32,7 @@ TOLERANCE = 2e-5  # relative: other processors round sums of float32 differently
 
 
 @pytest.fixture(scope="module")
-def held() -> dict[str, Any]:
+def recorded() -> dict[str, Any]:
     return dict(json.loads(recorder.FILE.read_bytes()))
 
 
@@ -55,18 +55,18 @@ def check(found: list[str]) -> None:
     assert not found, REMEDY.format(PROTOCOL, "; ".join(found[:5]))
 
 
-def test_the_record_is_of_this_protocol(held: dict[str, Any]) -> None:
-    assert held["protocol"] == PROTOCOL, "python -m tests.support.protocol_record"
+def test_the_record_is_of_this_protocol(recorded: dict[str, Any]) -> None:
+    assert recorded["protocol"] == PROTOCOL, "python -m tests.support.protocol_record"
 
 
-def test_plans_of_every_recipe_are_those_of_the_record(held: dict[str, Any]) -> None:
+def test_plans_of_every_recipe_are_those_of_the_record(recorded: dict[str, Any]) -> None:
     now = json.loads(json.dumps({name: list(recorder.plans(name)) for name in recorder.RECIPES}))
-    known = {name: now.get(name) for name in held["plans"]}
-    check(differs(held["plans"], known))
+    known = {name: now.get(name) for name in recorded["plans"]}
+    check(differs(recorded["plans"], known))
     assert all(any(plan["costs"] for plan in now[name]) for name in recorder.RUNS)
 
 
-def test_defaults_are_those_of_the_record(held: dict[str, Any]) -> None:
+def test_defaults_are_those_of_the_record(recorded: dict[str, Any]) -> None:
     """A new key is not sent where it has its default."""
     now = json.loads(json.dumps(parse({}).model_dump()))
 
@@ -75,13 +75,15 @@ def test_defaults_are_those_of_the_record(held: dict[str, Any]) -> None:
             {key: known(value, after.get(key)) for key, value in before.items()} if isinstance(before, dict) else after
         )
 
-    check(differs(held["defaults"], known(held["defaults"], now)))
+    check(differs(recorded["defaults"], known(recorded["defaults"], now)))
 
 
 @pytest.mark.parametrize("recipe", recorder.RUNS)
-def test_a_recorded_coordinator_gets_the_recorded_answers(held: dict[str, Any], recipe: str, tmp_path: Path) -> None:
+def test_a_recorded_coordinator_gets_the_recorded_answers(
+    recorded: dict[str, Any], recipe: str, tmp_path: Path
+) -> None:
     """Every message of a whole run, as an earlier version sent it, with the numbers of the updates."""
-    federation, outgoing = Loopback(tmp_path / "fed", recorder.config(recipe)), held["runs"][recipe]["messages"]
+    federation, outgoing = Loopback(tmp_path / "fed", recorder.config(recipe)), recorded["runs"][recipe]["messages"]
     edited(tmp_path / "fed" / "kits" / "m000" / "policy.toml", auto_approve="false")
     federation.join("m000")
     recorder.approve(federation)
@@ -99,9 +101,9 @@ def test_a_recorded_coordinator_gets_the_recorded_answers(held: dict[str, Any], 
 
 
 @pytest.mark.parametrize("recipe", recorder.RUNS)
-def test_this_coordinator_sends_what_the_record_has(held: dict[str, Any], recipe: str) -> None:
+def test_this_coordinator_sends_what_the_record_has(recorded: dict[str, Any], recipe: str) -> None:
     """The same in the other direction: kinds, fields, types and shapes; and the files that runs are resumed from."""
-    before, now = held["runs"][recipe], recorder.run_of(recipe)
+    before, now = recorded["runs"][recipe], recorder.run_of(recipe)
 
     def sent(run: dict[str, Any]) -> Any:
         found = []
@@ -129,7 +131,7 @@ def test_this_coordinator_sends_what_the_record_has(held: dict[str, Any], recipe
     ]
 
 
-def test_a_change_is_found(held: dict[str, Any]) -> None:
+def test_a_change_is_found(recorded: dict[str, Any]) -> None:
     """Planted: a little less noise, a field more, a number of another type."""
 
     def less_noise(raw: Any) -> None:
@@ -145,10 +147,10 @@ def test_a_change_is_found(held: dict[str, Any]) -> None:
         raw["defaults"]["rounds"] += 1
 
     for change in (less_noise, a_field, a_type, a_default):
-        changed = json.loads(json.dumps(held))
+        changed = json.loads(json.dumps(recorded))
         change(changed)
-        assert len(differs(held, changed)) >= 1, change.__name__
-    assert differs(held, json.loads(json.dumps(held))) == []
+        assert len(differs(recorded, changed)) >= 1, change.__name__
+    assert differs(recorded, json.loads(json.dumps(recorded))) == []
 
 
 def test_what_is_sent_of_a_config_is_read_as_the_config() -> None:

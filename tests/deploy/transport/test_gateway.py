@@ -57,7 +57,7 @@ class Behind:
         given = list(before) + [(key.replace("_", "-").encode(), value.encode()) for key, value in headers.items()]
         size = len(body) if body is not None else size
         given += [] if size is None else [(b"content-length", str(size).encode())]
-        told: list[int] = []
+        statuses: list[int] = []
         self.body = b""
 
         async def receive() -> Any:
@@ -66,12 +66,12 @@ class Behind:
 
         async def send(event: Any) -> None:
             if event["type"] == "http.response.start":
-                told.append(event["status"])
+                statuses.append(event["status"])
                 self.headers = dict(event["headers"])
             self.body += event.get("body", b"")
 
         asyncio.run(self.gate({"type": "http", "method": "POST", "path": path, "headers": given}, receive, send))
-        return told[0]
+        return statuses[0]
 
     def limit(self, size: object, secret: str = "secret", run: str = "1", seconds: str = "60") -> int:
         named: dict[str, Any] = {LIMIT_HEADER: str(size), RUN_HEADER: run, SECONDS_HEADER: seconds}

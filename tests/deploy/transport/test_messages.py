@@ -26,14 +26,14 @@ CAP = messages.ROOM + int(1.1 * 4 * SIZE)
 def header(change: str, value: object) -> bytes:
     """The good payload with one thing of its header replaced."""
     length = int.from_bytes(GOOD[:8], "little")
-    held = json.loads(GOOD[8 : 8 + length])
+    header_fields = json.loads(GOOD[8 : 8 + length])
     if change in ("dtype", "shape", "data_offsets"):
-        held["vector"][change] = value
+        header_fields["vector"][change] = value
     elif change == "drop":
-        del held[str(value)]
+        del header_fields[str(value)]
     else:
-        held[change] = value
-    text = json.dumps(held).encode()
+        header_fields[change] = value
+    text = json.dumps(header_fields).encode()
     return len(text).to_bytes(8, "little") + text + GOOD[8 + length :]
 
 

@@ -31,7 +31,7 @@ with warnings.catch_warnings():
 POLICY = '[budget]\nepsilon = 1.0\ndelta = 1e-5\n[accept]\nrecipes = ["any"]\ncode = ["any"]\n'
 
 
-def told(call: object) -> str:
+def message_of(call: object) -> str:
     with pytest.raises(HushError) as error:
         call()  # type: ignore[operator]
     assert "\n" not in str(error.value)
@@ -56,14 +56,14 @@ def told(call: object) -> str:
 )  # fmt: skip
 def test_a_policy_with_a_mistake(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "policy.toml").write_text(text)
-    assert words in told(lambda: policy.load(tmp_path / "policy.toml"))
+    assert words in message_of(lambda: policy.load(tmp_path / "policy.toml"))
 
 
 def test_a_good_policy_and_its_defaults(tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text(POLICY)
     found = policy.load(tmp_path / "policy.toml")
     assert (found.one_run.epsilon, found.for_life.epsilon, found.accept.seeded) == (1.0, 1.0, False)
-    assert "cannot be read" in told(lambda: policy.load(tmp_path / "none.toml"))
+    assert "cannot be read" in message_of(lambda: policy.load(tmp_path / "none.toml"))
 
 
 def test_data_of_every_kind_and_what_can_be_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,15 +94,17 @@ def test_data_of_every_kind_and_what_can_be_wrong(tmp_path: Path, monkeypatch: p
     (tmp_path / "short.csv").write_text("p,label\n1\n")
     (tmp_path / "bad.npz").write_bytes(b"PK nothing")
     np.savez(tmp_path / "nan.npz", x=np.full((2, 2), np.nan), y=np.array([0, 1]))
-    assert "none.csv: not found" in told(lambda: datasets.load(tmp_path / "none.csv"))
-    assert "bad.csv:3: " in told(lambda: datasets.load(tmp_path / "bad.csv"))
-    assert "short.csv:2: 1 columns" in told(lambda: datasets.load(tmp_path / "short.csv"))
-    assert "one column 'class'" in told(lambda: datasets.load(tmp_path / "a.csv", label="class"))
-    assert "not a NumPy archive" in told(lambda: datasets.load(tmp_path / "bad.npz"))
-    assert "NaN" in told(lambda: datasets.load(tmp_path / "nan.npz"))
-    assert "unknown file type .py; accepted: .npz" in told(lambda: datasets.load(tmp_path / "own_loader.py"))
-    assert "failed: ZeroDivisionError" in told(lambda: datasets.load(tmp_path / "a.csv", loader="own_loader:fails"))
-    assert "module:function" in told(lambda: datasets.load(tmp_path / "a.csv", loader="own_loader"))
+    assert "none.csv: not found" in message_of(lambda: datasets.load(tmp_path / "none.csv"))
+    assert "bad.csv:3: " in message_of(lambda: datasets.load(tmp_path / "bad.csv"))
+    assert "short.csv:2: 1 columns" in message_of(lambda: datasets.load(tmp_path / "short.csv"))
+    assert "one column 'class'" in message_of(lambda: datasets.load(tmp_path / "a.csv", label="class"))
+    assert "not a NumPy archive" in message_of(lambda: datasets.load(tmp_path / "bad.npz"))
+    assert "NaN" in message_of(lambda: datasets.load(tmp_path / "nan.npz"))
+    assert "unknown file type .py; accepted: .npz" in message_of(lambda: datasets.load(tmp_path / "own_loader.py"))
+    assert "failed: ZeroDivisionError" in message_of(
+        lambda: datasets.load(tmp_path / "a.csv", loader="own_loader:fails")
+    )
+    assert "module:function" in message_of(lambda: datasets.load(tmp_path / "a.csv", loader="own_loader"))
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -113,7 +115,7 @@ def test_parquet(tmp_path: Path) -> None:
     parquet.write_table(table, tmp_path / "a.parquet")
     assert datasets.load(tmp_path / "a.parquet").x.tolist() == [[1.0, 3.0], [2.0, 4.0]]
     (tmp_path / "b.parquet").write_bytes(b"nothing")
-    assert "not a Parquet file" in told(lambda: datasets.load(tmp_path / "b.parquet"))
+    assert "not a Parquet file" in message_of(lambda: datasets.load(tmp_path / "b.parquet"))
 
 
 def test_folders_and_certificates(tmp_path: Path) -> None:
@@ -127,25 +129,27 @@ def test_folders_and_certificates(tmp_path: Path) -> None:
     assert len(secrets) == 5
     assert all(path.stat().st_mode & 0o077 == 0 for path in secrets)
     assert not list((tmp_path / "fed" / "kits").rglob("ca.key"))
-    assert "not empty" in told(lambda: create(tmp_path / "fed", ["a"], "127.0.0.1:8443"))
-    assert "host:port" in told(lambda: create(tmp_path / "x", ["a"], "nowhere"))
-    assert "accepted: up to 64" in told(lambda: create(tmp_path / "x", ["../a"], "127.0.0.1:1"))
-    assert "accepted: distinct names" in told(lambda: create(tmp_path / "x", ["a", "a"], "127.0.0.1:1"))
-    assert "coordinator's directory" in told(lambda: open_kit(tmp_path / "fed"))
-    assert "kit.toml: not found" in told(lambda: open_kit(tmp_path))
-    assert "another member already uses this key" in told(lambda: place.admit("c", place.members()["a"]))
-    assert "not a public key" in told(lambda: place.admit("c", b"key"))
+    assert "not empty" in message_of(lambda: create(tmp_path / "fed", ["a"], "127.0.0.1:8443"))
+    assert "host:port" in message_of(lambda: create(tmp_path / "x", ["a"], "nowhere"))
+    assert "accepted: up to 64" in message_of(lambda: create(tmp_path / "x", ["../a"], "127.0.0.1:1"))
+    assert "accepted: distinct names" in message_of(lambda: create(tmp_path / "x", ["a", "a"], "127.0.0.1:1"))
+    assert "coordinator's directory" in message_of(lambda: open_kit(tmp_path / "fed"))
+    assert "kit.toml: not found" in message_of(lambda: open_kit(tmp_path))
+    assert "another member already uses this key" in message_of(lambda: place.admit("c", place.members()["a"]))
+    assert "not a public key" in message_of(lambda: place.admit("c", b"key"))
     (place.server / "server.crt").unlink()
-    assert "server.crt: not found; expected a certificate" in told(place.certificate)
+    assert "server.crt: not found; expected a certificate" in message_of(place.certificate)
     kit_path = tmp_path / "fed" / "kits" / "a"
     (kit_path / "key.pem").chmod(0o644)
-    assert "accessible to other users" in told(lambda: open_kit(kit_path).key())
+    assert "accessible to other users" in message_of(lambda: open_kit(kit_path).key())
     (kit_path / "ca.crt").unlink()
-    assert "expected the CA certificate" in told(lambda: open_kit(kit_path).ca())
+    assert "expected the CA certificate" in message_of(lambda: open_kit(kit_path).ca())
     (tmp_path / "fed" / "federation.toml").write_text('name = "x"\naddress = "127.0.0.1:1"\ndeadlin = 3\n')
-    assert "expected address, approval, at_once, deadline" in told(lambda: FederationFolder(tmp_path / "fed"))
+    assert "expected address, approval, at_once, deadline" in message_of(lambda: FederationFolder(tmp_path / "fed"))
     with socket.create_server(("127.0.0.1", 0)) as busy:
-        assert "cannot listen on this address" in told(lambda: processes.check_port("127.0.0.1", busy.getsockname()[1]))
+        assert "cannot listen on this address" in message_of(
+            lambda: processes.check_port("127.0.0.1", busy.getsockname()[1])
+        )
 
 
 def test_certificates_that_do_not_belong_together(tmp_path: Path) -> None:
@@ -156,7 +160,7 @@ def test_certificates_that_do_not_belong_together(tmp_path: Path) -> None:
 
     def mixed(name: str, content: bytes) -> str:
         (place.server / name).write_bytes(content)
-        words = told(place.certificate)
+        words = message_of(place.certificate)
         (place.server / name).write_bytes(own[name])
         return words
 
@@ -175,7 +179,7 @@ def test_a_key_that_was_revoked_does_not_come_back(tmp_path: Path) -> None:
     place.revoke("a")
     for name in ("a", "c"):
         for pem in (first, second):
-            assert "previously revoked" in told(lambda name=name, pem=pem: place.admit(name, pem))
+            assert "previously revoked" in message_of(lambda name=name, pem=pem: place.admit(name, pem))
     place.admit("a", keys.public_pem(keys.new_key()))
     assert list(place.members()) == ["a", "b"]
 
@@ -184,7 +188,7 @@ def test_a_kit_has_one_process(tmp_path: Path) -> None:
     create(tmp_path / "fed", ["a"], "127.0.0.1:8443", policy=POLICY)
     kit_path = open_kit(tmp_path / "fed" / "kits" / "a")
     with service.alone(kit_path):
-        assert "another process is using" in told(lambda: service.alone(kit_path).__enter__())
+        assert "another process is using" in message_of(lambda: service.alone(kit_path).__enter__())
     with service.alone(kit_path):
         pass
 
@@ -198,11 +202,11 @@ def test_a_full_disk_stops_a_member_and_loses_nothing(tmp_path: Path, monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
-    assert "No space left" in told(lambda: asks.task(2))
+    assert "No space left" in message_of(lambda: asks.task(2))
     monkeypatch.undo()
     asks.node.ledger.close()
-    told_after = describe(tmp_path / "a" / "ledger.db")
-    assert told_after["chain_ok"]
+    described_after = describe(tmp_path / "a" / "ledger.db")
+    assert described_after["chain_ok"]
     later = kit.Coordinator(kit.member(tmp_path / "a"))
     assert later.task(2).kind == "update"
     assert describe(tmp_path / "a" / "ledger.db")["charges"]["SENT"] == 2
@@ -211,7 +215,7 @@ def test_a_full_disk_stops_a_member_and_loses_nothing(tmp_path: Path, monkeypatc
 
 def test_another_members_ledger_is_refused(tmp_path: Path) -> None:
     kit.member(tmp_path / "a", "a").ledger.close()
-    assert "ledger.db: belongs to a; this member is b" in told(lambda: kit.member(tmp_path / "a", "b"))
+    assert "ledger.db: belongs to a; this member is b" in message_of(lambda: kit.member(tmp_path / "a", "b"))
 
 
 def test_the_commands_of_a_coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,5 +256,5 @@ def test_a_program_says_only_what_it_says_itself(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("ready at last year's address\n")
     program = processes.Program(["federation", "status", str(tmp_path)], log)
-    assert "federation.toml: not found" in told(lambda: program.wait_for("ready at", 30))
+    assert "federation.toml: not found" in message_of(lambda: program.wait_for("ready at", 30))
     assert "ready" not in program.said()

@@ -1,4 +1,4 @@
-"""Copies of a member's kit, with and without its node file: the first process keeps its place, and both are told."""
+"""Copies of a member's kit, with and without its node file: the first process keeps its place, and both learn of it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.support.live_federation import CLASSES, config
 SMALL = 8  # rounds: enough to outlast a copy that tries to come in
 
 
-def joined(held: ForkServer, kit: Path, log: Path, witness: str = "") -> Child:
+def joined(fork_server: ForkServer, kit: Path, log: Path, witness: str = "") -> Child:
     changes = {"HUSH_WITNESS": witness} if witness else {}
-    return held.start(["federation", "join", kit, "--data", kit / "data.npz"], log, environment=changes)
+    return fork_server.start(["federation", "join", kit, "--data", kit / "data.npz"], log, environment=changes)
 
 
 def copied(place: FederationFolder, number: int, with_node: bool) -> Path:
@@ -39,13 +39,13 @@ def copied(place: FederationFolder, number: int, with_node: bool) -> Path:
 
 
 @pytest.mark.parametrize("copies", [2, pytest.param(20, marks=pytest.mark.soak)])
-def test_a_copied_kit_is_refused_and_both_are_told(tmp_path: Path, parent: ForkServer, copies: int) -> None:
-    with parent.tidy() as held:
+def test_a_copied_kit_is_refused_and_both_are_notified(tmp_path: Path, parent: ForkServer, copies: int) -> None:
+    with parent.tidy() as fork_server:
         place = localhost.make(tmp_path / "fed", config(2, SMALL), times={"deadline": 60.0, "gather": 60.0})
         kits = place.path / "kits"
-        serving = held.start(["federation", "serve", place.path], tmp_path / "serve.log")
+        serving = fork_server.start(["federation", "serve", place.path], tmp_path / "serve.log")
         serving.wait_for("ready at", 60)
-        first = {name: joined(held, kits / name, tmp_path / name) for name in ("m000", "m001")}
+        first = {name: joined(fork_server, kits / name, tmp_path / name) for name in ("m000", "m001")}
         for child in first.values():
             child.wait_for("is online", 60)
         strangers: list[Child] = []
@@ -55,7 +55,7 @@ def test_a_copied_kit_is_refused_and_both_are_told(tmp_path: Path, parent: ForkS
                 for number in range(copies):
                     path = copied(place, number, with_node=number % 2 == 0)
                     log, witness = tmp_path / f"{number}.log", str(place.path / f"witness{number}")
-                    strangers.append(joined(held, path, log, witness))
+                    strangers.append(joined(fork_server, path, log, witness))
 
         result = localhost.coordinator(place, CLASSES).run(config(2, SMALL), place.runs / "run", progress=intrude)
         for stranger in strangers:
@@ -74,9 +74,9 @@ def test_a_copied_kit_is_refused_and_both_are_told(tmp_path: Path, parent: ForkS
         # A crash is no copy: the member comes back within seconds, and the copy that it left in its wake does not.
         first["m000"].kill()
         began = time.monotonic()
-        again = joined(held, kits / "m000", tmp_path / "again.log")
+        again = joined(fork_server, kits / "m000", tmp_path / "again.log")
         again.wait_for("is online", 20)
         assert time.monotonic() - began < 15
-        late = joined(held, place.path / "copy0", tmp_path / "late.log", str(place.path / "witness0"))
+        late = joined(fork_server, place.path / "copy0", tmp_path / "late.log", str(place.path / "witness0"))
         late.ended(60)
         assert "this key is refused: in use" in late.said()

@@ -50,18 +50,18 @@ def fill(ballast: Path) -> None:
             return
 
 
-def start(place: FederationFolder, held: ForkServer) -> dict[str, Any]:
-    held.start(["federation", "serve", place.path], place.path / "link.log").wait_for("ready at", 60)
-    joined = {name: join(place, held, name) for name in place.members()}
+def start(place: FederationFolder, fork_server: ForkServer) -> dict[str, Any]:
+    fork_server.start(["federation", "serve", place.path], place.path / "link.log").wait_for("ready at", 60)
+    joined = {name: join(place, fork_server, name) for name in place.members()}
     for child in joined.values():
         child.wait_for("is online", 60)
     return joined
 
 
-def join(place: FederationFolder, held: ForkServer, name: str) -> Any:
+def join(place: FederationFolder, fork_server: ForkServer, name: str) -> Any:
     kit = place.path / "kits" / name
     words = ["federation", "join", kit, "--policy", kit / "policy.toml", "--data", kit / "data.npz"]
-    return held.start(words, place.path / f"{name}.log")
+    return fork_server.start(words, place.path / f"{name}.log")
 
 
 TIMES = {"deadline": 60.0, "patience": 3.0, "gather": 60.0}
@@ -72,8 +72,8 @@ def test_a_member_whose_disk_is_full_stops_and_loses_nothing(tmp_path: Path, par
     run = config(3, 5, quorum=2)
     place = localhost.make(tmp_path / "fed", run, times=TIMES)
     kit, out = place.path / "kits" / "m002", place.runs / "run"
-    with parent.tidy() as held, small_disk(kit, "2m") as ballast:
-        joined = start(place, held)
+    with parent.tidy() as fork_server, small_disk(kit, "2m") as ballast:
+        joined = start(place, fork_server)
 
         def watch(record: Any, left: Any) -> None:
             if record.round == 1:
@@ -82,17 +82,17 @@ def test_a_member_whose_disk_is_full_stops_and_loses_nothing(tmp_path: Path, par
                 assert not joined["m002"].alive()
                 assert "No space left on device" in joined["m002"].said() or "disk is full" in joined["m002"].said()
                 ballast.unlink()
-                join(place, held, "m002").wait_for("online at", 60)
+                join(place, fork_server, "m002").wait_for("online at", 60)
 
         localhost.coordinator(place, CLASSES).run(run, out, progress=watch)
-        told = describe(kit / "ledger.db")
+        described = describe(kit / "ledger.db")
     lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     there = [line["round"] for line in lines if "2" in line["weights"]]
     assert (there[0], there[-1]) == (1, 5)
     assert 2 not in there
-    assert told["chain_ok"]
-    assert sum(told["charges"].values()) >= len(there)
-    assert told["spent"] <= told["policy"]["epsilon"] + 1e-9
+    assert described["chain_ok"]
+    assert sum(described["charges"].values()) >= len(there)
+    assert described["spent"] <= described["policy"]["epsilon"] + 1e-9
 
 
 @pytest.mark.soak
@@ -100,8 +100,8 @@ def test_a_coordinator_whose_disk_is_full_says_so_and_goes_on_later(tmp_path: Pa
     run = config(2, 4)
     place = localhost.make(tmp_path / "fed", run, times=TIMES)
     out = place.runs / "run"
-    with parent.tidy() as held, small_disk(out, "256k") as ballast:
-        start(place, held)
+    with parent.tidy() as fork_server, small_disk(out, "256k") as ballast:
+        start(place, fork_server)
         # Rounds are saved while there is room; the file that fills the disk lies beside the run directory's.
         out_dir = out / "here"
         with pytest.raises(HushError, match=r"No space left on device.*--resume"):
@@ -110,20 +110,20 @@ def test_a_coordinator_whose_disk_is_full_says_so_and_goes_on_later(tmp_path: Pa
         result = localhost.coordinator(place, CLASSES).run(run, out_dir, resume=True)
     assert result.rounds == 4
     for name, card in zip(place.members(), result.guarantees, strict=True):
-        told = describe(place.path / "kits" / name / "ledger.db")
-        assert (told["charges"]["SENT"], sum(told["charges"].values())) == (4, 4)
-        assert told["spent"] == pytest.approx(card.epsilon_spent, rel=1e-9)
+        described = describe(place.path / "kits" / name / "ledger.db")
+        assert (described["charges"]["SENT"], sum(described["charges"].values())) == (4, 4)
+        assert described["spent"] == pytest.approx(card.epsilon_spent, rel=1e-9)
 
 
 def test_a_taken_port_and_a_missing_certificate_are_named_by_serve(tmp_path: Path, parent: ForkServer) -> None:
-    with parent.tidy() as held, socket.create_server(("127.0.0.1", 0)) as busy:
+    with parent.tidy() as fork_server, socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
         place = create(tmp_path / "fed", ["a"], f"127.0.0.1:{port}")
-        child = held.start(["federation", "serve", place.path], tmp_path / "busy.log")
+        child = fork_server.start(["federation", "serve", place.path], tmp_path / "busy.log")
         child.ended(30)
         assert f"127.0.0.1:{port}: cannot listen on this address" in child.said()
         (place.server / "server.key").unlink()
-        child = held.start(["federation", "serve", place.path], tmp_path / "none.log")
+        child = fork_server.start(["federation", "serve", place.path], tmp_path / "none.log")
         child.ended(30)
         assert "server.key: not found; expected a certificate" in child.said()
         assert "Traceback" not in child.said()

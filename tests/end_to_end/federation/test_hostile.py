@@ -58,8 +58,8 @@ class HostileCoordinator:
         return messages.decode(keys.opened(self._public, reply), len(reply))
 
     def begin(self, offer: Config, run: str, code: str | None = None) -> Message:
-        with np.load(self.path / "data.npz") as held:
-            rows = len(held["y"])
+        with np.load(self.path / "data.npz") as archive:
+            rows = len(archive["y"])
         facts = [
             asdict(RosterEntry(name=name, epsilon=2.0, delta=1e-4, relation="add-remove", samples=rows))
             for name in ("m000", "m001", "m002")

@@ -58,14 +58,14 @@ class Scenario:
     """A federation of processes, and what befalls them."""
 
     def __init__(
-        self, path: Path, held: ForkServer, members: int, rounds: int, coordinated: bool = True, text: str = TOML
+        self, path: Path, fork_server: ForkServer, members: int, rounds: int, coordinated: bool = True, text: str = TOML
     ) -> None:
         text = text.replace("{members}", str(members)).replace("{rounds}", str(rounds))
         (path / "run.toml").write_text(text)
         self.config = parse(tomllib.loads(text))
         times = {"deadline": 60.0, "patience": 4.0, "gather": 90.0}
         self.place = localhost.make(path / "fed", self.config, times=times)
-        self.file, self.out, self._server = path / "run.toml", self.place.runs / "run", held
+        self.file, self.out, self._server = path / "run.toml", self.place.runs / "run", fork_server
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self.kills: dict[str, int] = defaultdict(int)
         self.struck: set[str] = set()
@@ -184,9 +184,9 @@ def check_books(place: FederationFolder, out: Path, rounds: int, early: set[str]
     assert set(place.members()) - set(numbers) <= early
     for name in place.members():
         path = place.path / "kits" / name / "ledger.db"
-        told, rows = describe(path), list(export(path))
-        assert told["chain_ok"]
-        assert told["spent"] <= told["policy"]["epsilon"] + 1e-9
+        described, rows = describe(path), list(export(path))
+        assert described["chain_ok"]
+        assert described["spent"] <= described["policy"]["epsilon"] + 1e-9
         charged = [row["round"] for row in rows if row["kind"] == "RESERVED"]
         lost = [row["round"] for row in rows if row["kind"] == "BURNED"]
         live = {number: charged.count(number) - lost.count(number) for number in charged}
@@ -196,7 +196,7 @@ def check_books(place: FederationFolder, out: Path, rounds: int, early: set[str]
         assert seen <= {number for number, charges in live.items() if charges}
         known = {f"{row['seq']}:{row['hash']}" for row in rows}
         assert all(found <= known for (who, _), found in heads.items() if who == name)
-        assert client is None or result["guarantees"][client]["epsilon_spent"] <= told["spent"] + 1e-9
+        assert client is None or result["guarantees"][client]["epsilon_spent"] <= described["spent"] + 1e-9
         burned += len(lost)
     assert all(bool(value.isfinite().all()) for value in load_file(out / "model.safetensors").values())
     answered = [len(line["weights"]) for line in lines]
@@ -210,8 +210,8 @@ def check_books(place: FederationFolder, out: Path, rounds: int, early: set[str]
 def test_members_and_servers_are_killed_and_the_books_agree(
     tmp_path: Path, parent: ForkServer, members: int, rounds: int, server_kills: int, seconds: float
 ) -> None:
-    with parent.tidy() as held:
-        scenario = Scenario(tmp_path, held, members, rounds)
+    with parent.tidy() as fork_server:
+        scenario = Scenario(tmp_path, fork_server, members, rounds)
         began = time.monotonic()
         kill_randomly(scenario, server_kills, 0.3, seconds)
         took = time.monotonic() - began
@@ -224,8 +224,8 @@ def test_members_and_servers_are_killed_and_the_books_agree(
 
 def test_a_superlink_that_dies_for_good_is_named_and_nothing_is_lost(tmp_path: Path, parent: ForkServer) -> None:
     """The error says how to go on; what was charged is not charged again."""
-    with parent.tidy() as held:
-        scenario = Scenario(tmp_path, held, 2, 3, coordinated=False)
+    with parent.tidy() as fork_server:
+        scenario = Scenario(tmp_path, fork_server, 2, 3, coordinated=False)
         hub = CoordinatorClient(
             scenario.place.settings.address, scenario.place.ca(), scenario.place.secret(), patience=1.0
         )
@@ -237,17 +237,17 @@ def test_a_superlink_that_dies_for_good_is_named_and_nothing_is_lost(tmp_path: P
         result = localhost.coordinator(scenario.place, CLASSES).run(scenario.config, scenario.out, resume=True)
     assert result.rounds == 3
     for name, card in zip(scenario.place.members(), result.guarantees, strict=True):
-        told = describe(scenario.place.path / "kits" / name / "ledger.db")
-        assert (told["charges"]["SENT"], sum(told["charges"].values())) == (3, 3)
-        assert told["spent"] == pytest.approx(card.epsilon_spent, rel=1e-9)
+        described = describe(scenario.place.path / "kits" / name / "ledger.db")
+        assert (described["charges"]["SENT"], sum(described["charges"].values())) == (3, 3)
+        assert described["spent"] == pytest.approx(card.epsilon_spent, rel=1e-9)
 
 
 def test_a_budget_that_ends_in_the_middle(tmp_path: Path, parent: ForkServer) -> None:
     """Equal noise for all: who has a small budget leaves, the run goes on, and a restart does not let it back in."""
     rule = '[recipe]\nname = "robust-hdp"\nprotect = { rule = "dp-sgd", spread = "equal-noise" }'
-    with parent.tidy() as held:
+    with parent.tidy() as fork_server:
         text = TOML.replace('[recipe]\nname = "dp-fedavg"', rule).replace("budgets = 4.0", "budgets = [3.6, 4.0, 4.0]")
-        scenario = Scenario(tmp_path, held, 3, 6, coordinated=False, text=text)
+        scenario = Scenario(tmp_path, fork_server, 3, 6, coordinated=False, text=text)
         gone: list[int] = []
 
         def watch(record: Any, left: Any) -> None:
@@ -262,15 +262,15 @@ def test_a_budget_that_ends_in_the_middle(tmp_path: Path, parent: ForkServer) ->
     assert result.rounds == 6
     assert 1 < gone[0] < 6
     assert all(("0" in line["weights"]) == (line["round"] < gone[0]) for line in lines)
-    told = describe(scenario.place.path / "kits" / "m000" / "ledger.db")
-    assert sum(told["charges"].values()) == sum(0 in line["charged"] for line in lines) == gone[0] - 1
-    assert told["spent"] == pytest.approx(result.guarantees[0].epsilon_spent, rel=1e-6)
+    described = describe(scenario.place.path / "kits" / "m000" / "ledger.db")
+    assert sum(described["charges"].values()) == sum(0 in line["charged"] for line in lines) == gone[0] - 1
+    assert described["spent"] == pytest.approx(result.guarantees[0].epsilon_spent, rel=1e-6)
     assert lines[gone[0] - 1]["refused"]["0"] == MEANING[RefusalCode.BUDGET]
 
 
 def test_a_member_that_is_revoked_in_the_middle_is_out_and_the_run_goes_on(tmp_path: Path, parent: ForkServer) -> None:
-    with parent.tidy() as held:
-        scenario = Scenario(tmp_path, held, 3, 4, coordinated=False)
+    with parent.tidy() as fork_server:
+        scenario = Scenario(tmp_path, fork_server, 3, 4, coordinated=False)
 
         def revoke(record: Any, left: Any) -> None:
             if record.round == 1:
@@ -285,6 +285,6 @@ def test_a_member_that_is_revoked_in_the_middle_is_out_and_the_run_goes_on(tmp_p
     assert sorted(lines[0]["weights"]) == ["0", "1", "2"]
     assert [sorted(line["weights"]) for line in lines[1:]] == [["0", "1"]] * 3
     assert all(line["refused"].get("2") == "revoked" for line in lines[1:2])
-    told = describe(scenario.place.path / "kits" / "m002" / "ledger.db")
-    assert sum(told["charges"].values()) == 1
-    assert told["spent"] == pytest.approx(result.guarantees[2].epsilon_spent, rel=1e-6)
+    described = describe(scenario.place.path / "kits" / "m002" / "ledger.db")
+    assert sum(described["charges"].values()) == 1
+    assert described["spent"] == pytest.approx(result.guarantees[2].epsilon_spent, rel=1e-6)

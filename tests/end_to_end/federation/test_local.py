@@ -68,11 +68,11 @@ def run(recipe: str, path: Path) -> list[int]:
     result = json.loads((path / "fed" / "runs" / "run" / "result.json").read_text())
     sent = []
     for number, card in enumerate(result["guarantees"]):
-        told = describe(path / "fed" / "kits" / f"m{number:03d}" / "ledger.db")
-        assert told["chain_ok"]
-        sent.append(told["charges"]["SENT"])
-        assert told["spent"] == pytest.approx(card["epsilon_spent"], rel=1e-6)
-        assert told["spent"] <= card["epsilon_budget"] + 1e-9
+        described = describe(path / "fed" / "kits" / f"m{number:03d}" / "ledger.db")
+        assert described["chain_ok"]
+        sent.append(described["charges"]["SENT"])
+        assert described["spent"] == pytest.approx(card["epsilon_spent"], rel=1e-6)
+        assert described["spent"] <= card["epsilon_budget"] + 1e-9
     page = path / "fed" / "runs" / "run" / "report.html"
     page.unlink()
     with warnings.catch_warnings():

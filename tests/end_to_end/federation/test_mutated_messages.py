@@ -204,20 +204,24 @@ def _words(good: Message, drawn: np.random.Generator) -> Message:
 
 @contextlib.contextmanager
 def under_attack(
-    path: Path, held: ForkServer, liars: int, rounds: int, model: str
+    path: Path, fork_server: ForkServer, liars: int, rounds: int, model: str
 ) -> Iterator[tuple[FederationFolder, Child, Child]]:
     text = TOML.format(members=liars + 2, rounds=rounds, model=model)
     (path / "run.toml").write_text(text)
     # Fifty members on two processors take their time while they are honest.
     times = {"deadline": 120.0, "patience": 3.0 if liars < 10 else 10.0, "gather": 60.0}
     place = localhost.make(path / "fed", parse(tomllib.loads(text)), times=times)
-    link = held.start(["federation", "serve", place.path], place.server / "superlink.log")
+    link = fork_server.start(["federation", "serve", place.path], place.server / "superlink.log")
     link.wait_for("ready at", 60)
     for name in list(place.members())[:2]:
         kit = place.path / "kits" / name
-        held.start(["federation", "join", kit, "--data", kit / "data.npz"], kit / "log").wait_for("is online", 60)
+        fork_server.start(["federation", "join", kit, "--data", kit / "data.npz"], kit / "log").wait_for(
+            "is online", 60
+        )
     words = ["federation", "run", place.path, path / "run.toml", "--test", place.path / "test.npz"]
-    coordinator = held.start([*words, "--out", place.runs / "run", "--classes", CLASSES], place.server / "run.log")
+    coordinator = fork_server.start(
+        [*words, "--out", place.runs / "run", "--classes", CLASSES], place.server / "run.log"
+    )
     yield place, link, coordinator
 
 
@@ -232,7 +236,10 @@ def test_mutants_from_members_cost_their_round_and_nothing_else(
     """`books`: megabytes for what a run writes down, two hundred rounds of fifty members in the longest."""
     # A few more, for those who come too late.
     rounds = HONEST_ROUNDS + math.ceil(1.03 * mutants / liars)
-    with parent.tidy() as held, under_attack(tmp_path, held, liars, rounds, model) as (place, link, coordinator):
+    with (
+        parent.tidy() as fork_server,
+        under_attack(tmp_path, fork_server, liars, rounds, model) as (place, link, coordinator),
+    ):
         bell = Bell(liars)
         lying = [Liar(place, name, number, bell) for number, name in enumerate(list(place.members())[2:])]
         try:

@@ -45,7 +45,7 @@ def test_who_gives_no_update_is_named_with_the_reason_in_the_same_round(
 
     with live.members(m001=long) as members:
 
-        def told(record: Any, left: Mapping[str, str]) -> None:
+        def note_round(record: Any, left: Mapping[str, str]) -> None:
             line(record, left)
             page.refresh()
             parts = dict(page.fragments())
@@ -56,7 +56,9 @@ def test_who_gives_no_update_is_named_with_the_reason_in_the_same_round(
             if record.round == 3:
                 close(members["m000"].node)
 
-        live.coordinator().run(config(rounds=4, quorum=1, recipe={"name": "dp-fedavg"}), live.out(), progress=told)
+        live.coordinator().run(
+            config(rounds=4, quorum=1, recipe={"name": "dp-fedavg"}), live.out(), progress=note_round
+        )
     wanted = {
         1: {},
         2: {"m001": "norm exceeds"},

@@ -59,9 +59,9 @@ class Wire:
 
     def dropped(self) -> int:
         """How many packets were lost on the way out, at either end."""
-        told = run("tc", "-s", "qdisc", "show", "dev", self.near).stdout
-        told += run("tc", "-n", self.namespace, "-s", "qdisc", "show", "dev", self.far).stdout
-        return sum(int(part.split(",")[0]) for part in told.split("dropped ")[1:])
+        printed = run("tc", "-s", "qdisc", "show", "dev", self.near).stdout
+        printed += run("tc", "-n", self.namespace, "-s", "qdisc", "show", "dev", self.far).stdout
+        return sum(int(part.split(",")[0]) for part in printed.split("dropped ")[1:])
 
 
 @pytest.fixture
@@ -89,15 +89,15 @@ def link() -> Iterator[Wire]:
         run("ip", "netns", "del", made.namespace)
 
 
-def started(path: Path, held: ForkServer, wire: Wire, run_: Any, patience: float = 3.0) -> FederationFolder:
+def started(path: Path, fork_server: ForkServer, wire: Wire, run_: Any, patience: float = 3.0) -> FederationFolder:
     """A SuperLink and two members here, and a third at the other end of the wire."""
     place = localhost.make(path / "fed", run_, times={**TIMES, "patience": patience}, host=wire.host)
-    held.start(["federation", "serve", place.path], place.server / "superlink.log").wait_for("ready at", 60)
+    fork_server.start(["federation", "serve", place.path], place.server / "superlink.log").wait_for("ready at", 60)
     children = []
     for name, namespace in zip(place.members(), ("", "", wire.namespace), strict=True):
         kit = place.path / "kits" / name
         words = ["federation", "join", kit, "--data", kit / "data.npz"]
-        children.append(held.start(words, kit / "log", namespace=namespace))
+        children.append(fork_server.start(words, kit / "log", namespace=namespace))
     for child in children:
         child.wait_for("is online", 60)
     return place
@@ -110,8 +110,8 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 def test_a_wire_that_is_cut_in_a_round_and_mended(tmp_path: Path, parent: ForkServer, link: Wire) -> None:
     """The member is cut off while it trains; the round closes on its quorum; mended, the member is back."""
     work = {"batch_size": 64, "lr": 0.1, "steps": 600}
-    with parent.tidy() as held:
-        place = started(tmp_path, held, link, run_ := config(3, 5, quorum=2, local=work))
+    with parent.tidy() as fork_server:
+        place = started(tmp_path, fork_server, link, run_ := config(3, 5, quorum=2, local=work))
         kit, out = place.path / "kits" / "m002", place.runs / "run"
 
         def noted(*events: str) -> bool:
@@ -141,15 +141,15 @@ def test_a_wire_that_is_cut_in_a_round_and_mended(tmp_path: Path, parent: ForkSe
     assert charged == sorted(set(charged))
     assert set(there) <= set(charged)
     assert 2 in charged
-    told = describe(kit / "ledger.db")
-    assert told["chain_ok"]
-    assert told["spent"] <= told["policy"]["epsilon"] + 1e-9
+    described = describe(kit / "ledger.db")
+    assert described["chain_ok"]
+    assert described["spent"] <= described["policy"]["epsilon"] + 1e-9
 
 
 @pytest.mark.soak
 def test_a_slow_wire_that_loses_packets(tmp_path: Path, parent: ForkServer, link: Wire) -> None:
-    with parent.tidy() as held:
-        place = started(tmp_path, held, link, run_ := config(3, 3), 60.0)
+    with parent.tidy() as fork_server:
+        place = started(tmp_path, fork_server, link, run_ := config(3, 3), 60.0)
         how = link.narrow()
         if not how:
             pytest.skip("this kernel can neither delay packets (netem) nor narrow a wire (tbf)")

@@ -34,10 +34,10 @@ def table(path: Path, rows: int, seed: int) -> None:
 
 
 def test_a_federation_from_init_to_report(tmp_path: Path, parent: ForkServer) -> None:
-    with parent.tidy() as held:
+    with parent.tidy() as fork_server:
 
         def hush(*words: object) -> Child:
-            return held.start(words, tmp_path / f"{len(held.children)}.log")
+            return fork_server.start(words, tmp_path / f"{len(fork_server.children)}.log")
 
         def done(*words: object) -> str:
             child = hush(*words)
@@ -69,9 +69,9 @@ def test_a_federation_from_init_to_report(tmp_path: Path, parent: ForkServer) ->
         (tmp_path / "run.toml").write_text(RUN)
         said = done("federation", "run", study, tmp_path / "run.toml", "--label", "outcome")
         assert "round 2: updates from north, south, west; remaining budget north " in said
-        told = json.loads(done("federation", "status", study, "--json"))
-        assert set(told["members"].values()) == {"online"}
-        assert told["runs"] == [{"run": "run", "state": "finished", "round": 2, "rounds": 2}]
+        status = json.loads(done("federation", "status", study, "--json"))
+        assert set(status["members"].values()) == {"online"}
+        assert status["runs"] == [{"run": "run", "state": "finished", "round": 2, "rounds": 2}]
         result = json.loads((study / "runs" / "run" / "result.json").read_text())
         assert {card["noise"] for card in result["guarantees"]} == {"secure"}, "the config left it open"
         done("report", study / "runs" / "run")

@@ -63,8 +63,8 @@ def killings(path: Path, retries: int, kills: int, seed: int = 0) -> list[str]:
         node = kit.member(path)
         answers.append(kit.Coordinator(node).task(number).kind)
         node.ledger.close()
-    told = describe(path / "ledger.db")
-    assert told["spent"] <= told["policy"]["epsilon"] + 1e-9
+    described = describe(path / "ledger.db")
+    assert described["spent"] <= described["policy"]["epsilon"] + 1e-9
     assert sum(row["kind"] == "BURNED" for row in export(path / "ledger.db")) == kills
     (note,) = [note for note in audit_log.read(path / "audit.jsonl") if note["event"] == "began"]
     assert note["retries"] == retries

@@ -36,15 +36,15 @@ RAW = {
 
 def memory(pid: int) -> Iterator[bytes]:
     """All that a process has written to its memory, region by region, also what it has freed."""
-    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as held:
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory_file:
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
             place, rights, _, _, file, *_ = line.split()
             if not rights.startswith("rw") or file != "0":
                 continue
             first, end = (int(each, 16) for each in place.split("-"))
             try:
-                held.seek(first)
-                yield held.read(end - first)
+                memory_file.seek(first)
+                yield memory_file.read(end - first)
             except (OSError, ValueError, OverflowError):
                 continue
 

@@ -68,35 +68,35 @@ def test_the_doctor_names_what_is_broken_at_a_member(live: LiveFederation, tmp_p
     shutil.copytree(live.place.path / "kits" / "m002", kit)
 
     def broken(change: Any, check: str, words: str, *, offline: bool = True) -> None:
-        held = tmp_path / "broken"
-        shutil.rmtree(held, ignore_errors=True)
-        shutil.copytree(kit, held)
-        change(held)
-        found = list(of_member.examine(held, data=held / "data.npz", offline=offline))
+        copy = tmp_path / "broken"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(kit, copy)
+        change(copy)
+        found = list(of_member.examine(copy, data=copy / "data.npz", offline=offline))
         errors = [each for each in found if each.level == "error" and each.check == check]
         assert errors and words in errors[0].line, lines(found)
         assert errors[0].remedy
 
-    def stranger(held: Path) -> None:
-        (held / "key.pem").unlink()
-        keys.write_secret(held / "key.pem", keys.private_pem(keys.new_key()))
+    def stranger(copy: Path) -> None:
+        (copy / "key.pem").unlink()
+        keys.write_secret(copy / "key.pem", keys.private_pem(keys.new_key()))
 
-    def other_ca(held: Path) -> None:
-        (held / "ca").mkdir()
-        keys.make_authority(held / "ca", "other", 10)
-        shutil.copy(held / "ca" / "ca.crt", held / "ca.crt")
+    def other_ca(copy: Path) -> None:
+        (copy / "ca").mkdir()
+        keys.make_authority(copy / "ca", "other", 10)
+        shutil.copy(copy / "ca" / "ca.crt", copy / "ca.crt")
 
-    broken(lambda held: (held / "kit.toml").write_text("x"), "kit", "not valid TOML")
-    broken(lambda held: (held / "policy.toml").write_text("[budget]"), "policy", "policy.toml")
-    broken(lambda held: (held / "key.pem").chmod(0o644), "permissions", "chmod 600")
-    broken(lambda held: (held / "data.npz").write_bytes(b"x"), "data", "data.npz")
-    broken(lambda held: (held / "ledger.db").write_bytes(b"x" * 5000), "ledger", "ledger.db")
-    broken(lambda held: (held / "ledger.db").unlink(), "ledger", "lost or deleted")
-    broken(lambda held: (held / "ca.crt").write_text("x"), "certificate", "not a certificate")
+    broken(lambda copy: (copy / "kit.toml").write_text("x"), "kit", "not valid TOML")
+    broken(lambda copy: (copy / "policy.toml").write_text("[budget]"), "policy", "policy.toml")
+    broken(lambda copy: (copy / "key.pem").chmod(0o644), "permissions", "chmod 600")
+    broken(lambda copy: (copy / "data.npz").write_bytes(b"x"), "data", "data.npz")
+    broken(lambda copy: (copy / "ledger.db").write_bytes(b"x" * 5000), "ledger", "ledger.db")
+    broken(lambda copy: (copy / "ledger.db").unlink(), "ledger", "lost or deleted")
+    broken(lambda copy: (copy / "ca.crt").write_text("x"), "certificate", "not a certificate")
     broken(stranger, "key", "this key is not listed", offline=False)
     broken(other_ca, "certificate", "not the CA that signed it", offline=False)
     broken(
-        lambda held: (held / "kit.toml").write_text('member = "m002"\naddress = "127.0.0.1:9"\n'),
+        lambda copy: (copy / "kit.toml").write_text('member = "m002"\naddress = "127.0.0.1:9"\n'),
         "connection", "nobody answers", offline=False,
     )  # fmt: skip
 
@@ -196,13 +196,13 @@ def test_queued_runs_go_one_after_the_other(live: LiveFederation, tmp_path: Path
     (tmp_path / "queued.toml").write_text(TOML)
     place = live.place.path
     words = ["federation", "run", place, tmp_path / "queued.toml", "--test", place / "test.npz", "--classes", CLASSES]
-    with live.members(), parent.tidy() as held:
-        first = held.start([*words, "--queue", "--set", "rounds=2"], tmp_path / "a.log")
+    with live.members(), parent.tidy() as fork_server:
+        first = fork_server.start([*words, "--queue", "--set", "rounds=2"], tmp_path / "a.log")
         assert first.status() == 0, first.said()
-        second = held.start([*words, "--queue"], tmp_path / "b.log")
+        second = fork_server.start([*words, "--queue"], tmp_path / "b.log")
         assert second.status() == 0, second.said()
         assert "run queued-2 has number 2 in the queue, 1 before it" in second.said()
-        worker = held.start(["federation", "work", place, "--until-empty"], tmp_path / "work.log")
+        worker = fork_server.start(["federation", "work", place, "--until-empty"], tmp_path / "work.log")
         assert worker.status(240) == 0, worker.said()
     said = worker.said()
     assert (

@@ -279,10 +279,10 @@ def test_the_images_are_built_and_say_that_they_are_well() -> None:
             ".",
         ]
         subprocess.run([*words, "."], cwd=ROOT, check=True)
-    told = subprocess.run(
+    printed = subprocess.run(
         ["docker", "run", "--rm", "hush-coordinator:test", "code"], capture_output=True, text=True, check=True
     )
-    assert re.fullmatch(r"[0-9a-f]{64}\n", told.stdout)
+    assert re.fullmatch(r"[0-9a-f]{64}\n", printed.stdout)
     user = subprocess.run(
         ["docker", "run", "--rm", "--entrypoint", "id", "hush-member:test", "-u"], capture_output=True, text=True
     )

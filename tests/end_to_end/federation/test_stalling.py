@@ -1,4 +1,4 @@
-"""Members that are online and never answer: rounds go on, the member is evicted, and both sides are told."""
+"""Members that are online and never answer: rounds go on, the member is evicted, and both sides are notified."""
 
 from __future__ import annotations
 
@@ -54,20 +54,20 @@ def test_a_round_waits_in_units_of_what_the_others_took() -> None:
     assert [exchange.waits(10.0, 5.0, failures) for failures in (1, 2, 3)] == [20.0, 10.0, 5.0]
 
 
-def test_a_member_that_stalls_is_evicted_and_told(live: LiveFederation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_that_stalls_is_evicted_and_notified(live: LiveFederation, monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline and the patience of these settings are 30 seconds: six rounds would take three minutes."""
     monkeypatch.setattr(exchange, "_FAILING", 4.0)
     stall, gone = Stall(), list[int]()
     trail = live.place.path / "kits" / "m002" / "audit.jsonl"
 
-    def told() -> bool:
+    def both_notified() -> bool:
         return any(note["event"] == "evicted" for note in audit_log.read(trail))
 
     def watch(record: Any, left: Any) -> None:
         if "evicted" in record.refused.get(2, "") and not gone:
             gone.append(record.round)
             stall.free.set()
-            assert until(told, 60)
+            assert until(both_notified, 60)
 
     result, took = timed(live, 6, {"m002": stall}, watch)
     assert took < 90, "5 + 2.5 + 1.25 + ... seconds and what the rounds take, not 30 seconds for each of them"

@@ -44,24 +44,24 @@ name = "dp-fedavg"
 class Pair:
     """A federation whose coordinator runs two configs at the same time."""
 
-    def __init__(self, path: Path, held: ForkServer) -> None:
+    def __init__(self, path: Path, fork_server: ForkServer) -> None:
         (path / "run.toml").write_text(TOML)
-        self.file, self._held = path / "run.toml", held
+        self.file, self._fork_server = path / "run.toml", fork_server
         self.place = localhost.make(
             path / "fed", parse(tomllib.loads(TOML)), times={"deadline": 60.0, "patience": 20.0}
         )
         for policy in self.place.path.glob("kits/*/policy.toml"):
             policy.write_text(policy.read_text().replace("# lifetime = 1.0", "lifetime = 1000.0"))
-        held.start(["federation", "serve", self.place.path], path / "serve.log").wait_for("ready at", 120)
+        fork_server.start(["federation", "serve", self.place.path], path / "serve.log").wait_for("ready at", 120)
         for name in self.place.members():
             kit = self.place.path / "kits" / name
             words = ["federation", "join", kit, "--data", kit / "data.npz"]
-            held.start(words, path / f"{name}.log").wait_for("is online", 120)
+            fork_server.start(words, path / f"{name}.log").wait_for("is online", 120)
 
     def start(self, name: str, hidden: int) -> Child:
         words = ["federation", "run", self.place.path, self.file, "--test", self.place.path / "test.npz"]
         words += ["--out", self.place.runs / name, "--classes", CLASSES, "--set", f"model.hidden={hidden}"]
-        return self._held.start(words, self.place.path / f"{name}.log")
+        return self._fork_server.start(words, self.place.path / f"{name}.log")
 
     def check(self, runs: int) -> None:
         """Every round of every run had an answer from all, and every charge was sent."""
@@ -94,8 +94,8 @@ def test_an_older_head_replaces_no_newer_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pairs", [1, pytest.param(50, marks=pytest.mark.soak)])
 def test_two_runs_of_different_sizes_end_and_lose_nothing(tmp_path: Path, parent: ForkServer, pairs: int) -> None:
     drawn = rng(1, "pairs")
-    with parent.tidy() as held:
-        pair = Pair(tmp_path, held)
+    with parent.tidy() as fork_server:
+        pair = Pair(tmp_path, fork_server)
         for number in range(pairs):
             sizes = (3000, 8) if number == 0 else tuple(int(size) for size in 2 ** drawn.uniform(3, 12, size=2))
             both = [pair.start(f"run{number}-{at}", size) for at, size in enumerate(sizes)]

@@ -1,4 +1,4 @@
-"""Tracing: the graph is PyTorch's own, whichever composite operations its exporter is told of."""
+"""Tracing: the graph is PyTorch's own, whichever composite operations its exporter knows."""
 
 from __future__ import annotations
 

@@ -196,9 +196,9 @@ def test_whoever_changes_rows_all_the_same_is_found_out(path: Path, statements: 
     assert re.search(match, refused(path))
     with pytest.raises(BrokenLedgerError, match=match):
         statement.verify(path)
-    told = statement.describe(path)
-    assert told["chain_ok"] is False
-    assert set(told) == {"path", "chain_ok", "fault"}
+    described = statement.describe(path)
+    assert described["chain_ok"] is False
+    assert set(described) == {"path", "chain_ok", "fault"}
 
 
 def test_a_rewritten_chain_is_found_out_by_its_anchor(path: Path, tmp_path: Path) -> None:

@@ -312,8 +312,8 @@ def test_a_second_run_goes_on_from_what_is_spent(tmp_path: Path) -> None:
             for number in range(1, 6):
                 ledger.reserve([half.cost()], "third", number)
         assert ledger.spent() <= 1.0
-    told = statement.describe(tmp_path / "l")
-    assert told["runs"][:2] == [{"run": name, "rounds": 5, "charges": 5} for name in ("first", "second")]
+    described = statement.describe(tmp_path / "l")
+    assert described["runs"][:2] == [{"run": name, "rounds": 5, "charges": 5} for name in ("first", "second")]
 
 
 def test_a_run_is_taken_up_again(tmp_path: Path) -> None:
@@ -359,9 +359,9 @@ def test_statement(tmp_path: Path) -> None:
         # While it is open, too.
         assert statement.verify(path) == 4
         head, spent = ledger.head, ledger.spent()
-    told = statement.describe(path)
-    json.dumps(told, allow_nan=False)
-    assert told == {
+    described = statement.describe(path)
+    json.dumps(described, allow_nan=False)
+    assert described == {
         "path": str(path),
         "chain_ok": True,
         "client": "hospital <b>",
@@ -396,12 +396,12 @@ def test_a_book_refuses_rows_that_break_the_rules() -> None:
     good = [tuple(row) for row in source._db.execute("SELECT * FROM rows")]
 
     def replay(rows: list[tuple[Any, ...]], *more: Any) -> Book:
-        held = Book()
+        replayed = Book()
         for row in rows:
-            held.replay(row)
+            replayed.replay(row)
         if more:
-            held.replay(book.make_row(held.rows + 1, 0, "", *more, held.hash))  # type: ignore[call-arg]
-        return held
+            replayed.replay(book.make_row(replayed.rows + 1, 0, "", *more, replayed.hash))  # type: ignore[call-arg]
+        return replayed
 
     assert replay(good, SENT, "", 1, 1, "").rows == 4
     detail = good[1][7]

@@ -1,4 +1,4 @@
-"""Clusters by the means that clients told at enrolment: models, state, and what becomes of them without means."""
+"""Clusters by the means that clients released at enrolment: models, state, and what becomes of them without means."""
 
 from __future__ import annotations
 

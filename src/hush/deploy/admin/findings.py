@@ -26,7 +26,7 @@ from hush.types import HushError
 Level = Literal["ok", "warning", "error"]
 SOON = 30.0  # days before it ends from which a certificate is warned of
 _LEAST, _SCARCE = 1 << 28, 1 << 31  # bytes free on a disk: too few, and few
-_BEHIND, _AHEAD, _NOTABLE = 300.0, 5.0, 2.0  # seconds: what Flower accepts of a member's clock, and what is told
+_BEHIND, _AHEAD, _NOTABLE = 300.0, 5.0, 2.0  # seconds: what Flower accepts of a member's clock, and what is reported
 _TIMEOUT = 10.0
 _PYTHON = ((3, 11), (3, 14))
 
@@ -70,14 +70,14 @@ def private(paths: Iterable[Path]) -> list[Finding]:
     found = []
     for path in paths:
         with suppress(FileNotFoundError):
-            held = path.stat()
-            mode = stat.S_IMODE(held.st_mode)
+            status = path.stat()
+            mode = stat.S_IMODE(status.st_mode)
             wanted = "700" if path.is_dir() else "600"
             if mode & 0o077:
                 words = f"{path}: accessible to other users (mode {mode:04o})"
                 found.append(Finding("error", "permissions", words, f"chmod {wanted} {path}"))
-            elif held.st_uid != os.geteuid():
-                words = f"{path}: owned by user {held.st_uid}, and this is user {os.geteuid()}"
+            elif status.st_uid != os.geteuid():
+                words = f"{path}: owned by user {status.st_uid}, and this is user {os.geteuid()}"
                 found.append(Finding("error", "permissions", words, "run hush as the owner of the files"))
     return found or [Finding("ok", "permissions", "keys and secrets are those of this user alone")]
 

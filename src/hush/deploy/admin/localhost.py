@@ -56,9 +56,9 @@ def make(
 def _hand_out(path: Path, federation: Federation, names: Sequence[str]) -> None:
     x, y = federation.data.arrays(1)
     tests = []
-    for (first, held, end), name in zip(federation.data.bounds(), names, strict=True):
-        np.savez(path / "kits" / name / "data.npz", x=x[first:held], y=y[first:held])
-        tests.append(np.arange(held, end))
+    for (first, split, end), name in zip(federation.data.bounds(), names, strict=True):
+        np.savez(path / "kits" / name / "data.npz", x=x[first:split], y=y[first:split])
+        tests.append(np.arange(split, end))
     rows = np.concatenate(tests)
     np.savez(path / "test.npz", x=x[rows], y=y[rows])
 
@@ -88,8 +88,8 @@ def coordinator(place: FederationFolder, classes: int, hub: Hub | None = None) -
     from hush.deploy.transport import flower
 
     hub = hub or flower.CoordinatorClient(place.settings.address, place.ca(), place.secret(), turn=place.turn)
-    with np.load(place.path / "test.npz", allow_pickle=False) as held:
-        test = from_arrays(held["x"], held["y"], "public test set", classes)
+    with np.load(place.path / "test.npz", allow_pickle=False) as archive:
+        test = from_arrays(archive["x"], archive["y"], "public test set", classes)
     return Coordinator(place, hub, test)
 
 
@@ -129,20 +129,20 @@ def try_files(
         say: Called with what happens before the first round.
     """
     declared = None if schema is None else read_schema(schema)
-    held = {name: datasets.load(file, label=label, declared=declared) for name, file in files.items()}
-    classes = max(rows.classes for rows in held.values())
+    loaded = {name: datasets.load(file, label=label, declared=declared) for name, file in files.items()}
+    classes = max(rows.classes for rows in loaded.values())
     place = places.create(path, list(files), f"127.0.0.1:{free_port()}")
     evaluates = 0.1 if config.evaluation.share else 0.0
     words = template(
         epsilon, 1e-5, config.privacy.relation, [recipes.parse(config.recipe, config.mode)[0]], auto_approve=True,
         uncovered=True, seeded=config.privacy.noise == "seeded", max_cpu=1.0, label=label, held_out=evaluates,
     )  # fmt: skip
-    for number, (name, rows) in enumerate(held.items()):
+    for number, (name, rows) in enumerate(loaded.items()):
         kit = path / "kits" / name
         (kit / "policy.toml").write_text(words)
         made = synthetic_rows(rows.schema or Schema(shape=rows.x.shape[1:]), len(rows.y), classes, number)
         write_rows(kit / "data", made)
-    first = next(iter(held.values()))
+    first = next(iter(loaded.values()))
     shared = first.schema or Schema(shape=first.x.shape[1:])
     if schema is not None:
         for folder in (path, *(path / "kits" / name for name in files)):

@@ -66,13 +66,13 @@ class Agreement:
 
 
 def agreed(
-    run: str, facts: Sequence[RosterEntry], config: Config, told: State | None = None, auto_rate: bool = False
+    run: str, facts: Sequence[RosterEntry], config: Config, enrolment: State | None = None, auto_rate: bool = False
 ) -> Agreement:
     """Return the agreement of these members; the config gets their number as the number of clients.
 
-    `told` is what follows from the members' means (`hush.engines.enrolment.combined`).
+    `enrolment` is what follows from the members' means (`hush.engines.enrolment.combined`).
     """
-    data, found = config.data.model_copy(update={"clients": len(facts)}), told or {}
+    data, found = config.data.model_copy(update={"clients": len(facts)}), enrolment or {}
     return Agreement(
         run=run,
         facts=tuple(facts),
@@ -89,12 +89,12 @@ def kept(out: Path, config: Config) -> Agreement:
     auto_rate, kept_centre = bool(raw.get("auto_rate")), raw.get("centre")
     if auto_rate and config.local.lr == "auto":
         config = with_rate(config, float(raw["config"]["local"]["lr"]))
-    told: dict[str, Tensor] = {}
+    enrolment: dict[str, Tensor] = {}
     if kept_centre is not None:
-        told["input_mean"] = torch.tensor(kept_centre, dtype=torch.float32)
+        enrolment["input_mean"] = torch.tensor(kept_centre, dtype=torch.float32)
     if raw.get("clusters"):
-        told[CLUSTERS] = torch.tensor(raw["clusters"])
-    found = agreed(str(raw["run"]), [RosterEntry(**fact) for fact in raw["facts"]], config, told, auto_rate)
+        enrolment[CLUSTERS] = torch.tensor(raw["clusters"])
+    found = agreed(str(raw["run"]), [RosterEntry(**fact) for fact in raw["facts"]], config, enrolment, auto_rate)
     # Not by the hash of the config alone: it differs between versions if one of them has more keys.
     stored = parse(raw["config"]).model_dump()
     same = read_json(out / MANIFEST).get("config_hash") == config_hash(found.config)

@@ -24,8 +24,8 @@ _MOST_GROUPS = 1 << 16
 
 def facts_of(message: Message, name: str, run: str) -> tuple[RosterEntry, str]:
     """Return a member's declaration and the head of its ledger, or raise a `HushError`."""
-    told_run, told_name, head, *rest = messages.want(message, "run", "name", "head", *_FIELDS)
-    if (told_run, told_name) != (run, name) or not isinstance(head, str) or len(head) > 200:
+    answered_run, answered_name, head, *rest = messages.want(message, "run", "name", "head", *_FIELDS)
+    if (answered_run, answered_name) != (run, name) or not isinstance(head, str) or len(head) > 200:
         raise HushError("enrolment answer: for another run or member")
     found = dict(zip(_FIELDS, rest, strict=True))
     for key, good in {

@@ -220,9 +220,9 @@ def _pause(failures: int) -> float:
 @contextlib.contextmanager
 def _turn(place: FederationFolder) -> Iterator[Entry | None]:
     """The entry whose turn it is, locked, if fewer runs than `at_once` are going on."""
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as locks:
         for number in range(1, int(place.settings.at_once) + 1):
-            if held.enter_context(_locked(_folder(place) / f"slot-{number}.lock", wait=False)):
+            if locks.enter_context(_locked(_folder(place) / f"slot-{number}.lock", wait=False)):
                 break
         else:
             yield None
@@ -230,7 +230,7 @@ def _turn(place: FederationFolder) -> Iterator[Entry | None]:
         waiting = [each for each in listed(place) if each.state in _OPEN]
         # What was under way goes on before anything begins.
         for each in sorted(waiting, key=lambda each: (_OPEN.index(each.state), each.number)):
-            if held.enter_context(_locked(each.folder / "busy.lock", wait=False)):
+            if locks.enter_context(_locked(each.folder / "busy.lock", wait=False)):
                 now = _read(each.folder)
                 if now.state in _OPEN:
                     yield now

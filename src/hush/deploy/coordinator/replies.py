@@ -113,7 +113,7 @@ def update_of(
     `digest` is that of the task as it was sent, `attempt` the one of secure aggregation, `halves` whether updates are
     sent as 16-bit numbers.
     """
-    told_run, number, client, serial, head, asked, choice, *more = messages.want(
+    answered_run, number, client, serial, head, asked, choice, *more = messages.want(
         message, "run", "round", "client", "serial", "head", "asked", "choice",
         *(() if attempt is None else ("attempt",)), *(("exponent",) if halves else ()),
     )  # fmt: skip
@@ -123,7 +123,7 @@ def update_of(
         raise HushError("its fields do not have the requested types")
     if choice is not None and type(choice) is not int:
         raise HushError("its choice is not an integer")
-    if (told_run, client) != (run, name):
+    if (answered_run, client) != (run, name):
         raise HushError("it answers another run or member")
     if number == task.round and asked != digest:
         raise HushError("it answers another task of this round")

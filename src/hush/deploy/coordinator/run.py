@@ -124,16 +124,16 @@ class Coordinator:
     def _run(self, config: Config, out: Path, resume: bool, command: str, progress: Progress | None) -> RunResult:
         began, config = time.perf_counter(), complete(config, self.test.schema)
         config = with_fingerprint(config, tuple(self.test.x.shape[1:]))
-        held = resume and (out / AGREEMENT).exists()
+        resumes = resume and (out / AGREEMENT).exists()
         if not resume and out.exists() and any(out.iterdir()):
             # Checked before any member is asked, because enrolment may consume budget.
             raise HushError(f"{out}: not empty; choose another directory, or use --resume to resume the run in it")
-        agreement = kept(out, config) if held else self._enrolment(config)
+        agreement = kept(out, config) if resumes else self._enrolment(config)
         federation = assemble(agreement.config, agreement.facts, self.test, agreement.auto_rate)
-        directory = self._directory(federation, agreement, out, resume, held, command)
+        directory = self._directory(federation, agreement, out, resume, resumes, command)
         self._under_way, self._name = True, agreement.run
         members = _Members(self, federation, agreement, progress)
-        done = run_rounds(drive(members, directory, resume=held, began=began), members.answer)
+        done = run_rounds(drive(members, directory, resume=resumes, began=began), members.answer)
         result = done.result
         for path in () if self._dry else deliver(self.place, done, agreement, out.name):
             self.log.note("delivery", run=agreement.run, member=path.stem, path=str(path))
@@ -201,8 +201,8 @@ class Coordinator:
                 f"enrolment: {len(facts)} of {len(self._public)} members take part, quorum {wanted}; {reasons}"
             )
         means = [heard[fact.name] for fact in facts] if centre else []
-        told = combined(means, recipe, one_model=config.secure_aggregation)
-        made = agreed(run, facts, config, told, config.local.lr == "auto" and recipe.protect.private)
+        enrolment = combined(means, recipe, one_model=config.secure_aggregation)
+        made = agreed(run, facts, config, enrolment, config.local.lr == "auto" and recipe.protect.private)
         return replace(made, config=settled(made.config, facts, self.test))
 
     def _approved(self, says: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, str]:
@@ -452,10 +452,10 @@ class Coordinator:
         return EncodedMessage(messages.encode(Message(kind, {**says, "head": self._heads.get(name, "")})))
 
     def _directory(
-        self, federation: Federation, agreement: Agreement, out: Path, resume: bool, held: bool, command: str
+        self, federation: Federation, agreement: Agreement, out: Path, resume: bool, resumes: bool, command: str
     ) -> RunDir:
         content = manifest(federation, command)
-        if held:
+        if resumes:
             # That it is the same config was checked with the agreement.
             return RunDir.reopen(out, str(read_json(out / MANIFEST).get("config_hash")))
         if resume and not (out / ROUNDS).exists():

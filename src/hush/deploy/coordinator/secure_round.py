@@ -29,7 +29,7 @@ from hush.deploy.transport.messages import Buffer, EncodedMessage, Message
 from hush.recipes.secure_sums import Sum, SumPlan
 from hush.server.loop import Answer, SummedAnswers
 from hush.server.run_directory import read_json, to_json, write_atomically
-from hush.types import Decline, HeldVector, HushError, Update
+from hush.types import Decline, HushError, Update, VectorFacts
 
 SURVIVORS = "survivors.json"
 _CAP = 1 << 20
@@ -226,8 +226,8 @@ class SecureRound:
             if isinstance(answer, Decline):
                 return Verdict.UNUSABLE if answer.fault else Verdict.REFUSAL
             numbers = answer.vector
-            hidden = HeldVector(self._size, str(torch.float32), 0.0)
-            answer = self._answers[name] = replace(answer, vector=torch.empty(0), held=hidden)
+            hidden = VectorFacts(self._size, str(torch.float32), 0.0)
+            answer = self._answers[name] = replace(answer, vector=torch.empty(0), vector_facts=hidden)
             if not self._services.usable(name, answer):
                 return Verdict.UNUSABLE
             each.total = numbers if each.total is None else each.total.add_(numbers)

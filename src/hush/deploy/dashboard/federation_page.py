@@ -28,7 +28,7 @@ _HEADS = (
 
 
 class FederationPage:
-    """Shows a coordinator's folder. It is read-only, and names nothing that members have not told the coordinator."""
+    """Shows a coordinator's folder. It is read-only, and names nothing that members have not sent the coordinator."""
 
     kind = "federation"
     parts = ("state", "tiles", "members", "times", *_OF_RUN, "refusals", "runs", "certificates", "events")

@@ -234,38 +234,38 @@ class FederationState:
         what, run = event["event"], str(event.get("run", ""))
         if run.startswith(_DRY) or what not in _OF_RUN:
             return
-        held = self.of_run.setdefault(run, RunEvents())
-        held.at = str(event.get("time", ""))
+        events = self.of_run.setdefault(run, RunEvents())
+        events.at = str(event.get("time", ""))
         if what == "proposed":
-            held.waiting = tuple(map(str, event.get("waiting", ())))
+            events.waiting = tuple(map(str, event.get("waiting", ())))
         elif what == "proposal":
-            held.waiting = ()
+            events.waiting = ()
         elif what == "not enrolled":
-            held.left_out[str(event.get("member"))] = str(event.get("reason"))
+            events.left_out[str(event.get("member"))] = str(event.get("reason"))
             self._refused(event, 0, str(event.get("member")), str(event.get("reason")))
         elif what == "closed":
-            self._closed(event, held)
+            self._closed(event, events)
         elif what == "ended":
-            held.ended = str(event.get("why", "ended"))
-        held.failed = str(event.get("reason", "")) if what == "failed" else ""
+            events.ended = str(event.get("why", "ended"))
+        events.failed = str(event.get("reason", "")) if what == "failed" else ""
         while len(self.of_run) > _RUNS:
             self.of_run.pop(next(iter(self.of_run)))
 
-    def _closed(self, event: Event, held: RunEvents) -> None:
+    def _closed(self, event: Event, events: RunEvents) -> None:
         number, seconds = int(event.get("round", 0)), event.get("seconds") or {}
-        held.round, held.rounds, held.waiting = number, held.rounds + 1, ()
-        held.refused = {str(name): str(reason) for name, reason in (event.get("refused") or {}).items()}
+        events.round, events.rounds, events.waiting = number, events.rounds + 1, ()
+        events.refused = {str(name): str(reason) for name, reason in (event.get("refused") or {}).items()}
         for name in map(str, event.get("answered", ())):
             member = self._member(name)
             member.answers, member.answered = member.answers + 1, number
             if name in seconds:
                 member.seconds.append(float(seconds[name]))
-                rounds, took = held.seconds.setdefault(name, (array("d"), array("d")))
+                rounds, took = events.seconds.setdefault(name, (array("d"), array("d")))
                 rounds.append(number)
                 took.append(float(seconds[name]))
                 if len(rounds) > _ROUNDS:
                     del rounds[0], took[0]
-        for name, reason in held.refused.items():
+        for name, reason in events.refused.items():
             self._refused(event, number, name, reason)
 
     def _refused(self, event: Event, number: int, name: str, reason: str) -> None:

@@ -132,10 +132,10 @@ def _read(
     if path.is_dir():
         return (None, *_idx(path), None)
     if path.suffix == ".npz":
-        held = read_arrays(path)
-        if {"x", "y"} != set(held) - {person}:
-            raise HushError(f"{path}: holds {', '.join(held)}; accepted: x and y")
-        return None, held["x"], held["y"], held.get(person) if person else None
+        arrays = read_arrays(path)
+        if {"x", "y"} != set(arrays) - {person}:
+            raise HushError(f"{path}: holds {', '.join(arrays)}; accepted: x and y")
+        return None, arrays["x"], arrays["y"], arrays.get(person) if person else None
     if path.suffix not in (".csv", ".parquet"):
         raise HushError(f"{path}: unknown file type {path.suffix or '(none)'}; accepted: {KINDS}")
     table = read_table(path)

@@ -1,6 +1,6 @@
-"""Expiry of the server's certificate, as a member sees it: its operator is told days ahead, and each day.
+"""Expiry of the server's certificate, as a member sees it: its operator is warned days ahead, and each day.
 
-The coordinator renews the certificate; a member has nothing to do. It is told because an expired one stops the run.
+The coordinator renews the certificate; a member has nothing to do. It is warned because an expired one stops the run.
 """
 
 from __future__ import annotations

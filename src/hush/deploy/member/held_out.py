@@ -52,10 +52,12 @@ def split(kit: Path, data: Dataset, fraction: float, *, spent: bool) -> tuple[Da
             f"not move between training and evaluation; accepted: {kept[0]:g}",
             "data.held_out",
         )
-    held = chosen(data, fraction, kept[1])
-    if fraction and (held.all() or not held.any()):
-        raise HushError(f"data.held_out: {int(held.sum())} of {len(held)} rows are held out; accepted: more rows, or 0")
-    return _only(data, ~held), _only(data, held)
+    chosen_rows = chosen(data, fraction, kept[1])
+    if fraction and (chosen_rows.all() or not chosen_rows.any()):
+        raise HushError(
+            f"data.held_out: {int(chosen_rows.sum())} of {len(chosen_rows)} are held out; accepted: more rows, or 0"
+        )
+    return _only(data, ~chosen_rows), _only(data, chosen_rows)
 
 
 def chosen(data: Dataset, fraction: float, key: bytes) -> npt.NDArray[np.bool_]:

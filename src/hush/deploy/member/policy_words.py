@@ -35,8 +35,8 @@ def explained(policy: MemberPolicy) -> list[str]:
         f"{policy.data.held_out:.0%} of the rows are held out of training, for evaluation with noise."
         if policy.data.held_out else "No rows are held out of training: runs that evaluate models here are refused.",
         _sums(policy),
-        f"Before training the others learn the number of rows ({_told(enrol.samples)}) and the budget "
-        f"({_told(enrol.budget)}).",
+        f"Before training the others learn the number of rows ({_disclosure(enrol.samples)}) and the budget "
+        f"({_disclosure(enrol.budget)}).",
     ]  # fmt: skip
     warnings = [lifetime_warning(policy).removeprefix("warning: ")] if lifetime_warning(policy) else []
     if budget.epsilon > _WEAK:
@@ -71,7 +71,7 @@ def _sums(policy: MemberPolicy) -> str:
     return f"The coordinator sees nothing of this member's updates but sums of {rules.min_sum} members or more{keys}."
 
 
-def _told(choice: str) -> str:
+def _disclosure(choice: str) -> str:
     return "noised, which consumes budget" if choice == "noised" else "as it is"
 
 

@@ -142,7 +142,7 @@ class Node:
         self._own: dict[str, tuple[str, MemberSpec]] = {}
         self._fitting: set[str] = set()
         self._by_person: set[str] = set()
-        self._held: tuple[object, Tensor, Tensor] | None = None
+        self._cached_inputs: tuple[object, Tensor, Tensor] | None = None
         self._sums = SecureSums(self._runs)
         self._dry: tuple[str, Node] | None = None
         self._is_dry = False
@@ -203,11 +203,11 @@ class Node:
             path.mkdir(exist_ok=True)
             public = self.policy.enrol.samples == "public"
             sizes = [len(each.y) if public else _SYNTHETIC for each in (self.data, self.held_out)]
-            rows, held = (synthetic_rows(self.schema, size, self.data.classes, at) for at, size in enumerate(sizes))
+            rows, held_out = (synthetic_rows(self.schema, size, self.data.classes, at) for at, size in enumerate(sizes))
             if self.policy.budget.unit == "person":
                 rows = replace(rows, person=np.arange(len(rows.y)))
             ledger = Ledger.in_memory(self.name, self.policy.for_life, self.policy.budget.accountant)
-            made = Node(self.name, unattended(self.policy), rows, ledger, path, self._key, held)
+            made = Node(self.name, unattended(self.policy), rows, ledger, path, self._key, held_out)
             made._is_dry = True
             self._dry = (run, made)
         node = self._dry[1]
@@ -498,9 +498,9 @@ class Node:
         """The rows as inputs of a run's model, and their labels; cached for one run at a time."""
         config = offer.config
         kind = (config.model.model_dump_json(), config.data.rows, config.seed, offer.schema)
-        if self._held is None or self._held[0] != kind:
-            self._held = (kind, *self._as_inputs(offer, self.data))
-        return self._held[1], self._held[2]
+        if self._cached_inputs is None or self._cached_inputs[0] != kind:
+            self._cached_inputs = (kind, *self._as_inputs(offer, self.data))
+        return self._cached_inputs[1], self._cached_inputs[2]
 
     def _as_inputs(self, offer: Offer, data: Dataset) -> tuple[Tensor, Tensor]:
         x, y = mapped(data.x, data.y, self.schema, offer.schema)
@@ -802,7 +802,7 @@ class Node:
 
     def _disclosed_file(self, run: str) -> Path:
         """The file that stores what was disclosed for a run."""
-        return self._state(run).with_suffix(".told.json")
+        return self._state(run).with_suffix(".disclosed.json")
 
     def _state(self, run: str) -> Path:
         if not isinstance(run, str) or not run.isascii() or not run.isalnum() or len(run) > 64:

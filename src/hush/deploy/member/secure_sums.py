@@ -104,11 +104,11 @@ class SecureSums:
         mine = next(plan for plan in plans_of_sums(own.sums, number) if own.client in plan.clients)
         plan = sum_messages.checked_sum(mine, clients, weights, step)
         digest = sum_messages.sum_digest(run, number, name, plan)
-        held = self._attempts.get(run)
-        if held is not None and held.digest == digest:
-            return held
-        if held is not None and held.round > number:
-            raise HushError(f"secure aggregation: round {held.round} has begun; round {number} is over")
+        attempt = self._attempts.get(run)
+        if attempt is not None and attempt.digest == digest:
+            return attempt
+        if attempt is not None and attempt.round > number:
+            raise HushError(f"secure aggregation: round {attempt.round} has begun; round {number} is over")
         made = _Attempt(
             round=number, name=name, plan=plan, digest=digest, member=MaskedMember(own.client, plan.threshold)
         )

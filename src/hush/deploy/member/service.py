@@ -53,11 +53,11 @@ def prepare(kit: Kit, policy_path: Path, data: Path) -> Node:
     try:
         # The ledger covers all rows: those that are trained on, and those that models are evaluated on.
         bind([ledger], [Rows(dataset.x, dataset.y, dataset.person if policy.budget.unit == "person" else None)])
-        rows, held = held_out.split(kit.path, dataset, policy.data.held_out, spent=existed)
+        rows, held_out_rows = held_out.split(kit.path, dataset, policy.data.held_out, spent=existed)
     except BaseException:
         ledger.close()
         raise
-    return Node(kit.member, policy, rows, ledger, kit.path, key, held)
+    return Node(kit.member, policy, rows, ledger, kit.path, key, held_out_rows)
 
 
 def join(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], None], patience: float = 3600.0) -> None:

@@ -59,7 +59,7 @@ class MaskedMember:
         self._secret, self._mask = secret, _private(secret)
         self._sealing = _private(_secret())
         self._peers: dict[int, PublicKeys] = {}
-        self._held: dict[int, tuple[bytes, bytes]] = {}
+        self._shares: dict[int, tuple[bytes, bytes]] = {}
         self._sent: dict[int, bytes] = {}
         self._revealed: tuple[frozenset[int], frozenset[int]] | None = None
         flower = _sharing()
@@ -83,7 +83,7 @@ class MaskedMember:
         found = {}
         for to, own, mask in zip(order, *pairs, strict=True):
             if to == self.client:
-                self._held[to] = (own, mask)
+                self._shares[to] = (own, mask)
                 continue
             found[to] = flower.sealed_shares(self._pair(peers[to].sealing), self.client, to, own, mask)
         self._peers, self._sent = dict(peers), found
@@ -93,8 +93,8 @@ class MaskedMember:
         """Take the others' encrypted shares. Those who sent some, and this member, are who is summed."""
         if not self._peers:
             raise HushError("secure aggregation: this member has no keys for this attempt")
-        if len(self._held) > 1:
-            if set(shares) != set(self._held) - {self.client}:
+        if len(self._shares) > 1:
+            if set(shares) != set(self._shares) - {self.client}:
                 raise HushError("secure aggregation: the shares of this attempt were already given, and differ")
             return
         if not set(shares) <= set(self._peers) - {self.client}:
@@ -108,12 +108,12 @@ class MaskedMember:
             peer: flower.opened_shares(self._pair(self._peers[peer].sealing), peer, self.client, content)
             for peer, content in shares.items()
         }
-        self._held |= opened
+        self._shares |= opened
 
     @property
     def summed(self) -> frozenset[int]:
         """Whose masks belong together, once shares were received."""
-        return frozenset(self._held) if len(self._held) > 1 else frozenset()
+        return frozenset(self._shares) if len(self._shares) > 1 else frozenset()
 
     def masked(self, numbers: Tensor) -> Tensor:
         """Return numbers, int32, with this member's masks, in place."""
@@ -138,7 +138,9 @@ class MaskedMember:
         if self._revealed not in (None, asked):
             raise HushError("secure aggregation: this member has already revealed shares for another sum")
         self._revealed = asked
-        return {peer: self._held[peer][0] for peer in alive}, {peer: self._held[peer][1] for peer in everyone - alive}
+        return {peer: self._shares[peer][0] for peer in alive}, {
+            peer: self._shares[peer][1] for peer in everyone - alive
+        }
 
     def _pair(self, other: bytes) -> bytes:
         found: bytes = _sharing().shared_key(self._sealing, other)

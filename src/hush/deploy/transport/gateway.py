@@ -61,42 +61,42 @@ class Instances:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._held: dict[bytes, tuple[bytes, float]] = {}
+        self._users: dict[bytes, tuple[bytes, float]] = {}
         self._noted: dict[bytes, float] = {}
-        self._told: set[bytes] = set()
+        self._unnotified: set[bytes] = set()
         self._copied: set[bytes] = set()
 
     def taken(self, key: bytes, instance: bytes) -> bool:
         """Whether a process other than this one uses the key."""
-        holder, heard = self._held.get(key, (instance, 0.0))
+        holder, heard = self._users.get(key, (instance, 0.0))
         return holder != instance and self._clock() - heard < SILENCE
 
     def hold(self, key: bytes, instance: bytes) -> None:
         """Record a request of this process."""
-        self._held[key] = (instance, self._clock())
+        self._users[key] = (instance, self._clock())
 
     def release(self, key: bytes) -> None:
         """Record that the process of this key has unregistered."""
-        self._held.pop(key, None)
+        self._users.pop(key, None)
 
     def refuse(self, key: bytes) -> None:
         """Record that a second process tried to use the key; at most once per minute."""
         if self._clock() - self._noted.get(key, -_AGAIN) < _AGAIN:
             return
         self._noted[key] = self._clock()
-        self._told.add(key)
+        self._unnotified.add(key)
         self._copied.add(key)
 
     def must_notify(self, key: bytes) -> bool:
         """Whether the process that uses a key must still be notified of a second one."""
-        known = key in self._told
-        self._told.discard(key)
+        known = key in self._unnotified
+        self._unnotified.discard(key)
         return known
 
     def heard(self) -> dict[bytes, float]:
         """For each key (base64 of PEM) that is in use, how many seconds ago its process sent a request."""
         now = self._clock()
-        return {key: now - at for key, (_, at) in list(self._held.items())}
+        return {key: now - at for key, (_, at) in list(self._users.items())}
 
     def copied(self) -> list[bytes]:
         """The keys (base64 of PEM) that a second process tried to use since the last call, for the operator."""
@@ -212,9 +212,9 @@ class Gateway:
         if key not in self._active:
             # As after a restart of the SuperLink: the member registers again, so that the coordinator sees it online.
             return await reply(410, [NOT_ACTIVE], {})
-        return await self._letters(headers, path, size, key, receive, noted)
+        return await self._messages(headers, path, size, key, receive, noted)
 
-    async def _letters(
+    async def _messages(
         self, headers: Mapping[bytes, bytes], path: str, size: int, key: bytes, receive: Any, send: Any
     ) -> None:
         """Give a member its next message, or take its answer to one."""

@@ -87,7 +87,7 @@ class CertificateWatch:
         self._place, self._say, self._clock = place, say, clock
         self._file = place.server / "server.crt"
         self._seen = self._before = self._changed()
-        self._told = -_DAY
+        self._last_warning = -_DAY
         self._reload: Callable[[], None] = lambda: None
 
     def renewing(self, reload: Callable[[], None]) -> None:
@@ -103,10 +103,10 @@ class CertificateWatch:
             self._place.certificate()
             self._reload()
             self._seen = changed
-            self._told = -_DAY
+            self._last_warning = -_DAY
             self._say(f"certificate: renewed, valid until {keys.validity(self._file)[1]:%Y-%m-%d}")
-        if self._clock() - self._told > _DAY:
-            self._told = self._clock()
+        if self._clock() - self._last_warning > _DAY:
+            self._last_warning = self._clock()
             now = datetime.datetime.fromtimestamp(self._clock(), datetime.UTC)
             found = certificate("server.crt", keys.validity(self._file), "hush federation renew", now)
             if found.level != "ok":

@@ -136,8 +136,8 @@ class WorkerPool:
     def hold(self, x: Any, y: Any) -> None:
         """Have all workers hold these rows, which every node stores once."""
         rows = self._rows = (self.ray.put(x), self.ray.put(y))
-        held = {number: actor.hold.remote(*rows) for number, actor in self.workers.items()}
-        for number, ref in held.items():
+        refs = {number: actor.hold.remote(*rows) for number, actor in self.workers.items()}
+        for number, ref in refs.items():
             try:
                 self.get(ref)
             except self.lost:

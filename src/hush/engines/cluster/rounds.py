@@ -28,8 +28,8 @@ from hush.engines.row_file import read_only
 from hush.engines.simulator import Charged, Simulator, clients_at_once
 from hush.models import Model
 from hush.recipes.context import Columns
-from hush.recipes.held_rows import HeldRows
-from hush.server.loop import Answers, HeldAnswers
+from hush.recipes.stored_rows import StoredRows
+from hush.server.loop import Answers, StoredAnswers
 from hush.types import HushError, Layout, Task, Update
 
 _BLOCKS, _LARGEST = 64, 64  # blocks of a round at least, and clients of a block at most, unless the config gives it
@@ -92,7 +92,7 @@ class RayRounds:
     def __init__(self, simulator: Simulator, pool: WorkerPool) -> None:
         self._simulator, self._pool = simulator, pool
         self._phase: object = None
-        self._held: Tensor | None = None
+        self._rows: Tensor | None = None
         self._seconds: dict[int, float] = {}
 
     def answer(self, tasks: Sequence[Task]) -> Answers:
@@ -111,7 +111,7 @@ class RayRounds:
         phase, (x, y) = simulator.arrays(tasks[0].round)
         if phase != self._phase:
             self._pool.hold(x.numpy(), y.numpy())
-            self._phase, self._held = phase, x
+            self._phase, self._rows = phase, x
         orders = [[self._order(one, table) for one in block] for block in blocks]
         store = RayRows(self._pool, orders, table, federation.model.layout.size, self._expected(blocks))
         for block, report in zip(blocks, store.reports, strict=True):
@@ -125,20 +125,20 @@ class RayRounds:
                 layout=one.task.answer,
                 receipt=one.receipt,
                 side=side,
-                held=facts,
+                vector_facts=facts,
             )
             for block, report in zip(blocks, store.reports, strict=True)
             for one, facts, side in zip(block, report.facts, report.side, strict=True)
         ]
         simulator.sent(updates)
-        return HeldAnswers([*declined, *updates], HeldRows.of(store))
+        return StoredAnswers([*declined, *updates], StoredRows.of(store))
 
     def evaluate(
         self, model: Model, models: Tensor, placed: Sequence[int], x: Tensor, y: Tensor, test: Sequence[range]
     ) -> Evaluation:
         """Return what `driver.evaluate` does. Workers evaluate, where the test rows are many and they hold them."""
         shares = _shares(test)
-        if len(shares) < 2 or x is not self._held:
+        if len(shares) < 2 or x is not self._rows:
             return evaluate(model, models, placed, x, y, test)
         sent = self._pool.ray.put(models.numpy())
         asked = [(sent, [placed[client] for client in share], [test[client] for client in share]) for share in shares]
@@ -225,7 +225,7 @@ class RayRows:
 
     @property
     def reports(self) -> list[BlockReport]:
-        """What was told of each block."""
+        """What was reported of each block."""
         return [self._reports[number] for number in range(len(self._orders))]
 
     @property
@@ -259,7 +259,7 @@ class RayRows:
         def sums() -> Iterator[Any]:
             return (part for _, part in self._ask("combined", wanted, arguments))
 
-        if len(self._held(wanted)) > _FAN_IN:
+        if len(self._blocks_of_workers(wanted)) > _FAN_IN:
             try:
                 return self._total(self._added_by_workers(wanted, arguments), weights)
             except self._pool.lost:
@@ -270,7 +270,7 @@ class RayRows:
     def block(self, number: int) -> Tensor:
         """Return one block."""
         while True:
-            (worker,) = self._held([number])
+            (worker,) = self._blocks_of_workers([number])
             try:
                 found = self._pool.get(self._pool.workers[worker].block.remote(number))
                 return read_only(found)
@@ -285,7 +285,7 @@ class RayRows:
 
     def _added_by_workers(self, wanted: Sequence[int], arguments: Any) -> Iterator[Any]:
         """Yield few sums in place of one for each worker: workers add up those of others, a few at a time."""
-        shares = self._held(wanted)
+        shares = self._blocks_of_workers(wanted)
         actors = [self._pool.workers[worker] for worker in shares]
         pairs = zip(actors, shares.values(), strict=True)
         refs = [actor.combined.remote(blocks, *arguments(blocks)) for actor, blocks in pairs]
@@ -298,7 +298,7 @@ class RayRows:
         """Yield what workers answer for the blocks that they hold, until all that are wanted are answered for."""
         left = list(wanted)
         while left:
-            shares = self._held(left)
+            shares = self._blocks_of_workers(left)
             refs = {
                 worker: getattr(self._pool.workers[worker], method).remote(blocks, *arguments(blocks))
                 for worker, blocks in shares.items()
@@ -312,7 +312,7 @@ class RayRows:
                 left = [number for number in left if number not in shares[worker]]
                 yield shares[worker], answer
 
-    def _held(self, blocks: Sequence[int]) -> Mapping[int, list[int]]:
+    def _blocks_of_workers(self, blocks: Sequence[int]) -> Mapping[int, list[int]]:
         """Return the blocks that each worker holds; those that nobody holds are trained first."""
         while missing := [number for number in blocks if self._place.get(number) not in self._pool.workers]:
             self._train(missing)

@@ -24,16 +24,16 @@ from hush.engines.cluster.allocator import keep_freed_memory
 from hush.engines.cluster.blocks import Blocks
 from hush.engines.driver import Evaluation, evaluate
 from hush.engines.row_file import read_only
-from hush.engines.row_stores import decoded, held
+from hush.engines.row_stores import decoded, without_vectors
 from hush.models import Model
 from hush.privacy.persons import Persons
 from hush.privacy.schedule import Output, Stage
 from hush.privacy.side_release import ReleaseShape
 from hush.recipes import Recipe
 from hush.recipes.context import Columns, summed_parts
-from hush.recipes.held_rows import chosen_columns, summed
+from hush.recipes.stored_rows import chosen_columns, summed
 from hush.training.train import train
-from hush.types import HeldVector, HushError, Layout, Receipt, SideAnswers, Task, TaskExtras
+from hush.types import HushError, Layout, Receipt, SideAnswers, Task, TaskExtras, VectorFacts
 
 Arrays = Sequence[np.ndarray]
 
@@ -88,9 +88,9 @@ class ClientOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockReport:
-    """What is told of a trained block: facts of its vectors, what accompanies them, their norms, and the time."""
+    """What is reported of a trained block: facts of its vectors, what accompanies them, their norms, and the time."""
 
-    facts: tuple[HeldVector, ...]
+    facts: tuple[VectorFacts, ...]
     side: tuple[SideAnswers, ...]
     norms: np.ndarray
     seconds: float
@@ -134,7 +134,7 @@ class Worker:
         block = decoded(setup.recipe, tasks, updates)
         self._blocks.keep(number, block)
         return BlockReport(
-            facts=tuple(update.held for update in held(updates) if update.held is not None),
+            facts=tuple(update.vector_facts for update in without_vectors(updates) if update.vector_facts is not None),
             side=tuple(update.side for update in updates),
             norms=np.array([float(row.double().norm()) for row in block]),
             seconds=time.perf_counter() - began,

@@ -259,11 +259,11 @@ def _same_gradients(module: nn.Module, traced: nn.Module, rows: Tensor, draws: b
 @contextmanager
 def _parameters_kept(module: nn.Module) -> Iterator[None]:
     """Put the parameters back afterwards: `functional_call` leaves others where one module is in two places."""
-    held = [(part, dict(part._parameters)) for part in module.modules()]
+    original = [(part, dict(part._parameters)) for part in module.modules()]
     try:
         yield
     finally:
-        for part, parameters in held:
+        for part, parameters in original:
             part._parameters.update(parameters)
 
 

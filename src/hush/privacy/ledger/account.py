@@ -82,8 +82,8 @@ class Spending(Protocol):
 class Account:
     """A book with a budget. A ledger is an account whose book is stored in a file."""
 
-    def __init__(self, held: Book) -> None:
-        self._book = held
+    def __init__(self, book: Book) -> None:
+        self._book = book
         self._approved: Totals = {}
 
     @property
@@ -116,8 +116,8 @@ class Account:
 
     def spent(self) -> float:
         """The epsilon of all charges."""
-        held = self._fresh()
-        return epsilon(held.totals, held.terms.policy, held.terms.accountant)
+        book = self._fresh()
+        return epsilon(book.totals, book.terms.policy, book.terms.accountant)
 
     def filtered(self) -> float:
         """The epsilon that the privacy filter counts for all charges and admitted schedules."""
@@ -151,29 +151,29 @@ class Account:
         """The book, including rows written by other processes."""
         return self._book
 
-    def _admitted(self, held: Book, costs: Sequence[Cost], run: str) -> privacy_filter.Conversion | None:
+    def _admitted(self, book: Book, costs: Sequence[Cost], run: str) -> privacy_filter.Conversion | None:
         """Return what the costs of a run are converted to, None if they need no conversion; or raise
         `BudgetSpentError`.
         """
-        wanted, new = add_costs(held.totals, costs), add_costs({}, costs)
+        wanted, new = add_costs(book.totals, costs), add_costs({}, costs)
         if within(wanted, self._approved):
             return None
-        policy, accountant = held.terms.policy, held.terms.accountant
+        policy, accountant = book.terms.policy, book.terms.accountant
         fixed = epsilon(wanted, policy, accountant)
-        planned = bool(held.first) and held.covers(run, new)
-        direct = not held.first or planned or held.is_direct(new)
+        planned = bool(book.first) and book.covers(run, new)
+        direct = not book.first or planned or book.is_direct(new)
         if policy.epsilon == math.inf:
             return None
         if not fits(fixed, policy):
-            raise _refused(held.terms, fixed)
-        before = state(held, policy, accountant)
+            raise _refused(book.terms, fixed)
+        before = state(book, policy, accountant)
         after = before
-        if not held.first:
+        if not book.first:
             after = privacy_filter.State(steps_of(new), steps_of(new))
         elif not planned:
             after = privacy_filter.after(before, steps_of(new), policy, accountant)
         if not privacy_filter.fits(after, fixed, _loosened(policy), accountant):
-            raise _refused(held.terms, max(fixed, privacy_filter.bound(after, policy, accountant)), fixed)
+            raise _refused(book.terms, max(fixed, privacy_filter.bound(after, policy, accountant)), fixed)
         if direct:
             return None
         return privacy_filter.Conversion(
@@ -181,32 +181,32 @@ class Account:
         )
 
 
-def state(held: Book, policy: Policy, accountant: Accountant) -> privacy_filter.State:
+def state(book: Book, policy: Policy, accountant: Accountant) -> privacy_filter.State:
     """What the privacy filter has admitted."""
-    conversions = [planned.conversion for planned in held.planned]
+    conversions = [planned.conversion for planned in book.planned]
     units, doubt = (math.fsum(getattr(each, name) for each in conversions) for name in ("units", "doubt"))
     found = privacy_filter.State(
-        steps_of(held.first), steps_of(held.direct), privacy_filter.Conversion(units, doubt), len(conversions)
+        steps_of(book.first), steps_of(book.direct), privacy_filter.Conversion(units, doubt), len(conversions)
     )
-    for more in held.unplanned.values():
+    for more in book.unplanned.values():
         found = privacy_filter.after(found, steps_of(more), policy, accountant)
     return found
 
 
-def filtered(held: Book, policy: Policy | None = None, costs: Sequence[Cost] = ()) -> float:
+def filtered(book: Book, policy: Policy | None = None, costs: Sequence[Cost] = ()) -> float:
     """Return the epsilon that the privacy filter counts for a book: at least that of the fixed composition.
 
     With `costs`, after this schedule as well; with `policy`, under this policy instead of the book's own.
     """
-    policy, accountant = policy or held.terms.policy, held.terms.accountant
+    policy, accountant = policy or book.terms.policy, book.terms.accountant
     new = add_costs({}, costs)
-    fixed = epsilon(add_totals(held.totals, new), policy, accountant)
-    if not math.isfinite(policy.epsilon) or not (held.first or new):
+    fixed = epsilon(add_totals(book.totals, new), policy, accountant)
+    if not math.isfinite(policy.epsilon) or not (book.first or new):
         return fixed
-    now = state(held, policy, accountant)
+    now = state(book, policy, accountant)
     if new:
         steps = steps_of(new)
-        now = privacy_filter.after(now, steps, policy, accountant) if held.first else privacy_filter.State(steps, steps)
+        now = privacy_filter.after(now, steps, policy, accountant) if book.first else privacy_filter.State(steps, steps)
     return fixed if privacy_filter.within_first(now) else max(fixed, privacy_filter.bound(now, policy, accountant))
 
 

@@ -26,14 +26,14 @@ from hush.privacy.ledger.ledger import Ledger
 from hush.types import HushError
 
 
-def bind(held: Sequence[Ledger], rows: Sequence[Rows], beside: Iterable[Path] = ()) -> None:
+def bind(ledgers: Sequence[Ledger], rows: Sequence[Rows], beside: Iterable[Path] = ()) -> None:
     """Bind the rows of each client to its ledger, or raise a `HushError`; `beside` are other ledgers to check."""
     here = witness.here()
     with here.locked():
         key = here.key().rows
-        covered = {each.where: each.coverage() for each in held}
+        covered = {each.where: each.coverage() for each in ledgers}
         found: list[tuple[Ledger, Prints, Prints]] = []
-        for each, data in zip(held, rows, strict=True):
+        for each, data in zip(ledgers, rows, strict=True):
             prints, now = fingerprints.of(data, key), covered[each.where].now
             found.append((each, prints - now, now - prints))
         if any(added for _, added, _ in found):

@@ -45,13 +45,13 @@ def of(rows: Rows, key: bytes) -> Prints:
     flat = x.reshape(len(y), -1)
     width, targets = 4 * flat.shape[1], _whole(y)
     text = np.empty((_BLOCK, width + 8 * targets.shape[1]), np.uint8)
-    features, held = text[:, :width].view(np.float32), text[:, width:].view(np.int64)
+    features, integers = text[:, :width].view(np.float32), text[:, width:].view(np.int64)
     found: Prints = Counter()
     for start in range(0, len(y), _BLOCK):
         here = slice(start, start + _BLOCK)
         size = len(y[here])
         np.add(flat[here], np.float32(0), out=features[:size], casting="same_kind")
-        held[:size] = targets[here]
+        integers[:size] = targets[here]
         found.update(hashlib.blake2b(row, digest_size=_LENGTH, key=key).digest() for row in text[:size])
         for row, person in zip(text[:size], () if persons is None else persons[here], strict=persons is not None):
             whose = hashlib.blake2b(row, digest_size=_LENGTH, key=key, person=_PERSON)

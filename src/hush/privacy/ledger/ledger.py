@@ -91,11 +91,11 @@ class Ledger(Account):
     """An open ledger. Create one with `in_memory`, `create` or `open`."""
 
     def __init__(
-        self, db: sqlite3.Connection, held: Book, where: str, failpoint: Failpoint | None = None,
+        self, db: sqlite3.Connection, ledger_book: Book, where: str, failpoint: Failpoint | None = None,
         keeper: Anchor | None = None,
         seen_by: Witness | None = None, key: Key | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(held)
+        super().__init__(ledger_book)
         self._db = db
         self._where = where
         self._file = None if keeper is None else Path(where)
@@ -104,7 +104,7 @@ class Ledger(Account):
         self._key = key
         self._failpoint = failpoint
         self._stopped = ""
-        self._name = held.name
+        self._name = ledger_book.name
         self._bound: int | None = None
 
     @staticmethod
@@ -153,16 +153,16 @@ class Ledger(Account):
             db, keeper, known = _attached(path, wait, opened)
             _upgrade(db)
             key = here.key()
-            _, held, vouched = _load(path, db, known, here, key, _seen(db, here))
+            _, ledger_book, vouched = _load(path, db, known, here, key, _seen(db, here))
             if vouched:
                 raise HushError("already registered on this machine; nothing to adopt")
-            here.check_place(path, held.name)
+            here.check_place(path, ledger_book.name)
             _make_durable(db)
-            here.remember(held.name, 0, held.hash)
-            ledger = Ledger(db, held, str(path), None, keeper, here, key)
+            here.remember(ledger_book.name, 0, ledger_book.hash)
+            ledger = Ledger(db, ledger_book, str(path), None, keeper, here, key)
             with ledger._writing("adopt"):
                 ledger._append(book.ADOPTED, detail=key.name)
-            here.occupy(path, held.name)
+            here.occupy(path, ledger_book.name)
             ledger._settle(None, None)
             opened.pop_all()
         return ledger
@@ -191,13 +191,13 @@ class Ledger(Account):
         with contextlib.ExitStack() as opened, _translated(path):
             db, keeper, known = _attached(path, wait, opened)
             key = here.find_key()
-            _, held, vouched = _load(path, db, known, here, key, _seen(db, here))
+            _, ledger_book, vouched = _load(path, db, known, here, key, _seen(db, here))
             if not vouched:
                 raise HushError(_UNKNOWN.format(here.directory, path))
-            if here.check_place(path, held.name) is None:
-                here.occupy(path, held.name)
+            if here.check_place(path, ledger_book.name) is None:
+                here.occupy(path, ledger_book.name)
             _make_durable(db)
-            ledger = Ledger(db, held, str(path), failpoint, keeper, here, key)
+            ledger = Ledger(db, ledger_book, str(path), failpoint, keeper, here, key)
             ledger._settle(policy, accountant)
             opened.pop_all()
         return ledger
@@ -337,9 +337,9 @@ class Ledger(Account):
 
     def coverage(self) -> Coverage:
         """The rows that this ledger covers, by their fingerprints under this machine's key."""
-        held = self._fresh()
+        ledger_book = self._fresh()
         with _translated(self._where):
-            return _coverage(self._db, held, self._key)
+            return _coverage(self._db, ledger_book, self._key)
 
     def cover(self, added: Prints, removed: Prints, *, charged: bool) -> None:
         """Register new rows and missing rows. Missing rows remain covered by this ledger.
@@ -492,8 +492,8 @@ def stated(client: int, round_number: int, serial: int, run: str, head: str) -> 
 
 def inspect(path: str | Path) -> tuple[list[Row], Book]:
     """Return all rows of a ledger file and the book, checked, without changing anything."""
-    rows, held, _ = examine(path)
-    return rows, held
+    rows, ledger_book, _ = examine(path)
+    return rows, ledger_book
 
 
 def examine(path: str | Path) -> tuple[list[Row], Book, bool]:
@@ -537,10 +537,10 @@ def coverage(path: str | Path) -> Coverage:
     with _reading(Path(path)) as (db, known):
         here = witness.here(path)
         key = here.find_key()
-        _, held, vouched = _load(Path(path), db, known, here, key, _seen(db, here))
+        _, ledger_book, vouched = _load(Path(path), db, known, here, key, _seen(db, here))
         if not vouched:
             raise HushError(_UNKNOWN.format(here.directory, path))
-        return _coverage(db, held, key)
+        return _coverage(db, ledger_book, key)
 
 
 @contextlib.contextmanager
@@ -556,12 +556,12 @@ def _reading(path: Path) -> Iterator[tuple[sqlite3.Connection, tuple[int, str] |
             yield db, known
 
 
-def _coverage(db: sqlite3.Connection, held: Book, key: Key | None) -> Coverage:
+def _coverage(db: sqlite3.Connection, ledger_book: Book, key: Key | None) -> Coverage:
     now: Prints = Counter()
     ever: Prints = Counter()
-    first = min(held.charges, default=None)
+    first = min(ledger_book.charges, default=None)
     blobs = {seq: (added, removed) for seq, added, removed in db.execute(schema.COVERED)}
-    for row in held.notes:
+    for row in ledger_book.notes:
         if row.kind == book.COVERED and key is not None and book.covered_key(row.detail) == key.name:
             added, removed = (fingerprints.read(blob) for blob in blobs[row.seq])
             now = now + added - removed
@@ -608,9 +608,9 @@ def _insert(db: sqlite3.Connection, row: Row, key: Key | None) -> None:
         db.execute(schema.INSERT_MAC, (row.seq, key.name, key.mac(row.hash)))
 
 
-def _replayed(held: Book, raw: Sequence[Any], key: Key | None) -> bool:
+def _replayed(ledger_book: Book, raw: Sequence[Any], key: Key | None) -> bool:
     """Check and apply a stored row; return whether it was made with this key."""
-    row = held.replay(raw[:-2])
+    row = ledger_book.replay(raw[:-2])
     return witness.check_mac(key, row.seq, row.hash, *raw[-2:])
 
 

@@ -93,10 +93,10 @@ def drop(db: Database, seqs: Iterable[int]) -> None:
 
 def remove(ledger: Path | None, seqs: Iterable[int]) -> None:
     """Delete the files of these charges, after the transaction in which they were dropped."""
-    held = _files(ledger)
+    files = _files(ledger)
     for seq in seqs:
-        if seq in held:
-            held[seq].unlink(missing_ok=True)
+        if seq in files:
+            files[seq].unlink(missing_ok=True)
 
 
 def copy(ledger: Path, target: Path) -> None:

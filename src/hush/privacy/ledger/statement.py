@@ -30,17 +30,17 @@ from hush.types import HushError
 def describe(path: str | Path) -> dict[str, Any]:
     """Return the client, epsilon spent and left, and the state of the charges."""
     try:
-        rows, held, vouched = ledger.examine(path)
+        rows, ledger_book, vouched = ledger.examine(path)
     except BrokenLedgerError as error:
         return {"path": str(path), "chain_ok": False, "fault": str(error)}
-    policy, accountant = held.terms.policy, held.terms.accountant
-    spent, filtered = totals.epsilon(held.totals, policy, accountant), account.filtered(held)
-    states = Counter(charge.state for charge in held.charges.values())
-    charges = Counter(charge.row.run for charge in held.charges.values())
+    policy, accountant = ledger_book.terms.policy, ledger_book.terms.accountant
+    spent, filtered = totals.epsilon(ledger_book.totals, policy, accountant), account.filtered(ledger_book)
+    states = Counter(charge.state for charge in ledger_book.charges.values())
+    charges = Counter(charge.row.run for charge in ledger_book.charges.values())
     return {
         "path": str(path),
         "chain_ok": True,
-        "client": held.terms.client,
+        "client": ledger_book.terms.client,
         "policy": {
             "epsilon": _finite(policy.epsilon),
             "delta": policy.delta,
@@ -50,35 +50,35 @@ def describe(path: str | Path) -> dict[str, Any]:
         "accountant": accountant,
         "spent": _finite(spent),
         "filtered": _finite(filtered),
-        "spent_by_row_budget": _by_row_budget(held),
+        "spent_by_row_budget": _by_row_budget(ledger_book),
         "left": _finite(totals.remaining(filtered, policy)),
-        "planned": _planned(held),
+        "planned": _planned(ledger_book),
         "rows": len(rows),
         "charges": {state: states[state] for state in (book.RESERVED, book.READY, book.SENT, book.BURNED)},
-        "runs": [{"run": run, "rounds": held.rounds_of(run), "charges": n} for run, n in charges.items()],
+        "runs": [{"run": run, "rounds": ledger_book.rounds_of(run), "charges": n} for run, n in charges.items()],
         "head": rows[-1].head,
         "witnessed": vouched,
         "adopted": [
-            {"row": row.seq, "at": row.at, "key": row.detail} for row in held.notes if row.kind == book.ADOPTED
+            {"row": row.seq, "at": row.at, "key": row.detail} for row in ledger_book.notes if row.kind == book.ADOPTED
         ],
-        "replaces": [row.detail for row in held.notes if row.kind == book.REPLACES],
+        "replaces": [row.detail for row in ledger_book.notes if row.kind == book.REPLACES],
     }
 
 
-def _by_row_budget(held: book.Book) -> dict[str, float | None]:
+def _by_row_budget(ledger_book: book.Book) -> dict[str, float | None]:
     """The epsilon that rows with budgets of their own have spent, by that budget; empty if there are none."""
-    costs = [cost for charge in held.charges.values() for cost in book.costs_of(charge.row.detail)]
+    costs = [cost for charge in ledger_book.charges.values() for cost in book.costs_of(charge.row.detail)]
     budgets = sorted({budget for cost in costs for budget, _ in cost.groups})
-    policy, accountant = held.terms.policy, held.terms.accountant
+    policy, accountant = ledger_book.terms.policy, ledger_book.terms.accountant
     spent = {b: totals.epsilon(totals.add_costs({}, of_group(costs, b)), policy, accountant) for b in budgets}
     return {f"{budget:g}": _finite(epsilon) for budget, epsilon in spent.items()}
 
 
-def _planned(held: book.Book) -> dict[str, Any]:
+def _planned(ledger_book: book.Book) -> dict[str, Any]:
     """What the privacy filter counts in: the first schedule, and what others were converted to."""
     return {
-        "first": [asdict(cost) for cost in totals.totals_as_costs(held.first)],
-        "converted": [asdict(planned.conversion) for planned in held.planned],
+        "first": [asdict(cost) for cost in totals.totals_as_costs(ledger_book.first)],
+        "converted": [asdict(planned.conversion) for planned in ledger_book.planned],
     }
 
 
@@ -121,8 +121,8 @@ def check(path: str | Path) -> list[Figure]:
         return ledger_check.compared_run(path, discrete)
     figures: list[Figure] = []
     for file in sorted(Path(facts["ledgers"]).glob("*.ledger")):
-        rows, held = ledger.inspect(file)
-        if any(held.terms.client in (card["name"], card["client"]) for card in result["guarantees"]):
+        rows, ledger_book = ledger.inspect(file)
+        if any(ledger_book.terms.client in (card["name"], card["client"]) for card in result["guarantees"]):
             figures += ledger_check.compared_rows([row._asdict() for row in rows], result, discrete)
     clients = {figure.client for figure in figures}
     missing = [c["name"] or c["client"] for c in result["guarantees"] if not clients & {c["name"], c["client"]}]

@@ -137,7 +137,7 @@ def rpca(
 
 
 def estimated(rows: Rows, estimate: Callable[[Tensor, int], Tensor], columns: Spaced) -> Tensor:
-    """Return the estimates of all rows from a sample of their columns; `estimate` is also told the number of columns.
+    """Return the estimates of all rows from a sample of their columns; `estimate` also receives the number of columns.
 
     Many clients are divided into groups, every so many-th of them into one, and estimated group by group: a hundred
     others tell what is noise as well as a thousand, and time grows with the number of clients in place of its square.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hush.types import Layout
 
-_NUMBERS = 1 << 24  # of the updates that directions are looked for in, where these are held elsewhere
+_NUMBERS = 1 << 24  # of the updates that directions are looked for in, where these are stored elsewhere
 _FEWEST = 256  # columns of a tensor, if it has them
 
 

@@ -134,7 +134,7 @@ class ByLoss(_Choosing):
 
     @property
     def alike(self) -> bool:
-        """They are told apart by where they start."""
+        """They are distinguished by where they start."""
         return False
 
     def round_spec(self, number: int, rounds: int) -> RoundSpec:
@@ -246,7 +246,7 @@ class KMeansEachRound(_Several):
 
 @dataclass(frozen=True)
 class ByInputMean(Assign):
-    """By the noisy means of the inputs that clients told at enrolment: as many models as there is evidence for.
+    """By the noisy means of the inputs that clients released at enrolment: as many models as there is evidence for.
 
     Whose data differ as a whole, by a rotation, a sensor or a quality, differ in the mean of their inputs. Clients are
     divided as long as noise and the usual differences between clients do not explain the division

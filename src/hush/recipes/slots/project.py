@@ -17,8 +17,8 @@ from torch import Tensor
 
 from hush.recipes.context import Listed, RoundView, Rows, ServerRng, State
 from hush.recipes.estimators import subspace
-from hush.recipes.held_rows import ProjectedRows
 from hush.recipes.interfaces import Extra, Project, Projected, TaskShape
+from hush.recipes.stored_rows import ProjectedRows
 from hush.types import HushError, Layout, Release, TaskExtras
 
 _BUDGETS = Release(
@@ -77,8 +77,8 @@ class PublicSubspace(Project):
 
     def found(self, public: RoundView) -> tuple[Tensor, Tensor]:
         """Return the mean (p) and the directions (k x p) of the public updates."""
-        if public.held is not None:
-            return self._found_by_block(public, public.held)
+        if public.stored is not None:
+            return self._found_by_block(public, public.stored)
         updates = public.updates.double()
         if self.centred and len(updates) > 1:
             middle = updates.mean(0)
@@ -88,7 +88,7 @@ class PublicSubspace(Project):
         return torch.zeros_like(mean[0]), subspace.directions(mean, self.k, public.layout)
 
     def _found_by_block(self, public: RoundView, rows: Rows) -> tuple[Tensor, Tensor]:
-        """The same for updates held elsewhere: which sums of them to form follows from a sample of each tensor."""
+        """The same for updates stored elsewhere: which sums of them to form follows from a sample of each tensor."""
         clients, layout = len(public.clients), public.layout
         if not (self.centred and clients > 1):
             weights = public.epsilon / public.epsilon.sum()
@@ -194,8 +194,8 @@ class RandomSubspace(PublicSubspace):
 def _projected(view: RoundView, trusted: Tensor, middle: Tensor, basis: Tensor) -> Projected:
     """Return the updates with those of clients that are not trusted projected."""
     layout = view.layout
-    if view.held is not None:
-        return ProjectedRows(rows=view.held, kept=trusted, middle=middle, basis=basis, layout=layout)
+    if view.stored is not None:
+        return ProjectedRows(rows=view.stored, kept=trusted, middle=middle, basis=basis, layout=layout)
     around = view.updates.double() - middle
     inside = subspace.combined(subspace.coefficients(around, basis, layout), basis, layout)
     return torch.where(trusted[:, None], view.updates, (middle + inside).to(view.updates.dtype))

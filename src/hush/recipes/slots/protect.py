@@ -129,7 +129,7 @@ class DpSgd(Protect):
 
     `centre`: above 0, every client first tells a noised mean of its inputs, for this part of what all its training
     costs, and rows are counted from the mean of these means: what all rows have in common then takes nothing of the
-    clip. With a model that does not begin with a linear layer with a bias, there is no centre: nothing is told or
+    clip. With a model that does not begin with a linear layer with a bias, there is no centre: nothing is released or
     charged.
     """
 
@@ -228,7 +228,7 @@ class DpSgd(Protect):
         return float(state["clip"]) if "clip" in state else None
 
     def input_mean(self, state: State) -> Tensor | None:
-        """The mean of what clients told at enrolment, if they did."""
+        """The mean of what clients released at enrolment, if they did."""
         return state.get("input_mean")
 
     def absorb(self, view: RoundView, state: State) -> State:
@@ -320,8 +320,10 @@ class DpSgd(Protect):
             broken = "all clients of a round use the same noise, so the difference of two updates contains none"
             found.append(Release("noise", False, broken))
         if self.level == "user":
-            told = "noised for all rows of a client at once; ledgers and cards count single rows, for which it is more"
-            found.append(Release("guarantee for a user", False, told))
+            reason = (
+                "noised for all rows of a client at once; ledgers and cards count single rows, for which it is more"
+            )
+            found.append(Release("guarantee for a user", False, reason))
         if self.budget == "maximum":
             broken = "every client spends the largest budget, which may exceed its own"
             found.append(Release("privacy beyond the client's own budget", False, broken))

@@ -63,8 +63,8 @@ class PackedSum(EagerSum):
     def sums_of(self, jobs: Sequence[Job]) -> GroupSums:
         """`packed_sums`, with a recorder of the group's own."""
         recorder = Recorder(self.model)
-        held = max(1, probe(self.model, self.x, self.y).numbers)
-        most = min(self.physical_batch, max(_LEAST, _HELD // held))
+        numbers = max(1, probe(self.model, self.x, self.y).numbers)
+        most = min(self.physical_batch, max(_LEAST, _HELD // numbers))
 
         def sums(vectors: Tensor, rows: Sequence[Tensor], clips: Tensor, keys: Keys) -> Tensor:
             limit = micro_batch_size(self.model, vectors, most)

@@ -1,8 +1,8 @@
-"""Held rows: the updates of a round that stay where they were computed, in files or on the workers of a cluster.
+"""Stored rows: the updates of a round that stay where they were computed, in files or on the workers of a cluster.
 
 Guarantees:
-    - `HeldRows` forms sums block by block in float64: what they are to seven digits does not depend on the blocks, and
-      where the blocks are equal, not at all on where they are held.
+    - `StoredRows` forms sums block by block in float64: what they are to seven digits does not depend on blocks, and
+      where the blocks are equal, not at all on where they are stored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hush.types import Layout
 
 
 class RowStore(Protocol):
-    """Where rows are held: in memory, on a disk, or by the workers of a cluster, in blocks of consecutive rows."""
+    """Where rows are stored: in memory, on a disk, or by the workers of a cluster, in blocks of consecutive rows."""
 
     @property
     def counts(self) -> Sequence[int]:
@@ -61,7 +61,7 @@ def summed(block: Tensor, weights: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class HeldRows(Rows):
+class StoredRows(Rows):
     """Rows of a store: some of them, scaled and moved as asked for. Nothing of this touches the store.
 
     Attributes:
@@ -81,7 +81,7 @@ class HeldRows(Rows):
     to: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, store: RowStore) -> HeldRows:
+    def of(cls, store: RowStore) -> StoredRows:
         """Return all rows of a store."""
         total = sum(store.counts)
         return cls(store=store, chosen=torch.arange(total), factors=torch.ones(total, dtype=torch.float64))

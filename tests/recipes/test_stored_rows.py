@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hush.engines.row_stores import FiledRows
+from hush.engines.row_stores import FileRows
 from hush.recipes.context import DenseRows, Listed, Rows, Spaced, Strided
 from hush.recipes.estimators import noise_energy
-from hush.recipes.held_rows import HeldRows, ProjectedRows
+from hush.recipes.stored_rows import ProjectedRows, StoredRows
 from hush.types import Layout
 
 LAYOUT = Layout(("a", "b"), ((40, 10), (100,)))
@@ -27,29 +27,29 @@ def numbers(*shape: int) -> Tensor:
 def both() -> Iterator[tuple[Rows, Rows]]:
     values = numbers(N, P)
     with ExitStack() as resources:
-        store = FiledRows(P, resources)
+        store = FileRows(P, resources)
         for block in values.split([3, 1, 5, 2]):
             store.add(block)
-        yield DenseRows(values), HeldRows.of(store)
+        yield DenseRows(values), StoredRows.of(store)
 
 
 def close(one: Tensor, other: Tensor) -> None:
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6, check_dtype=False)
 
 
-def check(dense: Rows, held: Rows) -> None:
+def check(dense: Rows, stored: Rows) -> None:
     weights = numbers(len(dense)).double()
-    assert dense.shape == held.shape
-    close(dense.norms(), held.norms())
-    close(dense.squared_norms(), held.squared_norms())
+    assert dense.shape == stored.shape
+    close(dense.norms(), stored.norms())
+    close(dense.squared_norms(), stored.squared_norms())
     for which in (Spaced(P), Spaced(200, 16), Strided(7), Listed(torch.tensor([4, 2, 450]))):
-        close(dense.columns(which), held.columns(which))
-    close(dense.combined(weights), held.combined(weights))
-    close(dense.combined(torch.stack([weights, -2 * weights])), held.combined(torch.stack([weights, -2 * weights])))
+        close(dense.columns(which), stored.columns(which))
+    close(dense.combined(weights), stored.combined(weights))
+    close(dense.combined(torch.stack([weights, -2 * weights])), stored.combined(torch.stack([weights, -2 * weights])))
     parts = numbers(2, 3, len(dense)).double()
-    close(dense.combined_parts(parts, LAYOUT), held.combined_parts(parts, LAYOUT))
-    close(dense.whole(), held.whole())
-    close(dense.sample(), held.sample())
+    close(dense.combined_parts(parts, LAYOUT), stored.combined_parts(parts, LAYOUT))
+    close(dense.whole(), stored.whole())
+    close(dense.sample(), stored.sample())
 
 
 def test_blocks_hold_the_same_rows(both: tuple[Rows, Rows]) -> None:
@@ -65,10 +65,10 @@ def test_few_rows_of_many_are_the_same_numbers_and_no_others_are_read(monkeypatc
         return method(self, block)
 
     with ExitStack() as resources:
-        store = FiledRows(P, resources)
+        store = FileRows(P, resources)
         for block in values.split(16):
             store.add(block)
-        rows = HeldRows.of(store)
+        rows = StoredRows.of(store)
         for which in (Spaced(200, 16), Strided(7), Listed(torch.tensor([4, 2, 450]))):
             for chosen in (torch.arange(3, 64, 16), torch.tensor([63, 0, 17]), torch.arange(64)):
                 assert torch.equal(rows.take(chosen).columns(which), which.of(values)[chosen])
@@ -91,7 +91,7 @@ def test_some_rows_scaled_and_moved_between_models(both: tuple[Rows, Rows]) -> N
 
 
 def test_the_sum_of_projections_is_the_projection_of_the_sum(both: tuple[Rows, Rows]) -> None:
-    dense, held = both
+    dense, stored = both
     kept = torch.arange(N) < 4
     basis = torch.cat([torch.linalg.qr(part.T)[0].T for part in numbers(2, P).double().split(LAYOUT.sizes, 1)], 1)
     middle, weights = numbers(P).double(), torch.rand(N, generator=torch.Generator().manual_seed(1)).double()
@@ -105,6 +105,6 @@ def test_the_sum_of_projections_is_the_projection_of_the_sum(both: tuple[Rows, R
         inside = center + (part - center) @ own.T @ own
         pieces.append(torch.where(kept[:, None], part, inside))
     expected = weights @ torch.cat(pieces, 1)
-    for rows in (dense, held):
+    for rows in (dense, stored):
         projected = ProjectedRows(rows=rows, kept=kept, middle=middle, basis=basis, layout=LAYOUT)
         close(projected.combined(weights), expected)
