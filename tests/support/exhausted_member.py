@@ -54,10 +54,10 @@ def main(path: Path) -> None:
             began = time.perf_counter()
             answer = ask(kit.config(**changes))
             if answer.kind == "no" or ask == asks.begin:
-                tell(f"{what}, {ask.__name__}", answer.kind, answer.says.get("code"), began)
+                tell(f"{what}, {ask.__name__}", answer.kind, answer.fields.get("code"), began)
     began = time.perf_counter()
     answer = asks.enrol(kit.config(), classes=10**9)
-    tell("classes 10^9", answer.kind, answer.says.get("code"), began)
+    tell("classes 10^9", answer.kind, answer.fields.get("code"), began)
 
     began = time.perf_counter()
     try:
@@ -70,7 +70,7 @@ def main(path: Path) -> None:
     big = messages.encode(Message("task", {"run": "a", "round": 1, "head": ""}, {"models": torch.zeros(1, 17 << 20)}))
     payload, _ = node.handle(big)
     answer = messages.decode(keys.opened(node._key.public_key(), payload), len(payload))
-    tell("a message above the limit", answer.kind, answer.says.get("code"), began)
+    tell("a message above the limit", answer.kind, answer.fields.get("code"), began)
 
     # The largest model that is allowed, with as many examples at a time as a config can ask for.
     began = time.perf_counter()
@@ -78,7 +78,7 @@ def main(path: Path) -> None:
     answer = asks.begin(offer)
     if answer.kind == "ready":
         answer = asks.task(1, torch.zeros(1, 10 * 199_000 + 3))
-    tell("the largest model", answer.kind, answer.says.get("code"), began)
+    tell("the largest model", answer.kind, answer.fields.get("code"), began)
     sys.stdout.write(json.dumps(found))
 
 

@@ -71,9 +71,9 @@ class Coordinator:
     def __init__(self, node: Node, run: str = RUN) -> None:
         self.node, self.run = node, run
 
-    def ask(self, kind: str, tensors: Any = None, **says: Any) -> Message:
+    def ask(self, kind: str, tensors: Any = None, **fields: Any) -> Message:
         """The member's answer, with its signature checked and noted as sent."""
-        payload, receipt = self.node.handle(messages.encode(Message(kind, says, tensors or {})))
+        payload, receipt = self.node.handle(messages.encode(Message(kind, fields, tensors or {})))
         if receipt is not None:
             self.node.ledger.sent(receipt)
             self.node.sent(receipt, True, len(payload))
@@ -81,9 +81,9 @@ class Coordinator:
         if message.kind != REFUSAL:
             return message
         # A refusal is a code alone. Tests look up in the member's own log what it stands for.
-        assert set(message.says) == {"run", "code", "final"}
+        assert set(message.fields) == {"run", "code", "final"}
         return replace(
-            message, says={**message.says, "reason": audit_log.read(self.node.log.path)[-1].get("reason", "")}
+            message, fields={**message.fields, "reason": audit_log.read(self.node.log.path)[-1].get("reason", "")}
         )
 
     def enrol(self, offer: Config, *, code: str | None = None, shape: Any = SHAPE, classes: int = CLASSES) -> Message:

@@ -127,7 +127,7 @@ def described(payload: bytes) -> dict[str, Any]:
     message = messages.decode(inner, len(inner))
     return {
         "kind": message.kind,
-        "fields": sorted(message.says),
+        "fields": sorted(message.fields),
         "tensors": {
             name: {"type": str(value.dtype), "shape": list(value.shape), "values": value.flatten().tolist()[:80]}
             for name, value in sorted(message.tensors.items())
@@ -138,7 +138,7 @@ def described(payload: bytes) -> dict[str, Any]:
 def replayed(content: bytes) -> bytes:
     """A recorded message for another ledger: without the head of the one that it was sent to."""
     message = messages.decode(content, len(content))
-    return messages.encode(Message(message.kind, {**message.says, "head": ""}, message.tensors))
+    return messages.encode(Message(message.kind, {**message.fields, "head": ""}, message.tensors))
 
 
 if __name__ == "__main__":

@@ -95,10 +95,10 @@ def questions(draw: DrawFn) -> bytes:
     kind = draw(st.sampled_from(["propose"] * 2 + ["enrol"] * 4 + ["begin"] * 6 + ["task"] * 2))
     kind = mostly(draw, kind, ["wipe"], 40)
     run = mostly(draw, draw(st.sampled_from("abcdef")), ["../x", "", "a" * 65], 30)
-    says: dict[str, Any] = {"run": run, "head": mostly(draw, "", ["9999:" + "0" * 64, "?", 3], 30)}
+    fields: dict[str, Any] = {"run": run, "head": mostly(draw, "", ["9999:" + "0" * 64, "?", 3], 30)}
     tensors: dict[str, torch.Tensor] = {}
     if kind == "task":
-        says["round"] = mostly(draw, 1, [2, 0, 9, True, "1"], 3)
+        fields["round"] = mostly(draw, 1, [2, 0, 9, True, "1"], 3)
         odd = [torch.zeros(2, 21), torch.zeros(1, 20), torch.zeros(1, 21) / 0]
         tensors = {"models": mostly(draw, torch.zeros(1, 21), odd, 3)}
         if note := mostly(draw, "", ["extras.clip", "extras.drift", "extras.x"], 5):
@@ -108,18 +108,18 @@ def questions(draw: DrawFn) -> bytes:
         schema: dict[str, Any] = {"shape": shape, "classes": mostly(draw, kit.CLASSES, range(8), 4)}
         if mostly(draw, False, [True], 20):
             schema["columns"] = [{"name": str(at), "low": -1.0, "high": 1.0} for at in range(len(shape))]
-        says |= {"config": draw(configs()), "schema": schema, "code": mostly(draw, code_hash(), ["0" * 64], 30)}
+        fields |= {"config": draw(configs()), "schema": schema, "code": mostly(draw, code_hash(), ["0" * 64], 30)}
     if kind in ("propose", "enrol"):
-        says["number"] = mostly(draw, 0, [1, 5, -1, True])
+        fields["number"] = mostly(draw, 0, [1, 5, -1, True])
     if kind == "propose":
-        says |= {
+        fields |= {
             "purpose": mostly(draw, "a study", ["", "x" * 501, 3]),
             "members": mostly(draw, ["a", "b"], [[], ["b"]]),
         }
     if kind == "begin":
         others = [draw(facts("b")) for _ in range(mostly(draw, 1, [0, 2]))]
-        says |= {"client": mostly(draw, 0, [1, -1, 7]), "roster": [draw(facts("a")), *others]}
-        says["centre"] = mostly(draw, "", ["0" * 64])
+        fields |= {"client": mostly(draw, 0, [1, -1, 7]), "roster": [draw(facts("a")), *others]}
+        fields["centre"] = mostly(draw, "", ["0" * 64])
     if mostly(draw, False, [True], 40):
-        says["more"] = 1
-    return messages.encode(Message(kind, says, tensors))
+        fields["more"] = 1
+    return messages.encode(Message(kind, fields, tensors))

@@ -68,7 +68,7 @@ class UnreliableHub:
                 continue
             self.seen.append((name, message.kind))
             self._looks(self._federation.nodes[name], message)
-            when = self._dies(name, message.kind, message.says)
+            when = self._dies(name, message.kind, message.fields)
             if when != "before":
                 node = self._federation.nodes[name]
                 payload, receipt = node.handle(content)
@@ -83,7 +83,7 @@ class UnreliableHub:
 
     def _revive(self, message: messages.Message) -> None:
         """With the first message of a round, those that died are back, as new processes."""
-        number = message.says.get("round", 0)
+        number = message.fields.get("round", 0)
         if number != self._round:
             self._round = number
             for name in self._dead:
@@ -119,7 +119,7 @@ class UnreliableMembers:
         self.starts[name] += 1
 
     def coordinator(
-        self, dies: Dies = lambda name, kind, says: "", looks: Looks = lambda node, message: None
+        self, dies: Dies = lambda name, kind, fields: "", looks: Looks = lambda node, message: None
     ) -> tuple[Coordinator, UnreliableHub]:
         hub = UnreliableHub(self, dies, looks)
         return localhost.coordinator(self.place, 10, hub), hub

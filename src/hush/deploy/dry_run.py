@@ -154,22 +154,22 @@ def _first_round(node: Node, config: Config, schema: Schema) -> float:
         ],
         config,
     )
-    says: dict[str, Any] = {"run": _RUN}
-    says |= {"config": as_offered(offer.config), "code": str(protocol.own()), "schema": schema.record()}
-    fact, _ = facts_of(_asked(node, Message("enrol", {**says, "number": 0, "head": ""})), node.name, _RUN)
+    fields: dict[str, Any] = {"run": _RUN}
+    fields |= {"config": as_offered(offer.config), "code": str(protocol.own()), "schema": schema.record()}
+    fact, _ = facts_of(_asked(node, Message("enrol", {**fields, "number": 0, "head": ""})), node.name, _RUN)
     facts = [fact, *(replace(fact, name=f"m{at}", noised={}) for at in range(1, config.data.clients))]
     x, y = mapped(node.data.x, node.data.y, node.schema, schema)
     test = replace(node.data, x=x, y=y, classes=schema.classes or 1)
     run = _with_centre(agreed(_RUN, facts, settled(offer.config, facts, test)), test)
-    says |= {"config": as_offered(run.config), "client": 0, "roster": [asdict(each) for each in facts]}
-    _asked(node, Message("begin", {**says, "centre": run.centre_name, "head": ""}))
+    fields |= {"config": as_offered(run.config), "client": 0, "roster": [asdict(each) for each in facts]}
+    _asked(node, Message("begin", {**fields, "centre": run.centre_name, "head": ""}))
     federation = assemble(run.config, facts, test)
     state = start(federation.terms, federation.starts(), run.enrolment_state)
     number = next(at for at, members in enumerate(federation.terms.participants) if 0 in members)
     tasks = next(serve(federation.terms, replace(state, round=number), lambda new, record: None))
     message = task_message(_RUN, next(task for task in tasks if task.client == 0), halves=federation.terms.halves)
     began = time.perf_counter()
-    _asked(node, replace(message, says={**message.says, "head": ""}))
+    _asked(node, replace(message, fields={**message.fields, "head": ""}))
     return time.perf_counter() - began
 
 
@@ -188,5 +188,5 @@ def _asked(node: Node, message: Message) -> Message:
     answer = messages.decode(content, len(content))
     if answer.kind == REFUSAL:
         note: Mapping[str, Any] = audit_log.read(node.log.path)[-1]
-        raise HushError(f"{answer.says['code']}: {note['reason']}")
+        raise HushError(f"{answer.fields['code']}: {note['reason']}")
     return answer

@@ -44,20 +44,20 @@ def charged(path: Path) -> list[tuple[str, float]]:
 
 def test_public_numbers_are_disclosed_as_they_are_and_cost_nothing(tmp_path: Path) -> None:
     asks = kit.Coordinator(kit.member(tmp_path / "a", recipes=["any"], more="factor = 0.25"))
-    answer = asks.enrol(kit.config(recipe=IMPACT_RECIPE)).says
+    answer = asks.enrol(kit.config(recipe=IMPACT_RECIPE)).fields
     assert (answer["samples"], answer["epsilon"], answer["factor"], answer["noised"]) == (kit.ROWS, 1.0, 0.25, {})
     assert charged(tmp_path / "a") == []
     asks.run = "plain"
-    assert asks.enrol(kit.config()).says["factor"] is None, "nobody asked"
+    assert asks.enrol(kit.config()).fields["factor"] is None, "nobody asked"
 
 
 def test_all_that_is_noised_is_charged_at_once_and_disclosed_the_same_again(tmp_path: Path) -> None:
     asks = kit.Coordinator(kit.member(tmp_path / "a", recipes=["any"], more=f"{ALL}\nlifetime = 9.0"))
     offer = kit.config(recipe=IMPACT_RECIPE)
-    first = asks.enrol(offer).says
+    first = asks.enrol(offer).fields
     assert set(first["noised"]) == {COUNT, BUDGET, IMPACT}
     assert charged(tmp_path / "a") == [(COUNT, 20.0), (BUDGET, 20.0), (IMPACT, 20.0)]
-    assert asks.enrol(offer).says == first
+    assert asks.enrol(offer).fields == first
     assert len(charged(tmp_path / "a")) == 3
     assert 0 <= first["factor"] <= 1
     assert first["samples"] >= 1
@@ -65,7 +65,7 @@ def test_all_that_is_noised_is_charged_at_once_and_disclosed_the_same_again(tmp_
     others = set()
     for run in ("b", "c", "d", "e"):
         asks.run = run
-        others.add(asks.enrol(offer).says["epsilon"])
+        others.add(asks.enrol(offer).fields["epsilon"])
     assert len(others) == 4
 
 
@@ -84,7 +84,7 @@ def test_an_enrolment_cut_short_is_charged_anew_also_while_the_ledger_is_held(tm
         first = asks.enrol(kit.config())
         asks.node.ledger.close()
         again = kit.Coordinator(kit.member(tmp_path / "a", **words))
-        assert again.enrol(kit.config()).says == first.says
+        assert again.enrol(kit.config()).fields == first.fields
         assert first.kind == "facts"
         assert describe(tmp_path / "a" / "ledger.db")["charges"] == {"RESERVED": 1, "READY": 0, "SENT": 1, "BURNED": 2}
         again.node.ledger.close()
@@ -93,9 +93,9 @@ def test_an_enrolment_cut_short_is_charged_anew_also_while_the_ledger_is_held(tm
 def test_what_enrolment_costs_is_saved_in_training(tmp_path: Path) -> None:
     """The noise of every round grows a little, and all rounds fit: nobody leaves early for a number it disclosed."""
     asks = kit.Coordinator(kit.member(tmp_path / "a", samples="noised"))
-    answer = asks.enrol(kit.config()).says
+    answer = asks.enrol(kit.config()).fields
     facts = {key: answer[key] for key in ("samples", "noised")}
-    assert "differs from what it declared" in asks.begin(kit.config()).says["reason"]
+    assert "differs from what it declared" in asks.begin(kit.config()).fields["reason"]
     assert asks.begin(kit.config(), **facts).kind == "ready"
     assert [asks.task(number).kind for number in range(1, 5)] == ["update"] * 4
     found = charged(tmp_path / "a")
@@ -107,7 +107,7 @@ def test_what_enrolment_costs_is_saved_in_training(tmp_path: Path) -> None:
 def test_a_budget_too_small_to_disclose_is_not_disclosed(tmp_path: Path) -> None:
     asks = kit.Coordinator(kit.member(tmp_path / "a", epsilon=0.05, samples="noised", more="noise = 1.0"))
     answer = asks.enrol(kit.config())
-    assert (answer.kind, answer.says["final"]) == ("no", True)
+    assert (answer.kind, answer.fields["final"]) == ("no", True)
     assert charged(tmp_path / "a") == []
 
 
@@ -147,9 +147,9 @@ def test_factors_come_from_all_or_from_none() -> None:
 def test_true_clusters_are_disclosed_by_their_members_or_not_at_all(tmp_path: Path) -> None:
     offer = kit.config(recipe={"name": "o-cdpfl"})
     silent = kit.Coordinator(kit.member(tmp_path / "a", recipes=["any"], uncovered=True))
-    assert "enrol.group" in silent.enrol(offer).says["reason"]
+    assert "enrol.group" in silent.enrol(offer).fields["reason"]
     asks = kit.Coordinator(kit.member(tmp_path / "b", "b", recipes=["any"], group=1))
-    assert asks.enrol(offer).says["group"] == 1
+    assert asks.enrol(offer).fields["group"] == 1
 
 
 GOOD = {

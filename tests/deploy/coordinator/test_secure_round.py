@@ -122,8 +122,8 @@ def test_a_minority_may_die_in_any_step(tmp_path: Path, seed: int) -> None:
             f"m{c:03d}": (STEPS[int(drawn.integers(5))], ("before", "after")[int(drawn.integers(2))]) for c in dead
         }
 
-    def dies(name: str, kind: str, says: Mapping[str, Any]) -> str:
-        step, when = plan.get(says.get("round", 0), {}).get(name, ("", ""))
+    def dies(name: str, kind: str, fields: Mapping[str, Any]) -> str:
+        step, when = plan.get(fields.get("round", 0), {}).get(name, ("", ""))
         return when if kind == step else ""
 
     _, out = run(made, dies=dies)
@@ -172,8 +172,8 @@ def test_a_coordinator_that_crashes_in_a_step_forms_the_same_sum_again(
 ) -> None:
     _, reference = run(federation, "reference")
 
-    def crashes(name: str, kind: str, says: Mapping[str, Any]) -> str:
-        if (kind, says.get("round"), name) == (step, 2, "m002"):
+    def crashes(name: str, kind: str, fields: Mapping[str, Any]) -> str:
+        if (kind, fields.get("round"), name) == (step, 2, "m002"):
             raise CrashError
         return ""
 
@@ -194,8 +194,8 @@ def test_a_second_sum_of_a_round_is_refused_also_with_weights_that_differ_in_a_d
 ) -> None:
     """Between confirmation and reveal a coordinator begins again, to get a second sum and subtract the first."""
 
-    def crashes(name: str, kind: str, says: Mapping[str, Any]) -> str:
-        if (kind, says.get("round")) == ("reveal", 1):
+    def crashes(name: str, kind: str, fields: Mapping[str, Any]) -> str:
+        if (kind, fields.get("round")) == ("reveal", 1):
             raise CrashError
         return ""
 
@@ -215,7 +215,7 @@ def test_a_second_sum_of_a_round_is_refused_also_with_weights_that_differ_in_a_d
             (out / SURVIVORS).unlink()
         hidden = "m003" if attack == "members" else ""
         coordinator, _ = federation.coordinator(
-            lambda name, kind, says: "before" if (name, kind, says.get("round")) == (hidden, "keys", 1) else ""  # noqa: B023
+            lambda name, kind, fields: "before" if (name, kind, fields.get("round")) == (hidden, "keys", 1) else ""  # noqa: B023
         )
         coordinator.run(federation.config, out, resume=True)
         monkeypatch.setattr(coordinator_run, "plans_of_sums", honest)
@@ -230,14 +230,14 @@ def test_what_a_hostile_coordinator_asks_for_is_refused_and_costs_nothing(federa
     forged = keys.new_key()
 
     def asked(node: Node, message: Message, what: str, **changes: Any) -> None:
-        before = len(node.ledger.charged(str(message.says["run"])))
-        said = {key: value for key, value in {**message.says, **changes}.items() if value is not None}
+        before = len(node.ledger.charged(str(message.fields["run"])))
+        said = {key: value for key, value in {**message.fields, **changes}.items() if value is not None}
         payload, receipt = node.handle(messages.encode(Message(message.kind, said, message.tensors)))
         answer = messages.decode(keys.opened(node.public, payload), len(payload))
         assert answer.kind == REFUSAL, what
         assert receipt is None
-        assert set(answer.says) == {"run", "code", "final"}
-        assert len(node.ledger.charged(str(message.says["run"]))) == before
+        assert set(answer.fields) == {"run", "code", "final"}
+        assert len(node.ledger.charged(str(message.fields["run"]))) == before
         tried[what] = refusals(node)[-1]
 
     def resigned(content: bytes) -> bytes:
@@ -245,16 +245,16 @@ def test_what_a_hostile_coordinator_asks_for_is_refused_and_costs_nothing(federa
         return keys.signed(forged, content[end:])
 
     def looks(node: Node, message: Message) -> None:
-        says = message.says
-        if node.name != "m000" or says.get("round") != 1:
+        fields = message.fields
+        if node.name != "m000" or fields.get("round") != 1:
             return
         if message.kind == "keys":
             asked(node, message, "one weight", weights=[1.0, 0.0, 0.0, 0.0])
-            asked(node, message, "other step", step=2 * says["step"])
-            asked(node, message, "fewer members", clients=[0, 1], weights=says["weights"][:2])
+            asked(node, message, "other step", step=2 * fields["step"])
+            asked(node, message, "fewer members", clients=[0, 1], weights=fields["weights"][:2])
             asked(node, message, "another round", round=77)
         if message.kind == "shares":
-            relayed = sum_messages.bytes_of(says["keys"])
+            relayed = sum_messages.bytes_of(fields["keys"])
             forgery = sum_messages.said_bytes({**relayed, 1: resigned(relayed[1])})
             asked(node, message, "forged key", keys=forgery)
             asked(node, message, "replayed key", keys=sum_messages.said_bytes({**relayed, 1: relayed[2]}))
@@ -262,7 +262,7 @@ def test_what_a_hostile_coordinator_asks_for_is_refused_and_costs_nothing(federa
         if message.kind == "task":
             asked(node, message, "no shares", shares=None, attempt=None)
             asked(node, message, "another attempt", attempt="1234")
-            asked(node, message, "too few shares", shares={"1": says["shares"]["1"]})
+            asked(node, message, "too few shares", shares={"1": fields["shares"]["1"]})
         if message.kind == "confirm":
             asked(node, message, "sum of two", survivors=[0, 1])
             asked(node, message, "sum without", survivors=[1, 2, 3])
@@ -270,7 +270,7 @@ def test_what_a_hostile_coordinator_asks_for_is_refused_and_costs_nothing(federa
             node.handle(messages.encode(message))
             asked(node, message, "second sum", survivors=[0, 1, 2])
         if message.kind == "reveal":
-            relayed = sum_messages.bytes_of(says["confirmed"])
+            relayed = sum_messages.bytes_of(fields["confirmed"])
             few = dict(list(relayed.items())[:2])
             asked(node, message, "two confirmations", confirmed=sum_messages.said_bytes(few))
             third = next(c for c in relayed if c not in few)

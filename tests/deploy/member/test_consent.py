@@ -22,13 +22,13 @@ from tests.support import federation_kit as kit
 
 
 def proposed(asks: kit.Coordinator, offer: Config, **words: Any) -> Message:
-    says = {
+    fields = {
         "purpose": "a study",
         "members": ["a", "b"],
         "schema": {"shape": list(kit.SHAPE), "classes": kit.CLASSES},
         **words,
     }
-    return asks.ask("propose", run=asks.run, config=offer.model_dump(), code=code_hash(), number=0, head="", **says)
+    return asks.ask("propose", run=asks.run, config=offer.model_dump(), code=code_hash(), number=0, head="", **fields)
 
 
 def asking(path: Path, **words: Any) -> kit.Coordinator:
@@ -45,21 +45,21 @@ def approve(path: Path, decision: Any = "approved") -> str:
 def test_nothing_begins_before_a_person_approves_it_and_then_it_runs_once(tmp_path: Path) -> None:
     asks, offer = asking(tmp_path / "a", more="lifetime = 9.0"), kit.config()
     for answer in (asks.enrol(offer), asks.begin(offer), proposed(asks, offer), proposed(asks, offer)):
-        assert (answer.kind, answer.says["code"], answer.says["final"]) == ("no", "pending", False)
+        assert (answer.kind, answer.fields["code"], answer.fields["final"]) == ("no", "pending", False)
     assert [line["event"] for line in audit_log.read(tmp_path / "a" / "audit.jsonl")].count("proposed") == 1
     approve(tmp_path / "a")
-    assert asks.begin(offer).says["code"] == "pending", "an approval is used by the run that is proposed"
+    assert asks.begin(offer).fields["code"] == "pending", "an approval is used by the run that is proposed"
     assert proposed(asks, offer).kind == "approved"
     assert asks.enrol(offer).kind == "facts"
     assert asks.begin(offer).kind == "ready"
     # A run that failed before anything was charged leaves its approval to the next.
     again = kit.Coordinator(asks.node, "fedcba")
     assert proposed(again, offer).kind == "approved"
-    assert asks.task(1).says["code"] == "pending", "the approval is used by the other run now"
+    assert asks.task(1).fields["code"] == "pending", "the approval is used by the other run now"
     assert again.begin(offer).kind == "ready"
     assert again.task(1).kind == "update"
     third = kit.Coordinator(asks.node, "abcdef")
-    assert proposed(third, offer).says["code"] == "pending"
+    assert proposed(third, offer).fields["code"] == "pending"
     assert Consents(tmp_path / "a").named(None, "pending").preview.earlier == 1
     assert third.begin(offer).kind == "no"
     assert again.task(2).kind == "update", "a new proposal takes nothing from the run"
@@ -82,12 +82,12 @@ def test_a_run_that_differs_from_what_was_approved_is_refused(tmp_path: Path) ->
     assert proposed(asks, offer).kind == "approved"
     for name, change in CHANGES.items():
         for answer in (asks.enrol(kit.config(**change)), asks.begin(kit.config(**change))):
-            assert answer.says["code"] == "pending", name
-            assert "differs from what was approved" in answer.says["reason"], name
-    assert asks.enrol(offer, classes=4).says["code"] == "pending"
+            assert answer.fields["code"] == "pending", name
+            assert "differs from what was approved" in answer.fields["reason"], name
+    assert asks.enrol(offer, classes=4).fields["code"] == "pending"
     other = kit.Coordinator(asks.node)
     mine = asks.begin(offer, name="a")
-    assert mine.kind == "ready", mine.says
+    assert mine.kind == "ready", mine.fields
     path = tmp_path / "a" / "runs" / f"{kit.RUN}.json"
     path.unlink()
     stranger = json.loads(json.dumps({"name": "c"}))
@@ -96,7 +96,7 @@ def test_a_run_that_differs_from_what_was_approved_is_refused(tmp_path: Path) ->
         schema={"shape": list(kit.SHAPE), "classes": kit.CLASSES},
         roster=[{**asdict_of(asks)}, {**asdict_of(asks), **stranger}],
     )  # fmt: skip
-    assert "members that were not in what was approved: c" in refused.says["reason"]
+    assert "members that were not in what was approved: c" in refused.fields["reason"]
 
 
 def asdict_of(asks: kit.Coordinator) -> dict[str, Any]:
@@ -108,11 +108,11 @@ def test_a_changed_purpose_roster_policy_or_number_of_rows_is_another_proposal(t
     asks, offer = asking(tmp_path / "a"), kit.config()
     proposed(asks, offer)
     digest = approve(tmp_path / "a")
-    assert proposed(asks, offer, purpose="another study").says["code"] == "pending"
-    assert proposed(asks, offer, members=["a", "b", "c"]).says["code"] == "pending"
+    assert proposed(asks, offer, purpose="another study").fields["code"] == "pending"
+    assert proposed(asks, offer, members=["a", "b", "c"]).fields["code"] == "pending"
     asks.node.ledger.close()
     dearer = kit.Coordinator(kit.member(tmp_path / "a", auto_approve=False, epsilon=0.5))
-    assert proposed(dearer, offer).says["code"] == "pending"
+    assert proposed(dearer, offer).fields["code"] == "pending"
     digests = {each.preview.digest for each in Consents(tmp_path / "a").listed()}
     assert len(digests) == 4
     assert digest in digests
@@ -123,7 +123,7 @@ def test_a_declined_run_is_final_also_after_it_began(tmp_path: Path) -> None:
     proposed(asks, offer)
     digest = approve(tmp_path / "a", "declined")
     answer = proposed(asks, offer)
-    assert (answer.says["code"], answer.says["final"]) == ("declined", True)
+    assert (answer.fields["code"], answer.fields["final"]) == ("declined", True)
     known = Consents(tmp_path / "a")
     known.decide(known.named(digest[:8]), "approved")
     assert proposed(asks, offer).kind == "approved"
@@ -131,7 +131,7 @@ def test_a_declined_run_is_final_also_after_it_began(tmp_path: Path) -> None:
     assert asks.task(1).kind == "update"
     known.decide(known.named(digest[:8]), "declined")
     answer = asks.task(2)
-    assert (answer.says["code"], answer.says["final"]) == ("declined", True)
+    assert (answer.fields["code"], answer.fields["final"]) == ("declined", True)
 
 
 def test_rules_approve_what_is_within_them_and_leave_the_rest_to_a_person(tmp_path: Path) -> None:
@@ -145,15 +145,15 @@ def test_rules_approve_what_is_within_them_and_leave_the_rest_to_a_person(tmp_pa
 
     node = prepare(Kit(tmp_path / "b", "a", "nowhere:1"), policy, tmp_path / "b" / "data.npz")
     strict = kit.Coordinator(node)
-    assert "more than consent.max_rounds 3" in strict.begin(kit.config()).says["reason"]
-    assert proposed(strict, kit.config()).says["code"] == "pending"
+    assert "more than consent.max_rounds 3" in strict.begin(kit.config()).fields["reason"]
+    assert proposed(strict, kit.config()).fields["code"] == "pending"
     assert strict.begin(kit.config(rounds=3)).kind == "ready"
     approve(tmp_path / "b")
     assert proposed(strict, kit.config()).kind == "approved"
     node.ledger.close()
     policy.write_text(policy.read_text().replace("# max_epsilon = 1.0 ", "max_epsilon = 0.5 "))
     dear = kit.Coordinator(prepare(Kit(tmp_path / "b", "a", "nowhere:1"), policy, tmp_path / "b" / "data.npz"), "other")
-    assert "above consent.max_epsilon 0.5" in dear.begin(kit.config(rounds=3)).says["reason"]
+    assert "above consent.max_epsilon 0.5" in dear.begin(kit.config(rounds=3)).fields["reason"]
 
 
 def test_a_preview_says_what_the_run_then_costs_and_escapes_what_others_wrote(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_preview_says_what_the_run_then_costs_and_escapes_what_others_wrote(tm
     assert f"{kit.ROWS} rows" in text
     assert "21 parameters" in text
     long = proposed(asks, offer, purpose="x" * 501)
-    assert long.says["code"] == "message"
+    assert long.fields["code"] == "message"
 
 
 def test_a_file_changed_after_it_was_written_is_not_believed(tmp_path: Path) -> None:
@@ -192,8 +192,8 @@ def test_proposals_do_not_fill_the_disk(tmp_path: Path) -> None:
     known = Consents(tmp_path / "a")
     for number in range(49):
         known.keep(replace(waiting.preview, purpose=str(number)))
-    assert found.says["code"] == "pending"
-    assert proposed(asks, offer, purpose="one more").says["code"] == "limits"
+    assert found.fields["code"] == "pending"
+    assert proposed(asks, offer, purpose="one more").fields["code"] == "limits"
 
 
 def test_hours_and_runs_a_day_are_refused_at_no_cost(tmp_path: Path) -> None:
@@ -201,12 +201,12 @@ def test_hours_and_runs_a_day_are_refused_at_no_cost(tmp_path: Path) -> None:
     assert asks.begin(kit.config()).kind == "ready"
     other = kit.Coordinator(asks.node, "other")
     answer = other.begin(kit.config())
-    assert (answer.says["code"], answer.says["final"]) == ("closed", False)
+    assert (answer.fields["code"], answer.fields["final"]) == ("closed", False)
     assert asks.task(1).kind == "update"
     asks.node.policy = asks.node.policy.model_copy(
         update={"limits": asks.node.policy.limits.model_copy(update={"hours": closed_now()})}
     )
-    assert asks.task(2).says["code"] == "closed"
+    assert asks.task(2).fields["code"] == "closed"
 
 
 def closed_now() -> str:
@@ -220,7 +220,7 @@ def closed_now() -> str:
 def test_a_preview_says_what_the_coordinator_sees(tmp_path: Path, secure: bool) -> None:
     asks = asking(tmp_path / "a", recipes=["any"], uncovered=True)
     offer = kit.config(recipe={"name": "weiavg"}, secure_aggregation=secure, data={"name": "digits", "clients": 3})
-    assert proposed(asks, offer, members=["a", "b", "c"]).says["code"] == "pending"
+    assert proposed(asks, offer, members=["a", "b", "c"]).fields["code"] == "pending"
     text = "\n".join(sentences(Consents(tmp_path / "a").named(None, "pending").preview, 0.0, 1.0))
     assert ("sums over a majority of the members" in text) is secure
     assert ("sees this member's noised updates" in text) is not secure

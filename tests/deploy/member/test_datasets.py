@@ -90,7 +90,7 @@ def trained(path: Path, schema: Schema = RUN) -> torch.Tensor | str:
     )  # fmt: skip
     if answer.kind == "no":
         node.ledger.close()
-        return str(answer.says["code"])
+        return str(answer.fields["code"])
     asks.run = "a"
     update = asks.task(1, torch.zeros(1, 3 * (schema.input_shape[0] + 1)))
     node.ledger.close()

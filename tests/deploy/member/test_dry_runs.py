@@ -40,7 +40,7 @@ def test_a_dry_run_needs_no_approval_charges_nothing_and_reads_no_row(tmp_path: 
         assert events == ["dry run"]
         assert list((tmp_path / path / "runs").iterdir()) == []
     real = kit.Coordinator(one.node)
-    assert real.begin(kit.config()).says["code"] == "pending", "a dry run approves nothing"
+    assert real.begin(kit.config()).fields["code"] == "pending", "a dry run approves nothing"
 
 
 def test_limits_hold_in_a_dry_run_and_a_policy_can_refuse_it(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_limits_hold_in_a_dry_run_and_a_policy_can_refuse_it(tmp_path: Path) -> 
     asks.node.policy = policy.model_copy(update={"accept": policy.accept.model_copy(update={"dry_runs": False})})
     asks.run = "dryother"
     answer = asks.enrol(kit.config())
-    assert (answer.kind, answer.says["code"]) == ("no", "offer")
+    assert (answer.kind, answer.fields["code"]) == ("no", "offer")
 
 
 def test_a_number_of_rows_that_is_not_public_is_not_used(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_number_of_rows_that_is_not_public_is_not_used(tmp_path: Path) -> None
         node = kit.member(tmp_path / name, samples="noised")
         node.data = kit.data(rows)
         asks = kit.Coordinator(node, DRY)
-        counts.append(asks.enrol(kit.config()).says["samples"])
+        counts.append(asks.enrol(kit.config()).fields["samples"])
     assert abs(counts[0] - counts[1]) < 150
     assert min(counts) > 900
 

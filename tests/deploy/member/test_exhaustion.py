@@ -67,8 +67,8 @@ def test_the_size_of_an_accepted_module_is_known_before_it_is_built(
         asks = kit.Coordinator(node)
         offer = kit.config(model={"name": f"{name}:{factory}"})
         answer = asks.enrol(offer, classes=300_000)
-        assert (answer.kind, answer.says.get("code")) == ("no", "limits")
-        assert "a model of 2100000 parameters" in answer.says["reason"]
+        assert (answer.kind, answer.fields.get("code")) == ("no", "limits")
+        assert "a model of 2100000 parameters" in answer.fields["reason"]
         assert set(sys.modules[name].devices) == devices
         assert asks.enrol(offer).kind == "facts"
 

@@ -68,7 +68,7 @@ def test_a_member_evaluates_in_the_rounds_that_were_agreed_and_is_charged(tmp_pa
     offer = kit.config(evaluation={"share": 0.3, "rounds": [2, 4]})
     rows = len(asks.node.data.y)
     assert rows < kit.ROWS
-    assert asks.enrol(offer).says["samples"] == rows, "held-out rows are not declared"
+    assert asks.enrol(offer).fields["samples"] == rows, "held-out rows are not declared"
     assert asks.begin(offer, samples=rows).kind == "ready"
     names = [set(asks.task(number).tensors) for number in range(1, 5)]
     plain, more = {"vector"}, {"vector", f"{RELEASES}{EVALUATION}"}
@@ -107,8 +107,8 @@ def test_without_a_share_nothing_about_held_out_rows_leaves(tmp_path: Path) -> N
 def test_a_member_that_holds_out_nothing_refuses_to_evaluate(tmp_path: Path) -> None:
     asks = kit.Coordinator(kit.member(tmp_path / "a"))
     answer = asks.enrol(kit.config(evaluation={"share": 0.3}))
-    assert answer.says["code"] == "offer"
-    assert "holds out none" in answer.says["reason"]
+    assert answer.fields["code"] == "offer"
+    assert "holds out none" in answer.fields["reason"]
 
 
 def test_counts_beyond_what_a_plan_allows_are_refused() -> None:

@@ -39,9 +39,9 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(item, (*at, key))
 
 
-def changed(says: dict[str, Any], drawn: np.random.Generator) -> dict[str, Any]:
+def changed(fields: dict[str, Any], drawn: np.random.Generator) -> dict[str, Any]:
     """The same with one or two things replaced."""
-    found = copy.deepcopy(says)
+    found = copy.deepcopy(fields)
     for _ in range(int(drawn.integers(1, 3))):
         known = list(places(found))
         *way, last = known[int(drawn.integers(len(known)))]
@@ -55,13 +55,13 @@ def changed(says: dict[str, Any], drawn: np.random.Generator) -> dict[str, Any]:
 def offer(kind: str, run: str, recipe: str) -> dict[str, Any]:
     """What an honest coordinator says."""
     schema = {"shape": list(kit.SHAPE), "classes": kit.CLASSES}
-    says = {"run": run, "config": kit.config(recipe={"name": recipe}).model_dump(), "code": code_hash(), "head": ""}
+    fields = {"run": run, "config": kit.config(recipe={"name": recipe}).model_dump(), "code": code_hash(), "head": ""}
     fact = {"name": "a", "epsilon": 1.0, "delta": 1e-4, "relation": "add-remove", "samples": kit.ROWS}
     fact |= {"factor": None, "group": None, "noised": {}}
     if kind == "enrol":
-        return {**says, "schema": schema, "number": 0}
+        return {**fields, "schema": schema, "number": 0}
     centre = wire.name_of(CENTRE) if recipe == "hush" else ""
-    return {**says, "schema": schema, "client": 0, "roster": [fact, {**fact, "name": "b"}], "centre": centre}
+    return {**fields, "schema": schema, "client": 0, "roster": [fact, {**fact, "name": "b"}], "centre": centre}
 
 
 def task(number: int, drawn: np.random.Generator) -> Message:
@@ -92,8 +92,8 @@ def test_no_order_ends_a_member_or_makes_it_pay_for_nothing(tmp_path: Path, seed
         if kind == "task":
             message = task(int(drawn.integers(1, 5)), drawn)
         else:
-            says = offer(kind, f"r{number}", RECIPES[int(drawn.integers(len(RECIPES)))])
-            message = Message(kind, changed(says, drawn))
+            fields = offer(kind, f"r{number}", RECIPES[int(drawn.integers(len(RECIPES)))])
+            message = Message(kind, changed(fields, drawn))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of numbers that overflow, in what is refused
             payload, receipt = node.handle(wire.encode(message))

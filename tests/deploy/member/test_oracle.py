@@ -95,7 +95,7 @@ class Pair:
             )
             assert first == second
         else:
-            run = messages.decode(question, len(question)).says["run"]
+            run = messages.decode(question, len(question)).fields["run"]
             first_costs, second_costs = (node.ledger.charged(run) for node in self.nodes)
             assert first_costs == second_costs
         return charged == {True}
@@ -109,8 +109,8 @@ def _opened(node: Node, payload: bytes, head: str) -> bytes:
     content = keys.opened(node._key.public_key(), payload)
     message = messages.decode(content, len(content))
     if message.kind == REFUSAL:
-        assert set(message.says) == {"run", "code", "final"}
-        assert message.says["code"] in set(RefusalCode)
+        assert set(message.fields) == {"run", "code", "final"}
+        assert message.fields["code"] in set(RefusalCode)
     return messages.encode(message).replace(head.encode(), b"*" * 8)
 
 
@@ -160,9 +160,9 @@ def test_limits_that_lie_between_two_numbers_of_rows_tell_them_not_apart(tmp_pat
                 recipe=recipe, rounds=2, privacy__accountant="rdp", privacy__noise="secure",
                 local__epochs=epochs, local__batch_size=batch,
             )  # fmt: skip
-            says = {"run": "a", "config": offer.model_dump(), "code": code_hash(), "number": 0, "head": ""}
-            says["schema"] = {"shape": list(kit.SHAPE), "classes": kit.CLASSES}
-            charged.append(neighbour_pair.ask(messages.encode(Message("enrol", says))))
+            fields = {"run": "a", "config": offer.model_dump(), "code": code_hash(), "number": 0, "head": ""}
+            fields["schema"] = {"shape": list(kit.SHAPE), "classes": kit.CLASSES}
+            charged.append(neighbour_pair.ask(messages.encode(Message("enrol", fields))))
             if charged[-1]:
                 neighbour_pair.reset()
     assert any(charged)
@@ -239,12 +239,12 @@ def test_after_a_noised_count_is_disclosed_nothing_else_reveals_the_true_one(tmp
             # As if the noise had made the same number of each.
             disclosed = disclosed or path.read_bytes()
             path.write_bytes(disclosed)
-            begun = member.begin(offer, samples=json.loads(disclosed)["samples"], noised=first.says["noised"])
+            begun = member.begin(offer, samples=json.loads(disclosed)["samples"], noised=first.fields["noised"])
             costs = ""
             if begun.kind == "ready":
                 assert member.task(1).kind == "update"
                 costs = str(member.node.ledger.charged(member.run))
-            answers.setdefault(what, []).append((begun.kind, begun.says.get("code"), costs))
+            answers.setdefault(what, []).append((begun.kind, begun.fields.get("code"), costs))
     assert all(len(set(found)) == 1 for found in answers.values()), answers
     kinds = {found[0][0] for found in answers.values()}
     assert kinds == {"ready", "no"}

@@ -52,8 +52,8 @@ def test_a_member_counts_persons_and_charges_their_rate(tmp_path: Path) -> None:
     node = member(tmp_path / "a")
     asks, offer = kit.Coordinator(node), kit.config(**OFFER)
     reply = asks.enrol(offer)
-    assert reply.says["samples"] == PERSONS
-    assert reply.says["unit"] == "person"
+    assert reply.fields["samples"] == PERSONS
+    assert reply.fields["unit"] == "person"
     assert asks.begin(offer, samples=PERSONS, unit="person").kind == "ready"
     answer = asks.task(1)
     assert answer.kind == "update"
@@ -64,9 +64,9 @@ def test_a_member_counts_persons_and_charges_their_rate(tmp_path: Path) -> None:
 
 def test_a_run_that_protects_rows_is_refused_and_the_other_way_round(tmp_path: Path) -> None:
     persons, rows = kit.Coordinator(member(tmp_path / "a")), kit.Coordinator(member(tmp_path / "b", unit="row"))
-    assert "privacy.unit row: not accepted" in persons.enrol(kit.config(privacy__unit="row")).says["reason"]
-    assert "privacy.unit row: not accepted" in persons.enrol(kit.config()).says["reason"]
-    assert "privacy.unit person: not accepted" in rows.enrol(kit.config(**OFFER)).says["reason"]
+    assert "privacy.unit row: not accepted" in persons.enrol(kit.config(privacy__unit="row")).fields["reason"]
+    assert "privacy.unit row: not accepted" in persons.enrol(kit.config()).fields["reason"]
+    assert "privacy.unit person: not accepted" in rows.enrol(kit.config(**OFFER)).fields["reason"]
 
 
 def test_a_member_without_keys_cannot_protect_persons(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_the_means_and_counts_of_enrolment_are_those_of_persons(tmp_path: Path) 
     node = member(tmp_path / "a")
     offer = kit.config(**OFFER, recipe={"name": "hush"})
     answer = kit.Coordinator(node).enrol(offer)
-    assert answer.says["samples"] == PERSONS
+    assert answer.fields["samples"] == PERSONS
     assert {cost.what for cost in node.ledger.charged(kit.RUN)} == {"mean of the inputs"}
 
 

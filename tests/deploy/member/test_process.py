@@ -37,7 +37,7 @@ def begun(path: Path, **words: Any) -> kit.Coordinator:
 
 def test_a_member_answers_what_it_agreed_to_and_charges_first(tmp_path: Path) -> None:
     asks = kit.Coordinator(kit.member(tmp_path / "a"))
-    assert asks.enrol(kit.config()).says["samples"] == kit.ROWS
+    assert asks.enrol(kit.config()).fields["samples"] == kit.ROWS
     assert asks.begin(kit.config()).kind == "ready"
     assert charges(tmp_path / "a") == 0
     spent = [0.0]
@@ -84,7 +84,7 @@ def test_offers_beyond_the_policy_are_refused_and_cost_nothing(tmp_path: Path, o
     asks.run = "another"
     answer = asks.begin(kit.config(**changes))  # type: ignore[arg-type]
     assert answer.kind == "no"
-    assert words in answer.says["reason"]
+    assert words in answer.fields["reason"]
     assert asks.task(1).kind == "no"
     assert charges(tmp_path / "a") == 0
 
@@ -104,7 +104,7 @@ def test_code_that_a_config_names_is_never_imported(
     monkeypatch.syspath_prepend(tmp_path)
     asks = kit.Coordinator(kit.member(tmp_path / "a", recipes=["any"]))
     for answer in (asks.enrol(kit.config(**changes)), asks.begin(kit.config(**changes))):
-        assert "not accepted by this member" in answer.says["reason"]
+        assert "not accepted by this member" in answer.fields["reason"]
     assert charges(tmp_path / "a") == 0
 
 
@@ -113,8 +113,8 @@ def test_less_noise_is_refused_where_every_recipe_is_accepted(tmp_path: Path) ->
     weak = {"name": "robust-hdp", "protect": {"rule": "dp-sgd", "spread": "equal-noise", "noise": 0.3}}
     answer = asks.begin(kit.config(recipe=weak))
     assert (
-        "noise multiplier 0.3 exceeds" in answer.says["reason"]
-        or "does not cover a single round" in answer.says["reason"]
+        "noise multiplier 0.3 exceeds" in answer.fields["reason"]
+        or "does not cover a single round" in answer.fields["reason"]
     )
     asks.run = "unprotected"
     assert asks.begin(kit.config(recipe={"name": "fedavg"})).kind == "no"
@@ -126,9 +126,9 @@ def test_another_protocol_version_is_refused_and_other_code_of_the_same_is_not(t
     newer, before = f"{protocol.PROTOCOL + 1}:{'0' * 64}", "0" * 64
     for code, words in ((newer, f"has protocol {protocol.PROTOCOL + 1}"), (before, "no protocol version")):
         for answer in (asks.enrol(kit.config(), code=code), asks.begin(kit.config(), code=code)):
-            assert answer.says["code"] == "protocol"
-            assert words in answer.says["reason"] and "accepted: the same protocol version" in answer.says["reason"]
-    assert asks.enrol(kit.config(), code="1:x").says["code"] == "message"
+            assert answer.fields["code"] == "protocol"
+            assert words in answer.fields["reason"] and "accepted: the same protocol version" in answer.fields["reason"]
+    assert asks.enrol(kit.config(), code="1:x").fields["code"] == "message"
     assert asks.begin(kit.config(), code=f"{protocol.PROTOCOL}:{'0' * 64}").kind == "ready"
     assert charges(tmp_path / "a") == 0
 
@@ -137,7 +137,7 @@ def test_a_message_of_a_newer_protocol_is_refused_for_its_version_whatever_else_
     """Not as malformed: the operator must learn that an upgrade is needed."""
     asks = kit.Coordinator(kit.member(tmp_path / "a"))
     answer = asks.ask("enrol", run=kit.RUN, code=f"{protocol.PROTOCOL + 1}:{'0' * 64}", config={"new": 1}, more=2)
-    assert answer.says["code"] == "protocol"
+    assert answer.fields["code"] == "protocol"
 
 
 def test_code_that_a_policy_does_not_list_is_refused(tmp_path: Path) -> None:
@@ -145,18 +145,18 @@ def test_code_that_a_policy_does_not_list_is_refused(tmp_path: Path) -> None:
     pinned = kit.Coordinator(kit.member(tmp_path / "a", more=f'code = ["{own}"]'))
     assert (
         "the coordinator's code has hash"
-        in pinned.begin(kit.config(), code=f"{protocol.PROTOCOL}:{other}").says["reason"]
+        in pinned.begin(kit.config(), code=f"{protocol.PROTOCOL}:{other}").fields["reason"]
     )
     assert pinned.begin(kit.config(), code=str(protocol.own())).kind == "ready"
     elsewhere = kit.Coordinator(kit.member(tmp_path / "b", more=f'code = ["{other}"]'))
-    assert "this member's code has hash" in elsewhere.begin(kit.config()).says["reason"]
+    assert "this member's code has hash" in elsewhere.begin(kit.config()).fields["reason"]
     both = kit.Coordinator(kit.member(tmp_path / "c", more=f'code = ["{own}", "{other}"]'))
     assert both.begin(kit.config(), code=f"{protocol.PROTOCOL}:{other}").kind == "ready"
 
 
 def test_replayable_noise_needs_the_members_word(tmp_path: Path) -> None:
     asks = kit.Coordinator(kit.member(tmp_path / "a", seeded=False))
-    assert "provides no privacy" in asks.begin(kit.config()).says["reason"]
+    assert "provides no privacy" in asks.begin(kit.config()).fields["reason"]
     assert asks.begin(kit.config(privacy__noise="secure")).kind == "ready"
 
 
@@ -168,9 +168,9 @@ def test_noise_that_is_left_open_is_secure_at_a_member(tmp_path: Path) -> None:
 def test_a_run_cannot_change_once_it_has_begun(tmp_path: Path) -> None:
     asks = begun(tmp_path / "a")
     for other in (kit.config(rounds=5), kit.config(local__lr=0.4), kit.config(seed=2)):
-        assert "was started with a different" in asks.begin(other).says["reason"]
+        assert "was started with a different" in asks.begin(other).fields["reason"]
     assert asks.begin(kit.config()).kind == "ready"
-    assert "differs from what it declared" in asks.begin(kit.config(), epsilon=50.0).says["reason"]
+    assert "differs from what it declared" in asks.begin(kit.config(), epsilon=50.0).fields["reason"]
 
 
 def test_a_forked_round_gets_nothing_and_the_same_task_the_same_bytes(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_forked_round_gets_nothing_and_the_same_task_the_same_bytes(tmp_path: 
     assert asks.node.handle(messages.encode(message))[0] == first
     spent = asks.node.ledger.spent()
     for fork in (torch.ones(1, 21), torch.full((1, 21), 1e-7)):
-        assert "for a different model" in asks.task(1, fork).says["reason"]
+        assert "for a different model" in asks.task(1, fork).fields["reason"]
     assert asks.node.ledger.spent() == spent
     assert charges(tmp_path / "a") == 1
 
@@ -206,13 +206,13 @@ def test_a_restarted_member_goes_on_and_resends_the_same_bytes(tmp_path: Path) -
 def test_a_run_goes_on_with_the_rows_that_it_began_with(tmp_path: Path) -> None:
     """Other rows would have another plan than the one that was agreed to, and a roster cannot change their number."""
     asks = kit.Coordinator(kit.member(tmp_path / "a"))
-    assert "differs from what it declared" in asks.begin(kit.config(), samples=kit.ROWS + 1).says["reason"]
+    assert "differs from what it declared" in asks.begin(kit.config(), samples=kit.ROWS + 1).fields["reason"]
     assert asks.begin(kit.config()).kind == "ready"
     assert asks.task(1).kind == "update"
     asks.node.ledger.close()
     later = kit.Coordinator(kit.member(tmp_path / "a"))
     later.node.data = kit.data(kit.ROWS - 1)
-    assert "differs from what it declared" in later.task(2).says["reason"]
+    assert "differs from what it declared" in later.task(2).fields["reason"]
     assert charges(tmp_path / "a") == 1
 
 
@@ -226,12 +226,12 @@ def test_a_member_killed_in_training_pays_and_may_try_again(tmp_path: Path) -> N
     assert charges(tmp_path / "a") == 2
     assert [later.task(number).kind for number in (2, 3)] == ["update", "update"]
     leaving = later.task(4)
-    assert (leaving.kind, leaving.says["final"]) == ("no", True)
+    assert (leaving.kind, leaving.fields["final"]) == ("no", True)
     later.node.ledger.close()
     back = kit.Coordinator(kit.member(tmp_path / "a"))
-    assert back.task(4).says["final"] is True
+    assert back.task(4).fields["final"] is True
     back.run = "new"
-    assert back.begin(kit.config()).says["final"] is True
+    assert back.begin(kit.config()).fields["final"] is True
 
 
 def test_a_lifetime_is_spent_run_by_run(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_an_old_copy_of_the_ledger_is_found_out(tmp_path: Path, monkeypatch: pyt
     """By the witness of the member's machine; and by the coordinator's heads where it was adopted on another."""
     asks = begun(tmp_path / "a")
     shutil.copy(tmp_path / "a" / "ledger.db", tmp_path / "old.db")
-    head = asks.task(1).says["head"]
+    head = asks.task(1).fields["head"]
     asks.node.ledger.close()
     for path in (tmp_path / "a").glob("ledger.db*"):
         path.unlink()
@@ -260,7 +260,7 @@ def test_an_old_copy_of_the_ledger_is_found_out(tmp_path: Path, monkeypatch: pyt
     Ledger.adopt(tmp_path / "a" / "ledger.db").close()
     restored = kit.Coordinator(kit.member(tmp_path / "a"))
     answer = restored.task(2, head=head)
-    assert "old copy" in answer.says["reason"]
+    assert "old copy" in answer.fields["reason"]
     assert charges(tmp_path / "a") == 0
     with pytest.raises(BrokenLedgerError):
         restored.node.ledger.check_head(head)
@@ -295,21 +295,21 @@ def test_rows_that_changed_under_a_ledger_are_refused_before_the_member_reports(
 def test_data_that_does_not_fit_is_refused_without_a_count(tmp_path: Path) -> None:
     asks = kit.Coordinator(kit.member(tmp_path / "a"))
     for changes in ({"shape": (7,)}, {"shape": (1, 2, 3)}, {"shape": ()}, {"classes": 0}):
-        assert asks.enrol(kit.config(), **changes).says["code"] == "schema"
+        assert asks.enrol(kit.config(), **changes).fields["code"] == "schema"
     # No refusal reveals which labels there are: what is not declared fits any number of classes.
     assert asks.enrol(kit.config(), classes=1).kind == "facts"
 
 
 def test_a_noised_count_is_charged_once_and_stays_the_same(tmp_path: Path) -> None:
     asks = kit.Coordinator(kit.member(tmp_path / "a", samples="noised", more="lifetime = 3.0\nnoise = 40.0"))
-    counts = {asks.enrol(kit.config()).says["samples"] for _ in range(3)}
+    counts = {asks.enrol(kit.config()).fields["samples"] for _ in range(3)}
     assert len(counts) == 1
     assert charges(tmp_path / "a") == 1
     assert asks.node.ledger.spent() > 0
     drawn = set()
     for run in "bcdefgh":
         asks.run = run
-        drawn.add(asks.enrol(kit.config()).says["samples"])
+        drawn.add(asks.enrol(kit.config()).fields["samples"])
     assert len(drawn) > 2
 
 
@@ -356,7 +356,7 @@ def test_an_adaptive_clip_is_sent_and_its_count_is_charged(tmp_path: Path) -> No
     asks = kit.Coordinator(kit.member(tmp_path / "a", recipes=["any"], more="max_clip = 2.0"))
     assert asks.begin(offer).kind == "ready"
     assert asks.task(1).kind == "no"
-    assert "clip 3 exceeds" in asks.task(1, clip=torch.tensor([3.0], dtype=torch.float64)).says["reason"]
+    assert "clip 3 exceeds" in asks.task(1, clip=torch.tensor([3.0], dtype=torch.float64)).fields["reason"]
     assert charges(tmp_path / "a") == 0
     answer = asks.task(1, clip=torch.tensor([1.5], dtype=torch.float64))
     assert set(answer.tensors) == {"vector", "releases.clip quantile"}

@@ -49,7 +49,7 @@ def test_weights_that_enlarge_what_is_rounded_are_refused_and_cost_nothing(tmp_p
     assert asks.begin(kit.config()).kind == "ready"
     model = torch.zeros(1, SIZE)
     model[0, 3] = weight
-    assert asks.task(1, model).says["code"] == "task"
+    assert asks.task(1, model).fields["code"] == "task"
     assert [row["kind"] for row in export(tmp_path / "a" / "ledger.db")].count("RESERVED") == 0
     model[0, 3] = 6e4
     assert asks.task(1, model).kind == "update"
@@ -84,7 +84,7 @@ def test_what_the_recipe_sends_has_the_declared_shape(
 ) -> None:
     asks = kit.Coordinator(kit.member(tmp_path / "a", recipes=["any"]))
     begun = asks.begin(kit.config(recipe={"name": recipe}))
-    assert begun.kind == "ready", begun.says
+    assert begun.kind == "ready", begun.fields
     for extras in bad:
         assert asks.task(1, **extras).kind == "no"
     assert asks.task(1, **good).kind == "update"

@@ -64,14 +64,14 @@ def fact(**changes: Any) -> RosterEntry:
 def enrolled_member(path: Path, **words: Any) -> tuple[kit.Coordinator, Message]:
     asks = kit.Coordinator(kit.member(path, recipes=["hush"], **words))
     enrolment = asks.enrol(offer())
-    assert enrolment.kind == "facts", enrolment.says
+    assert enrolment.kind == "facts", enrolment.fields
     return asks, enrolment
 
 
 def begun(path: Path, centre: torch.Tensor) -> kit.Coordinator:
     asks, enrolment = enrolled_member(path)
-    answer = asks.begin(offer(), centre=messages.name_of(centre), noised=enrolment.says["noised"])
-    assert answer.kind == "ready", answer.says
+    answer = asks.begin(offer(), centre=messages.name_of(centre), noised=enrolment.fields["noised"])
+    assert answer.kind == "ready", answer.fields
     return asks
 
 
@@ -84,7 +84,7 @@ def test_a_mean_is_charged_before_it_is_released_as_in_the_simulation(tmp_path: 
     simulated = answered(stage, kit.ROWS, lambda _: (rows, None), 0, noise.Seeded(1, 0, ENROLMENT))
     assert simulated.mean is not None
     assert torch.equal(enrolment.tensors[MEAN], simulated.mean)
-    assert enrolment.says["noised"] == {CENTRE: [stage.noise_of(CENTRE), simulated.deviation]}
+    assert enrolment.fields["noised"] == {CENTRE: [stage.noise_of(CENTRE), simulated.deviation]}
     assert float((enrolment.tensors[MEAN] - rows.double().mean(0)).norm()) > 0.01
 
 
@@ -111,8 +111,8 @@ def _enrol(asks: kit.Coordinator, wanted: Config) -> bytes:
     from hush.deploy.shared.protocol import code_hash
 
     schema = {"shape": list(kit.SHAPE), "classes": kit.CLASSES}
-    says = {"run": asks.run, "config": wanted.model_dump(), "code": code_hash(), "schema": schema, "number": 0}
-    return messages.encode(Message("enrol", {**says, "head": ""}))
+    fields = {"run": asks.run, "config": wanted.model_dump(), "code": code_hash(), "schema": schema, "number": 0}
+    return messages.encode(Message("enrol", {**fields, "head": ""}))
 
 
 def _mean(asks: kit.Coordinator, payload: bytes) -> torch.Tensor:
@@ -121,16 +121,16 @@ def _mean(asks: kit.Coordinator, payload: bytes) -> torch.Tensor:
 
 def test_a_run_beyond_the_policy_is_refused_before_its_mean_is_charged(tmp_path: Path) -> None:
     asks = kit.Coordinator(kit.member(tmp_path / "a", recipes=["hush"], more="max_rounds = 3"))
-    assert "rounds 4 exceeds" in asks.enrol(offer()).says["reason"]
+    assert "rounds 4 exceeds" in asks.enrol(offer()).fields["reason"]
     asks.run = "b"
     small = kit.Coordinator(kit.member(tmp_path / "b", recipes=["hush"], more="max_steps = 9"))
-    assert "steps per round 10" in small.enrol(offer()).says["reason"]
+    assert "steps per round 10" in small.enrol(offer()).fields["reason"]
     assert [charged(tmp_path / name) for name in "ab"] == [[], []]
 
 
 def test_a_network_that_begins_with_a_linear_layer_has_a_mean(tmp_path: Path) -> None:
     asks = kit.Coordinator(kit.member(tmp_path / "a", recipes=["hush"]))
-    assert asks.enrol(offer(model__name="mlp")).says["noised"][CENTRE]
+    assert asks.enrol(offer(model__name="mlp")).fields["noised"][CENTRE]
     assert [cost.what for cost in charged(tmp_path / "a")] == [CENTRE]
 
 
@@ -164,30 +164,30 @@ def test_a_centre_is_fixed_once_a_run(tmp_path: Path) -> None:
     for what, notes in odd.items():
         answer = asks.task(2, **notes)  # type: ignore[arg-type]
         assert answer.kind == "no", what
-        assert "task: " in answer.says["reason"], what
-    answer = asks.begin(offer(), centre=messages.name_of(centre + 1), noised=asks.enrol(offer()).says.get("noised", {}))
+        assert "task: " in answer.fields["reason"], what
+    answer = asks.begin(offer(), centre=messages.name_of(centre + 1), noised=asks.enrol(offer()).fields.get("noised", {}))
     assert answer.kind == "no"
     asks.node.ledger.close()
     later = kit.Coordinator(kit.member(tmp_path / "a", recipes=["hush"]))
-    assert "agreed to" in later.task(2, input_mean=centre + 1).says["reason"]
+    assert "agreed to" in later.task(2, input_mean=centre + 1).fields["reason"]
     assert charged(tmp_path / "a") == before
     assert later.task(2, input_mean=centre).kind == "update"
 
 
 def test_a_recipe_and_its_centre_come_together(tmp_path: Path) -> None:
     asks, enrolment = enrolled_member(tmp_path / "a")
-    assert "input mean" in asks.begin(offer(), noised=enrolment.says["noised"]).says["reason"]
+    assert "input mean" in asks.begin(offer(), noised=enrolment.fields["noised"]).fields["reason"]
     plain = kit.Coordinator(kit.member(tmp_path / "b"))
-    assert "input mean" in plain.begin(kit.config(), centre="0" * 64).says["reason"]
+    assert "input mean" in plain.begin(kit.config(), centre="0" * 64).fields["reason"]
     assert plain.begin(kit.config()).kind == "ready"
-    assert "not used by the recipe" in plain.task(1, input_mean=torch.zeros(WIDTH)).says["reason"]
+    assert "not used by the recipe" in plain.task(1, input_mean=torch.zeros(WIDTH)).fields["reason"]
     assert charged(tmp_path / "b") == []
 
 
 def test_a_rate_that_is_open_is_settled_before_a_run_begins(tmp_path: Path) -> None:
     asks = kit.Coordinator(kit.member(tmp_path / "a"))
     assert asks.enrol(kit.config(local__lr="auto")).kind == "facts"
-    assert "local.lr is not resolved" in asks.begin(kit.config(local__lr="auto")).says["reason"]
+    assert "local.lr is not resolved" in asks.begin(kit.config(local__lr="auto")).fields["reason"]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_mean_that_no_honest_member_sends_is_refused(mean: torch.Tensor | None
 def test_no_member_gives_its_mean_more_weight_by_what_it_says(tmp_path: Path) -> None:
     """An honest mean passes, and its weight is by the plan, whatever noise its sender claims."""
     _, enrolment = enrolled_member(tmp_path / "a")
-    claims = [enrolment.says["noised"][CENTRE], [1e-3, 1e-9], [1e6, 1e6]]
+    claims = [enrolment.fields["noised"][CENTRE], [1e-3, 1e-9], [1e6, 1e6]]
     heard = [
         input_means.checked_mean(offer(), RECIPES["hush"], fact(noised={CENTRE: claim}), 0, enrolment)
         for claim in claims
@@ -232,11 +232,11 @@ def test_a_noised_count_is_what_a_mean_is_divided_by(tmp_path: Path) -> None:
         for n in range(3)
     ]
     first = next(
-        enrolment for enrolment in (one.enrol(offer()) for one in members) if enrolment.says["samples"] != kit.ROWS
+        enrolment for enrolment in (one.enrol(offer()) for one in members) if enrolment.fields["samples"] != kit.ROWS
     )
     exact = enrolled_member(tmp_path / "b")[1]
-    assert set(first.says["noised"]) == {COUNT, CENTRE}
-    scale = kit.ROWS / first.says["samples"]
+    assert set(first.fields["noised"]) == {COUNT, CENTRE}
+    scale = kit.ROWS / first.fields["samples"]
     assert torch.allclose(first.tensors[MEAN], scale * exact.tensors[MEAN])
 
 

@@ -112,7 +112,7 @@ def test_this_coordinator_sends_what_the_record_has(recorded: dict[str, Any], re
             found.append(
                 [
                     message.kind,
-                    sorted(message.says),
+                    sorted(message.fields),
                     {n: [str(t.dtype), list(t.shape)] for n, t in message.tensors.items()},
                 ]
             )

@@ -39,7 +39,7 @@ def header(change: str, value: object) -> bytes:
 
 def test_a_message_comes_out_as_it_went_in() -> None:
     message = messages.decode(GOOD, CAP, SPEC)
-    assert (message.kind, dict(message.says)) == ("update", SAYS)
+    assert (message.kind, dict(message.fields)) == ("update", SAYS)
     assert torch.equal(message.tensors["vector"], torch.arange(SIZE, dtype=torch.float32))
     assert messages.kind_of(GOOD) == "update"
     assert messages.encode(message) == GOOD
@@ -119,7 +119,7 @@ def test_mutants_never_pass_as_another_update(numbers: range) -> None:
     for message in through:
         assert message.tensors["vector"].shape == (SIZE,)
         # One kind of space for another leaves the same message.
-        assert message.kind != "update" or dict(message.says) != SAYS or messages.digest(message) == good
+        assert message.kind != "update" or dict(message.fields) != SAYS or messages.digest(message) == good
     assert len(through) < len(numbers) // 5
     assert peak < 20 * CAP
 

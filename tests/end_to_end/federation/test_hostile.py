@@ -51,8 +51,8 @@ class HostileCoordinator:
         self._public = keys.load_public(live.place.members()[name], name)
         self.path = live.place.path / "kits" / name
 
-    def ask(self, kind: str, tensors: dict[str, torch.Tensor] | None = None, **says: Any) -> Message:
-        message = EncodedMessage(messages.encode(Message(kind, {**says, "head": ""}, tensors or {})))
+    def ask(self, kind: str, tensors: dict[str, torch.Tensor] | None = None, **fields: Any) -> Message:
+        message = EncodedMessage(messages.encode(Message(kind, {**fields, "head": ""}, tensors or {})))
         (reply,) = self._exchange.ask({self.name: message}, 1 << 20, 1).values()
         assert not isinstance(reply, HushError), reply
         return messages.decode(keys.opened(self._public, reply), len(reply))
@@ -101,7 +101,7 @@ def test_a_malicious_coordinator_gets_refusals_and_the_ledger_does_not_move(live
         with live.members(), hostile_coordinator(live) as hostile:
             honest = config(rounds=4)
             begun = hostile.begin(honest, "fair")
-            assert begun.kind == "ready", begun.says
+            assert begun.kind == "ready", begun.fields
             assert hostile.task("fair", 1, torch.zeros(1, SIZE)).kind == "update"
             before = hostile.ledger()
             less = {"name": "robust-hdp", "protect": {"rule": "dp-sgd", "spread": "equal-noise", "noise": 0.01}}
@@ -117,7 +117,7 @@ def test_a_malicious_coordinator_gets_refusals_and_the_ledger_does_not_move(live
                 "more rounds of the same run": hostile.begin(config(rounds=5), "fair"),
                 "a run that nobody agreed to": hostile.task("evil2", 1, torch.zeros(1, SIZE)),
             }
-            codes = {what: (message.kind, message.says.get("code")) for what, message in refused.items()}
+            codes = {what: (message.kind, message.fields.get("code")) for what, message in refused.items()}
             assert all(kind == "no" and code in set(RefusalCode) for kind, code in codes.values()), codes
             assert hostile.ledger() == before
             again = hostile.task("fair", 1, torch.zeros(1, SIZE))
@@ -201,7 +201,7 @@ def test_who_claims_too_many_rows_or_sends_hostile_text_at_enrolment_stays_out_a
             payload, receipt = honest(content)
             if messages.kind_of(content) == "enrol":
                 change = lies[name]
-                payload = resigned(live.place, name, payload, lambda sent: replace(sent, says={**sent.says, **change}))
+                payload = resigned(live.place, name, payload, lambda sent: replace(sent, fields={**sent.fields, **change}))
             return payload, receipt
 
         return handle
@@ -248,7 +248,7 @@ def test_answers_that_the_gate_refuses_close_no_round_on_a_slow_member(live: Liv
         )
 
     def choosing(_: bytes, payload: bytes) -> bytes:
-        return resigned(live.place, "m002", payload, lambda sent: replace(sent, says={**sent.says, "choice": 0}))
+        return resigned(live.place, "m002", payload, lambda sent: replace(sent, fields={**sent.fields, "choice": 0}))
 
     def slow(_: bytes, payload: bytes) -> bytes:
         time.sleep(4.0)

@@ -101,7 +101,7 @@ class Liar:
                 # What the gate does not let pass never arrives, which is the point.
                 with contextlib.suppress(HushError):
                     self.line.reply(parcel, payload)
-                self._bell.wait(message.says.get("round", 0), 20.0)
+                self._bell.wait(message.fields.get("round", 0), 20.0)
                 time.sleep(self._bell.pause * float(self._drawn.random()))
         except Exception as error:
             self.fault = repr(error)
@@ -109,7 +109,7 @@ class Liar:
             self.line.close()
 
     def _answer(self, message: Message) -> bytes:
-        run = message.says["run"]
+        run = message.fields["run"]
         if message.kind == "propose":
             return keys.signed(self.key, messages.encode(Message("approved", {"run": run, "head": ""})))
         if message.kind == "enrol":
@@ -118,16 +118,16 @@ class Liar:
         if message.kind == "begin":
             return keys.signed(self.key, messages.encode(Message("ready", {"run": run, "head": ""})))
         good = self._good(message)
-        if message.says["round"] <= HONEST_ROUNDS:
+        if message.fields["round"] <= HONEST_ROUNDS:
             return keys.signed(self.key, messages.encode(good))
         self.sent += 1
         return mutant(good, self.key, self._drawn)
 
     def _good(self, message: Message) -> Message:
-        says = {"run": message.says["run"], "round": message.says["round"]}
-        asked = messages.digest(Message("task", says, message.tensors))
-        more = {"client": self.name, "serial": says["round"], "head": "1:00", "asked": asked, "choice": None}
-        return Message("update", {**says, **more}, {"vector": torch.zeros(message.tensors["models"].shape[1])})
+        fields = {"run": message.fields["run"], "round": message.fields["round"]}
+        asked = messages.digest(Message("task", fields, message.tensors))
+        more = {"client": self.name, "serial": fields["round"], "head": "1:00", "asked": asked, "choice": None}
+        return Message("update", {**fields, **more}, {"vector": torch.zeros(message.tensors["models"].shape[1])})
 
 
 def mutant(good: Message, key: keys.PrivateKey, drawn: np.random.Generator) -> bytes:
@@ -170,8 +170,8 @@ def _the_same(content: bytes, good: Message) -> bool:
         message = messages.decode(content, len(content))
     except HushError:
         return False
-    kept = [key for key in good.says if key not in ("serial", "head")]
-    return message.kind == "update" and all(message.says.get(key) == good.says[key] for key in kept)
+    kept = [key for key in good.fields if key not in ("serial", "head")]
+    return message.kind == "update" and all(message.fields.get(key) == good.fields[key] for key in kept)
 
 
 def _numbers(good: Message, drawn: np.random.Generator) -> bytes:
@@ -183,23 +183,23 @@ def _numbers(good: Message, drawn: np.random.Generator) -> bytes:
         {"vector": vector.double()}, {"vector": vector.half()}, {"vector": vector.long()}, {"vector": vector[None]},
         {"vector": vector, "more": vector[:1].clone()}, {"vector": vector + 1e4}, {},
     ]  # fmt: skip
-    return messages.encode(Message(good.kind, good.says, choices[int(drawn.integers(len(choices)))]))
+    return messages.encode(Message(good.kind, good.fields, choices[int(drawn.integers(len(choices)))]))
 
 
 def _words(good: Message, drawn: np.random.Generator) -> Message:
-    says: dict[str, Any] = dict(good.says)
+    fields: dict[str, Any] = dict(good.fields)
     changes: list[dict[str, Any]] = [
-        {"run": "0" * 32}, {"round": says["round"] - 1}, {"round": says["round"] + 1}, {"round": "x"}, {"round": None},
+        {"run": "0" * 32}, {"round": fields["round"] - 1}, {"round": fields["round"] + 1}, {"round": "x"}, {"round": None},
         {"client": "m000"}, {"client": 0}, {"serial": "one"}, {"serial": None}, {"choice": []}, {"choice": 0.1},
         {"choice": 0}, {"choice": "x"}, {"choice": True}, {"asked": "0" * 64}, {"asked": None},
         {"loss": 0.3}, {"run": [[[[[[]]]]]]}, {"round": 10**30}, {"round": -1}, {"round": True}, {"serial": []},
     ]  # fmt: skip
     at = int(drawn.integers(len(changes) + 3))
     if at < len(changes):
-        return Message(good.kind, {**says, **changes[at]}, good.tensors)
+        return Message(good.kind, {**fields, **changes[at]}, good.tensors)
     if at == len(changes):
-        return Message(good.kind, {key: says[key] for key in list(says)[1:]}, good.tensors)
-    return Message(["facts", "task"][at - len(changes) - 1], says, good.tensors)
+        return Message(good.kind, {key: fields[key] for key in list(fields)[1:]}, good.tensors)
+    return Message(["facts", "task"][at - len(changes) - 1], fields, good.tensors)
 
 
 @contextlib.contextmanager

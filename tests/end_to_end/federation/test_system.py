@@ -62,8 +62,8 @@ def test_bad_answers_cost_their_sender_the_round_and_nothing_else(
     def vector(value: torch.Tensor) -> Any:
         return tensors(lambda message: replace(message, tensors={"vector": value}))
 
-    def says(**words: Any) -> Any:
-        return tensors(lambda message: replace(message, says={**message.says, **words}))
+    def fields(**words: Any) -> Any:
+        return tensors(lambda message: replace(message, fields={**message.fields, **words}))
 
     bad = {
         "not finite": vector(torch.full((650,), torch.nan)),
@@ -74,11 +74,11 @@ def test_bad_answers_cost_their_sender_the_round_and_nothing_else(
         "more than": lambda task, payload: payload + b"\0" * 120_000,
         "it is not signed by": lambda task, payload: keys.signed(keys.new_key(), payload[200:]),
         "header": lambda task, payload: keys.signed(_key(live), b"\xff" * 64),
-        "answers another run": says(run="0"),
-        "answers round": says(round=77),
-        "choice is not an integer": says(choice=0.0),
-        "expected run": says(extra="x"),
-        "do not have the requested types": says(serial=[]),
+        "answers another run": fields(run="0"),
+        "answers round": fields(round=77),
+        "choice is not an integer": fields(choice=0.0),
+        "expected run": fields(extra="x"),
+        "do not have the requested types": fields(serial=[]),
     }  # fmt: skip
     number = iter(bad.values())
     with live.members(m002=lambda task, payload: next(number)(task, payload)):
@@ -105,7 +105,7 @@ def test_a_coordinator_that_dies_goes_on_where_it_was(live: LiveFederation, monk
         save(self, state, record)
 
     def witness(task: bytes, payload: bytes) -> None:
-        sent.append((messages.decode(task, 1 << 30).says["round"], payload))
+        sent.append((messages.decode(task, 1 << 30).fields["round"], payload))
 
     with live.members(m001=witness) as members:
         before = {name: each.charges() for name, each in members.items()}
@@ -185,7 +185,7 @@ def test_replayed_and_repeated_answers_change_nothing(live: LiveFederation) -> N
     run, first = config(rounds=3, seed=9), dict[int, bytes]()
 
     def replay(task: bytes, payload: bytes) -> bytes:
-        number = messages.decode(task, 1 << 30).says["round"]
+        number = messages.decode(task, 1 << 30).fields["round"]
         first.setdefault(number, payload)
         return first[1] if number == 3 else payload
 

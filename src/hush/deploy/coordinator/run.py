@@ -138,8 +138,8 @@ class Coordinator:
         for path in () if self._dry else deliver(self.place, done, agreement, out.name):
             self.log.note("delivery", run=agreement.run, member=path.stem, path=str(path))
         self.log.note("ended", run=agreement.run, rounds=result.rounds, why=result.ended)
-        says = {"run": agreement.run, "rounds": result.rounds}
-        self._exchange.close({name: self._words("ended", says, name) for name in self._begun}, _WORDS_CAP)
+        fields = {"run": agreement.run, "rounds": result.rounds}
+        self._exchange.close({name: self._words("ended", fields, name) for name in self._begun}, _WORDS_CAP)
         return result
 
     def _enrolment(self, config: Config) -> Agreement:
@@ -154,10 +154,10 @@ class Coordinator:
             [RosterEntry(name=name, epsilon=0.0, delta=0.0, relation="add-remove", samples=0) for name in self._public],
             config,
         ).config
-        says = {"run": run, "config": as_offered(offer), "code": str(protocol.own()), "schema": self._schema()}
-        out = self._approved(says, numbers)
+        fields = {"run": run, "config": as_offered(offer), "code": str(protocol.own()), "schema": self._schema()}
+        out = self._approved(fields, numbers)
         outgoing = {
-            name: self._words("enrol", {**says, "number": number}, name)
+            name: self._words("enrol", {**fields, "number": number}, name)
             for name, number in numbers.items()
             if out.get(name) == ""
         }
@@ -205,14 +205,14 @@ class Coordinator:
         made = agreed(run, facts, config, enrolment, config.local.lr == "auto" and recipe.protect.private)
         return replace(made, config=settled(made.config, facts, self.test))
 
-    def _approved(self, says: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, str]:
+    def _approved(self, fields: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, str]:
         """Propose a run to every member, and wait until all that are online have decided, or for `approval` seconds.
 
         Returns why each member does not take part, or an empty text if it approves the run. Nothing is charged,
         whatever the answers are.
         """
-        run, found, waiting = says["run"], dict[str, str](), set(numbers)
-        asked_terms = {**says, "purpose": self._purpose, "members": list(numbers)}
+        run, found, waiting = fields["run"], dict[str, str](), set(numbers)
+        asked_terms = {**fields, "purpose": self._purpose, "members": list(numbers)}
         ends, pause, gather = time.monotonic() + self.place.settings.approval, _FIRST_PAUSE, True
         if offline := sorted(waiting - self._exchange.here()):
             self._say(f"offline: {', '.join(offline)}; waiting up to {self.place.settings.gather:g} s for them")
@@ -230,7 +230,7 @@ class Coordinator:
             for name, reply in replies.items():
                 message = self._opened(name, reply, "approved", {})
                 found[name] = reason_of(message) if message.kind == REFUSAL else ""
-                if message.kind == REFUSAL and message.says.get("code") == RefusalCode.PENDING:
+                if message.kind == REFUSAL and message.fields.get("code") == RefusalCode.PENDING:
                     waiting.add(name)
                 elif found[name]:
                     self._leave_out(run, name, found[name])
@@ -290,11 +290,11 @@ class Coordinator:
         outgoing = {}
         for name in names:
             client = agreement.names.index(name)
-            says = {
+            fields = {
                 "run": agreement.run, "config": as_offered(agreement.config), "code": str(protocol.own()),
                 "schema": self._schema(), "client": client, "roster": roster, "centre": agreement.centre_name, **peers,
             }  # fmt: skip
-            outgoing[name] = self._words("begin", says, name)
+            outgoing[name] = self._words("begin", fields, name)
         left = {}
         for name, reply in self._exchange.ask(outgoing, _WORDS_CAP, quorum).items():
             if isinstance(reply, HushError):
@@ -305,7 +305,7 @@ class Coordinator:
             if message.kind == REFUSAL:
                 client = agreement.names.index(name)
                 left[client] = reason_of(message)
-                self._spent |= {client} if message.says.get("final") is True else set()
+                self._spent |= {client} if message.fields.get("final") is True else set()
                 self.log.note("does not begin", run=agreement.run, member=name, reason=left[client])
         return left
 
@@ -422,10 +422,10 @@ class Coordinator:
         wanted = expected(task, terms.stage_table.at(task.round), terms.shape, masked=attempt is not None, halves=small)
         message = self._opened(name, reply, "update", wanted)
         if message.kind == REFUSAL:
-            final = message.says.get("final") is True
+            final = message.fields.get("final") is True
             reason = reason_of(message)
             self.log.note("refusal", run=agreement.run, round=task.round, member=name, reason=reason, final=final)
-            return Decline(task.client, task.round, reason, final, fault=FAULT in message.says)
+            return Decline(task.client, task.round, reason, final, fault=FAULT in message.fields)
         try:
             update = update_of(message, agreement.run, name, task, asked, attempt, halves=small)
         except Exception as error:  # any error in a reply excludes its sender from the round, and nobody else
@@ -448,8 +448,8 @@ class Coordinator:
             self.log.note("refused", member=name, reason=words)
             return Message(REFUSAL, {"run": "", FAULT: f"refused: {words}", "final": False})
 
-    def _words(self, kind: str, says: Mapping[str, Any], name: str) -> EncodedMessage:
-        return EncodedMessage(messages.encode(Message(kind, {**says, "head": self._heads.get(name, "")})))
+    def _words(self, kind: str, fields: Mapping[str, Any], name: str) -> EncodedMessage:
+        return EncodedMessage(messages.encode(Message(kind, {**fields, "head": self._heads.get(name, "")})))
 
     def _directory(
         self, federation: Federation, agreement: Agreement, out: Path, resume: bool, resumes: bool, command: str

@@ -34,7 +34,7 @@ from hush.types import Decline, HushError, Update, VectorFacts
 SURVIVORS = "survivors.json"
 _CAP = 1 << 20
 
-Says = Mapping[str, Any]
+Fields = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +53,9 @@ class SumServices:
     """
 
     exchange: Exchange
-    words: Callable[[str, Says, str], EncodedMessage]
+    words: Callable[[str, Fields, str], EncodedMessage]
     opened: Callable[[str, Buffer | HushError, str], Message]
-    tasks: Callable[[Mapping[str, Says]], Mapping[str, EncodedMessage]]
+    tasks: Callable[[Mapping[str, Fields]], Mapping[str, EncodedMessage]]
     admitted: Callable[[str, Buffer | HushError, str], Answer]
     usable: Callable[[str, Update], bool]
     log: AuditLog
@@ -112,14 +112,14 @@ class SecureRound:
 
         `cap` is the maximum size of an answer to a task.
         """
-        self._step(KEYS, self._keys_says, self._take_keys)
-        self._step(SHARES, self._shares_says, self._take_shares)
+        self._step(KEYS, self._keys_fields, self._take_keys)
+        self._step(SHARES, self._shares_fields, self._take_shares)
         self._masked(cap)
         if any(each.survivors for each in self._sums):
             note = {"round": self._number, "clients": sorted(c for each in self._sums for c in each.survivors)}
             write_atomically(self._services.out / SURVIVORS, to_json(note))
-            self._step(CONFIRM, self._confirm_says, self._take_confirmation)
-            self._step(REVEAL, self._reveal_says, self._take_revealed)
+            self._step(CONFIRM, self._confirm_fields, self._take_confirmation)
+            self._step(REVEAL, self._reveal_fields, self._take_revealed)
         for each in self._going():
             self._unmask(each)
         return SummedAnswers(list(self._answers.values()), [each.found for each in self._sums if each.found])
@@ -132,12 +132,12 @@ class SecureRound:
         return next(each for each in self._sums if name in each.numbers)
 
     def _step(
-        self, kind: str, says: Callable[[_Progress], Says], take: Callable[[_Progress, int, Message, bytes], None]
+        self, kind: str, fields: Callable[[_Progress], Fields], take: Callable[[_Progress, int, Message, bytes], None]
     ) -> None:
         """Ask all who are left in sums that are going; who does not answer usably is left out from now on."""
         outgoing: dict[str, EncodedMessage] = {}
         for each in self._going():
-            said = {"run": self._run, "round": self._number, "attempt": self._attempt, **says(each)}
+            said = {"run": self._run, "round": self._number, "attempt": self._attempt, **fields(each)}
             outgoing |= {name: self._services.words(kind, said, name) for name in sorted(each.left)}
         if not outgoing:
             return
@@ -150,11 +150,11 @@ class SecureRound:
             if message.kind == REFUSAL:
                 why[name] = reason_of(message)
                 if name not in self._answers:
-                    final = message.says.get("final") is True
-                    self._answers[name] = self._declined(name, why[name], final=final, fault=FAULT in message.says)
-                return Verdict.UNUSABLE if FAULT in message.says else Verdict.REFUSAL
+                    final = message.fields.get("final") is True
+                    self._answers[name] = self._declined(name, why[name], final=final, fault=FAULT in message.fields)
+                return Verdict.UNUSABLE if FAULT in message.fields else Verdict.REFUSAL
             try:
-                if [message.says.get(key) for key in ("run", "round", "attempt", "client")] != [
+                if [message.fields.get(key) for key in ("run", "round", "attempt", "client")] != [
                     self._run, self._number, self._attempt, each.numbers[name],
                 ]:  # fmt: skip
                     raise HushError("it answers another step")
@@ -184,21 +184,21 @@ class SecureRound:
     def _declined(self, name: str, reason: str, *, final: bool = False, fault: bool = False) -> Decline:
         return Decline(self._clients[name], self._number, reason, final, fault)
 
-    def _keys_says(self, each: _Progress) -> Says:
+    def _keys_fields(self, each: _Progress) -> Fields:
         return sum_messages.asked_sum(each.plan)
 
     def _take_keys(self, each: _Progress, client: int, message: Message, reply: bytes) -> None:
         each.keys[client] = sum_messages.keys_of(message, each.digest, client)
         each.signed_keys[client] = reply
 
-    def _shares_says(self, each: _Progress) -> Says:
+    def _shares_fields(self, each: _Progress) -> Fields:
         present = {each.numbers[name] for name in each.left}
         return {
             "keys": sum_messages.said_bytes({c: content for c, content in each.signed_keys.items() if c in present})
         }
 
     def _take_shares(self, each: _Progress, client: int, message: Message, reply: bytes) -> None:
-        shares = sum_messages.bytes_of(message.says.get("shares"))
+        shares = sum_messages.bytes_of(message.fields.get("shares"))
         if set(shares) != set(each.keys) - {client}:
             raise HushError("its shares are not for those that sent keys")
         each.shares[client] = shares
@@ -206,7 +206,7 @@ class SecureRound:
     def _masked(self, cap: int) -> None:
         """Send the tasks, and add up the masked numbers of the answers that can be used."""
         going = self._going()
-        more: dict[str, Says] = {}
+        more: dict[str, Fields] = {}
         for each in going:
             senders = {each.numbers[name] for name in each.left}
             for name in sorted(each.left):
@@ -244,7 +244,7 @@ class SecureRound:
             if len(each.left) >= each.plan.threshold:
                 each.survivors = tuple(sorted(each.numbers[name] for name in each.left))
 
-    def _confirm_says(self, each: _Progress) -> Says:
+    def _confirm_fields(self, each: _Progress) -> Fields:
         return {"survivors": list(each.survivors)}
 
     def _take_confirmation(self, each: _Progress, client: int, message: Message, reply: bytes) -> None:
@@ -252,12 +252,12 @@ class SecureRound:
             raise HushError("it confirms another sum")
         each.confirmed[client] = reply
 
-    def _reveal_says(self, each: _Progress) -> Says:
+    def _reveal_fields(self, each: _Progress) -> Fields:
         enough = dict(sorted(each.confirmed.items())[: each.plan.threshold])
         return {"confirmed": sum_messages.said_bytes(enough)}
 
     def _take_revealed(self, each: _Progress, client: int, message: Message, reply: bytes) -> None:
-        masks, secrets = (sum_messages.bytes_of(message.says.get(key)) for key in ("masks", "secrets"))
+        masks, secrets = (sum_messages.bytes_of(message.fields.get(key)) for key in ("masks", "secrets"))
         if set(masks) != set(each.survivors) or set(secrets) != set(each.shares) - set(each.survivors):
             raise HushError("it reveals shares of other members")
         each.revealed[client] = (masks, secrets)

@@ -114,9 +114,9 @@ class Offer:
     model: Model
 
 
-def _content(says: Mapping[str, Any]) -> dict[str, Any]:
+def _content(fields: Mapping[str, Any]) -> dict[str, Any]:
     """What a run is begun with, apart from the version of the coordinator's code, which is checked by itself."""
-    return {**says, "code": "", "config": parse(says["config"]).model_dump()}
+    return {**fields, "code": "", "config": parse(fields["config"]).model_dump()}
 
 
 def _spending(balance: Mapping[str, float]) -> str:
@@ -160,13 +160,13 @@ class Node:
 
     def handle(self, content: messages.Buffer) -> tuple[bytes, Receipt | None]:
         """Return the signed answer to a message, and the receipt to mark as sent afterwards."""
-        says: Mapping[str, Any] = {}
+        fields: Mapping[str, Any] = {}
         if not self._is_dry and (run := messages.dry_run_of(content)):
             return self._dry_answer(run, content), None
 
         def accept(kind: str, words: Mapping[str, Any], found: messages.Spec) -> None:
-            nonlocal says
-            says = words
+            nonlocal fields
+            fields = words
             self._accept(kind, words, found)
 
         try:
@@ -177,9 +177,9 @@ class Node:
             # A disk error is not caused by the coordinator, and is not reported to it.
             raise
         except Exception as error:  # no message from a coordinator may terminate the member
-            run, number = str(says.get("run", ""))[:80], printable(says.get("round", 0), 20)
+            run, number = str(fields.get("run", ""))[:80], printable(fields.get("round", 0), 20)
             answer = refusal(run, error)
-            why = {"code": answer.says["code"], "reason": printable(error), "final": answer.says["final"]}
+            why = {"code": answer.fields["code"], "reason": printable(error), "final": answer.fields["final"]}
             try:
                 self.log.note("refused", run=run, round=number, **why, **self.balance())
             except HushError:
@@ -216,10 +216,10 @@ class Node:
             node.ledger.sent(receipt)
         return bytes(payload)
 
-    def _accept(self, kind: str, says: Mapping[str, Any], found: messages.Spec) -> None:
+    def _accept(self, kind: str, fields: Mapping[str, Any], found: messages.Spec) -> None:
         """Raise a `HushError` if a message announces tensors that its kind, or the recipe of its run, does not have."""
         if kind == "task":
-            own, number = self._invited(says.get("run"), says.get("round"))
+            own, number = self._invited(fields.get("run"), fields.get("round"))
             with refusing(RefusalCode.TASK):
                 check_header(own, number, found)
         elif found:
@@ -237,7 +237,7 @@ class Node:
 
     def _answer(self, message: Message) -> tuple[bytes, Receipt | None]:
         if message.kind in ("propose", "enrol", "begin"):
-            self._version(message.says)
+            self._version(message.fields)
         if message.kind in ("propose", "enrol", "begin", "task", sum_messages.KEYS):
             self._check_open(message)
         if message.kind == "propose":
@@ -261,7 +261,7 @@ class Node:
     def _check_open(self, message: Message) -> None:
         """Raise a refusal outside the hours of the policy, or for one run too many within 24 hours."""
         with refusing(RefusalCode.MESSAGE):
-            run = str(message.says.get("run"))
+            run = str(message.fields.get("run"))
             self._state(run)
         with refusing(RefusalCode.CLOSED):
             opening.check_hours(self.policy.limits.hours)
@@ -274,7 +274,7 @@ class Node:
                 message, "run", "config", "code", "schema", "number", "head", "purpose", "members"
             )
             purpose, members = check_words(text, names, self.name)
-        offer = self._offer(message.says)
+        offer = self._offer(message.fields)
         found = self._preview(offer, number, code, purpose, members)
         if why := asks_why(self.policy, found.epsilon, found.rounds):
             try:
@@ -351,22 +351,22 @@ class Node:
             text = f"members that were not in what was approved: {printable(', '.join(unknown))}"
             raise RefusalError(RefusalCode.PENDING, text)
 
-    def _version(self, says: Mapping[str, Any]) -> protocol.Version:
+    def _version(self, fields: Mapping[str, Any]) -> protocol.Version:
         """Return the version that a coordinator states, or raise a refusal if this member's cannot take part with it.
 
         Checked before anything else is read: with another protocol version, all of it may mean something else.
         """
         with refusing(RefusalCode.MESSAGE):
-            theirs = protocol.stated(says["code"])
+            theirs = protocol.stated(fields["code"])
         with refusing(RefusalCode.PROTOCOL):
             check_protocol(theirs)
         return theirs
 
-    def _offer(self, says: Mapping[str, Any]) -> Offer:
+    def _offer(self, fields: Mapping[str, Any]) -> Offer:
         """Return what a coordinator offers, if the policy and the declared schema accept it. No row is read."""
-        theirs = self._version(says)
+        theirs = self._version(fields)
         with refusing(RefusalCode.CONFIG):
-            config = with_noise(parse(says["config"]), lasting=True)
+            config = with_noise(parse(fields["config"]), lasting=True)
         with refusing(RefusalCode.LIMITS):
             check_size(self.policy, config)
         with refusing(RefusalCode.OFFER):
@@ -378,7 +378,7 @@ class Node:
         with refusing(RefusalCode.SOFTWARE):
             check_code(self.policy, theirs)
         with refusing(RefusalCode.SCHEMA):
-            schema = from_record(says["schema"])
+            schema = from_record(fields["schema"])
             check_fits(self.schema, schema)
         with refusing(RefusalCode.CONFIG):
             run_spec.check_objective(config, schema.classes or 0)
@@ -386,7 +386,7 @@ class Node:
             check_model(self.policy, schema.classes or 0)
             check_model(self.policy, models.parameters(config.model, schema.input_shape, schema.classes or 0))
         with refusing(RefusalCode.LEDGER):
-            self.ledger.check_head(says["head"])
+            self.ledger.check_head(fields["head"])
         with refusing(RefusalCode.CONFIG):
             model = models.build_model(config.model, schema.input_shape, schema.classes or 0, config.seed)
             recipe, _ = fitted(recipe, model, schema.input_shape)
@@ -398,7 +398,7 @@ class Node:
         """Answer whether this member takes part, and with which declaration; repeated requests get the same answer."""
         with refusing(RefusalCode.MESSAGE):
             run, _, code, _, number, _ = want(message, "run", "config", "code", "schema", "number", "head")
-        offer = self._offer(message.says)
+        offer = self._offer(message.fields)
         approved = self._check_consent(run, offer, code)
         disclosures = self._disclosures(offer, number)
         costs = disclosures.costs()
@@ -510,13 +510,13 @@ class Node:
     def _begin(self, message: Message) -> bytes:
         """Agree to a run as a whole. Its config is fixed from now on."""
         with refusing(RefusalCode.MESSAGE):
-            more = [name for name in ("peers",) if name in message.says]
+            more = [name for name in ("peers",) if name in message.fields]
             run, client, roster, *_ = want(
                 message, "run", "client", "roster", "config", "code", "schema", "centre", "head", *more
             )
             path = self._state(run)
-        own = self._computed(message.says)
-        agreed = json.dumps(dict(message.says, head=""), sort_keys=True)
+        own = self._computed(message.fields)
+        agreed = json.dumps(dict(message.fields, head=""), sort_keys=True)
         before = path.read_text(encoding="utf-8") if path.exists() else ""
         if before and _content(json.loads(before)) != _content(json.loads(agreed)):
             text = "begin: this run was started with a different config, roster or code"
@@ -535,26 +535,26 @@ class Node:
             self.say(f"{self.name}: {own.schedule.rounds} rounds are planned; {_RETRIES.format(spare)}")
         return self._signed(Message("ready", {"run": run, "head": self.ledger.head}))
 
-    def _computed(self, says: Mapping[str, Any]) -> MemberSpec:
+    def _computed(self, fields: Mapping[str, Any]) -> MemberSpec:
         """Return a run as this member would take part in it, or raise a refusal. No row is read."""
-        offer = self._offer(says)
-        approved = self._check_consent(says["run"], offer, says["code"])
+        offer = self._offer(fields)
+        approved = self._check_consent(fields["run"], offer, fields["code"])
         config, recipe = offer.config, offer.recipe
         with refusing(RefusalCode.CONFIG):
             if config.local.lr == "auto":
                 raise HushError("begin: local.lr is not resolved; accepted: a number")
         with refusing(RefusalCode.ENROLMENT):
-            client, facts = says["client"], [RosterEntry(**fact) for fact in says["roster"]]
+            client, facts = fields["client"], [RosterEntry(**fact) for fact in fields["roster"]]
             if type(client) is not int or not 0 <= client < len(facts) or facts[client].name != self.name:
                 raise HushError(f"begin: the roster does not list {self.name} as number {client!r:.20}")
             if len(facts) != config.data.clients:
                 raise HushError(f"begin: a roster of {len(facts)} for {config.data.clients} members")
-            if facts[client] != self._disclosed_fact(says["run"], offer):
+            if facts[client] != self._disclosed_fact(fields["run"], offer):
                 raise HushError(
                     "begin: the roster's data about this member differs from what it declared, or from its current data"
                 )
             if set(facts[client].costs()) != {
-                cost for cost in self.ledger.charged(says["run"]) if cost.what in DECLARED
+                cost for cost in self.ledger.charged(fields["run"]) if cost.what in DECLARED
             }:
                 raise HushError("begin: the roster's noise for this member differs from what was charged")
         with refusing(RefusalCode.LIMITS):
@@ -564,16 +564,16 @@ class Node:
         with refusing(RefusalCode.LIMITS):
             check_plans(self.policy, own.schedule)
         with refusing(RefusalCode.CONFIG):
-            if run_spec.tells_centre(recipe, config.rounds) != bool(says["centre"]):
+            if run_spec.tells_centre(recipe, config.rounds) != bool(fields["centre"]):
                 raise HushError(
                     "begin: an input mean that the recipe does not use, or none although the recipe needs one"
                 )
         self._check_spending(approved, own, [fact.name for fact in facts])
         if approved is not None:
-            self._by_person.add(says["run"])
+            self._by_person.add(fields["run"])
         if config.secure_aggregation:
-            own = self._with_sums(own, facts, says.get("peers"))
-        return replace(own, centre=str(says["centre"]))
+            own = self._with_sums(own, facts, fields.get("peers"))
+        return replace(own, centre=str(fields["centre"]))
 
     def _with_sums(self, own: MemberSpec, facts: Sequence[RosterEntry], peers: Any) -> MemberSpec:
         """Return a run with the sums that it forms, by the plans of all members, and with the others' keys."""
@@ -594,9 +594,9 @@ class Node:
 
     def _sum(self, message: Message) -> bytes:
         """Answer a step of secure aggregation. Nothing in it depends on rows, and nothing is charged."""
-        own, _ = self._invited(message.says.get("run"), message.says.get("round"))
-        if message.says["run"] in self._by_person:
-            self._check_standing(message.says["run"])
+        own, _ = self._invited(message.fields.get("run"), message.fields.get("round"))
+        if message.fields["run"] in self._by_person:
+            self._check_standing(message.fields["run"])
         with refusing(RefusalCode.SUM):
             return self._signed(self._sums.answer(message, own))
 
@@ -616,7 +616,7 @@ class Node:
         """Charge, train and seal; or return the same bytes for a repeated task."""
         with refusing(RefusalCode.MESSAGE):
             run, number, head, *sums = want(
-                message, "run", "round", "head", *(each for each in ("attempt", "shares") if each in message.says)
+                message, "run", "round", "head", *(each for each in ("attempt", "shares") if each in message.fields)
             )
         own, number = self._invited(run, number)
         with refusing(RefusalCode.LEDGER):
@@ -742,15 +742,15 @@ class Node:
         done = client_round.work(task, receipt, on_rows(stage, self.units) if own.noised else stage, client)
         (vector,) = train(own.model, x, y, [done.job], self._examples(own), config.engine.precision)
         update = client_round.sealed(done, vector)
-        says = {
+        fields = {
             "run": receipt.run, "round": task.round, "client": self.name, "serial": receipt.serial,
             "head": receipt.head, "asked": asked, "choice": update.side.choice,
         }  # fmt: skip
         side = {f"{RELEASES}{what}": answer for what, answer in update.side.releases.items()}
         vector = update.vector
         if client_round.halves(config):
-            vector, says["exponent"] = half_precision.halved(vector)
-        return self._signed(Message("update", says, {"vector": vector, **side}))
+            vector, fields["exponent"] = half_precision.halved(vector)
+        return self._signed(Message("update", fields, {"vector": vector, **side}))
 
     def _examples(self, own: MemberSpec) -> int:
         """The number of examples that training processes at a time. A config can lower it but not raise it."""
@@ -763,7 +763,7 @@ class Node:
         if kept is None:
             raise HushError(f"task: round {number} was already answered, and the answer is no longer stored")
         receipt, payload = kept
-        before = messages.decode(keys.opened(self._key.public_key(), payload), len(payload)).says["asked"]
+        before = messages.decode(keys.opened(self._key.public_key(), payload), len(payload)).fields["asked"]
         if before != asked:
             raise HushError(
                 f"task: round {number} was already answered for a different model; it is not answered again"

@@ -83,7 +83,7 @@ class SecureSums:
             quantised = attempt.plan.quantised(attempt.member.client, message.tensors["vector"])
             attempt.masked = True
             tensors = {**message.tensors, "vector": attempt.member.masked(quantised)}
-            return Message(message.kind, {**message.says, "attempt": attempt.name}, tensors)
+            return Message(message.kind, {**message.fields, "attempt": attempt.name}, tensors)
 
         return masked
 

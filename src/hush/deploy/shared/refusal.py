@@ -105,8 +105,8 @@ def reason_of(message: Message) -> str:
 
     `FAULT` is an error that the coordinator itself found in an answer; members do not send it.
     """
-    if FAULT in message.says:
-        return str(message.says[FAULT])
-    found = str(message.says.get("code"))
+    if FAULT in message.fields:
+        return str(message.fields[FAULT])
+    found = str(message.fields.get("code"))
     known = {code.value: words for code, words in MEANING.items()}
     return known.get(found, "unknown reason")

@@ -62,7 +62,7 @@ def sum_digest(run: str, number: int, attempt: str, plan: SumPlan) -> str:
 
 def attempt_of(message: Message) -> tuple[str, int, str]:
     """Return run, round and attempt of a message of these steps, or raise a `HushError`."""
-    run, number, attempt = (message.says.get(key) for key in ("run", "round", "attempt"))
+    run, number, attempt = (message.fields.get(key) for key in ("run", "round", "attempt"))
     if not isinstance(run, str) or type(number) is not int or not isinstance(attempt, str) or len(attempt) > _LONGEST:
         raise HushError("secure aggregation: accepted: a run, a round and an attempt")
     return run, number, attempt

@@ -40,7 +40,7 @@ class Message:
     """A message: its kind, its fields, and its tensors."""
 
     kind: str
-    says: Mapping[str, Any]
+    fields: Mapping[str, Any]
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -73,8 +73,8 @@ def _laid_out(named: Mapping[str, Tensor]) -> tuple[dict[str, Any], list[Buffer]
 
 
 def _head(message: Message, entries: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> bytes:
-    says = {"kind": message.kind, **message.says, **(more or {})}
-    words = json.dumps(says, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    fields = {"kind": message.kind, **message.fields, **(more or {})}
+    words = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
     text = json.dumps({"__metadata__": {_WORDS: words}, **entries}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
@@ -106,13 +106,13 @@ def decode(content: Buffer, cap: int, expected: Spec | Accepts | None = None) ->
     if not isinstance(words, dict) or set(words) != {_WORDS} or not isinstance(words[_WORDS], str):
         raise HushError("its header has no Hush metadata")
     _check(header, len(content) - start, None if callable(expected) else expected)
-    says = _object(words[_WORDS])
-    kind = says.pop("kind", None)
+    fields = _object(words[_WORDS])
+    kind = fields.pop("kind", None)
     if not isinstance(kind, str):
         raise HushError("it does not state its type")
     if callable(expected):
-        expected(kind, says, {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()})
-    return Message(kind, says, {name: _tensor(content, start, entry) for name, entry in header.items()})
+        expected(kind, fields, {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()})
+    return Message(kind, fields, {name: _tensor(content, start, entry) for name, entry in header.items()})
 
 
 def _tensor(content: Buffer, start: int, entry: Mapping[str, Any]) -> Tensor:
@@ -160,10 +160,10 @@ def name_of(tensor: Tensor) -> str:
 
 def want(message: Message, *names: str) -> list[Any]:
     """Return the values of exactly these fields, or raise a `HushError`."""
-    if set(message.says) != set(names):
-        found = printable(", ".join(sorted(message.says)), 200)
+    if set(message.fields) != set(names):
+        found = printable(", ".join(sorted(message.fields)), 200)
         raise HushError(f"{printable(message.kind, 40)}: expected {', '.join(names)}; found {found}")
-    return [message.says[name] for name in names]
+    return [message.fields[name] for name in names]
 
 
 def _header(content: Buffer) -> tuple[dict[str, Any], int]:
