@@ -187,7 +187,7 @@ def _line(name: str, found: Mapping[str, Any]) -> str:
     )
 
 
-def alone(stored: Mapping[str, Any]) -> list[str]:
+def lines_by_release(stored: Mapping[str, Any]) -> list[str]:
     """The lines for each release alone, from the settings in which it goes with updates."""
     lines = []
     for name, found in stored["settings"].items():

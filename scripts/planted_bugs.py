@@ -222,7 +222,7 @@ def main() -> None:
         "\n".join(audits.table(stored)),
         "\n",
         ALONE,
-        "\n".join(audits.alone(stored)),
+        "\n".join(audits.lines_by_release(stored)),
         "\n",
         bugs,
         "\n".join(planted(wanted, rows_under(bugs, kept))),

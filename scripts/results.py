@@ -10,7 +10,7 @@ from typing import Any
 
 from hush.reproduce import entries, entry, markdown
 from hush.reproduce.claims import judged
-from hush.reproduce.pages import otherwise
+from hush.reproduce.pages import changed_settings
 from scripts.results_charts import charts
 from scripts.results_differences import ahead, differences
 from scripts.results_front import PAPERS, front
@@ -42,7 +42,7 @@ def joined(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the results, those of one entry put together that were run in parts: other cells, all else the same."""
     parts: dict[str, dict[str, Any]] = {}
     for content in results:
-        key = json.dumps([content["entry"], content["mode"], content["seeds"], otherwise(content)])
+        key = json.dumps([content["entry"], content["mode"], content["seeds"], changed_settings(content)])
         whole = parts.get(key)
         places = {(cell["algorithm"], cell["column"]) for cell in content["cells"]}
         if whole is None or places & {(cell["algorithm"], cell["column"]) for cell in whole["cells"]}:

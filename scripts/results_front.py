@@ -77,7 +77,7 @@ def verdict(own: Sequence[Content]) -> str:
     return ", ".join(f"{counts[name]} {word}" for name, word in words.items())
 
 
-def _near(entry: str) -> Callable[[Sequence[Content]], str]:
+def _reproduced_values(entry: str) -> Callable[[Sequence[Content]], str]:
     """Return how many published values of an entry are reproduced, in all results in the mode of the paper."""
 
     def number(own: Sequence[Content]) -> str:
@@ -99,7 +99,7 @@ def _leading(own: Sequence[Content]) -> str:
     table = [c for c in own if c["entry"] == "robust-hdp/table-12" and c["mode"] == "faithful"]
     found = verdicts(one for c in table for one in best_claims(c) if one["order"].startswith("robust-hdp "))
     several = f"of its {sum(found.values())} leads there {found[HOLDS]} holds and {found[FAILS]} fail"
-    return f"{_near('robust-hdp/table-12')(own)}; {several}"
+    return f"{_reproduced_values('robust-hdp/table-12')(own)}; {several}"
 
 
 def _value(content: Content, algorithm: str, column: str, measure: str) -> Mapping[str, Any]:
@@ -167,7 +167,7 @@ were run again, on the first seed: Dist1 97.41 (recorded 97.41), Dist6 95.40 (95
     "dp-scaffold": Paper(
         title="DP-SCAFFOLD",
         claim="Control variates help where users' data differ, at the same claimed epsilon",
-        number=_near("dp-scaffold/table-1"),
+        number=_reproduced_values("dp-scaffold/table-1"),
         sentence="The trade-off of noise, steps and rounds comes out with its own draws and a fitted step size. In the "
         "few cells of figure 9 that were run it is above DP-FedAvg on MNIST without a warm start, below it with one "
         "and on synthetic data. The epsilon is claimed, not proved.",

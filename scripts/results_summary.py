@@ -11,7 +11,7 @@ from hush.reproduce.claims import FAILS, HOLDS, NOT_RUN, UNDECIDED, judged
 from hush.reproduce.cost import Cost, cost
 from hush.reproduce.first_round import FIRST_ROUND
 from hush.reproduce.measures import gap, unit
-from hush.reproduce.pages import grid, otherwise
+from hush.reproduce.pages import changed_settings, grid
 
 Content = Mapping[str, Any]
 
@@ -47,12 +47,12 @@ def line(content: Content, anchor: str) -> list[str]:
     same = verdicts(best_claims(content))
     return [
         f"[{content['entry']}](#{anchor})",
-        ", ".join([content["mode"], *map(_short, otherwise(content))]),
+        ", ".join([content["mode"], *map(_short, changed_settings(content))]),
         ", ".join(algorithms) if len(algorithms) <= 3 else f"{len(algorithms)}",
         _of(len(content["seeds"]), described.seeds),
         "first" if content["metric"] in FIRST_ROUND else _of(*rounds_run(content, described)),
         _of(len(theirs), _cells(content, described)),
-        near(content),
+        reproduced_values(content),
         _counted(same),
         _counted(verdicts(content["orders"])),
         ", ".join(fitted(content, described)),
@@ -110,10 +110,10 @@ def gaps(content: Content) -> Iterator[tuple[str, str, Mapping[str, Any], float,
 
 def comparable(content: Content) -> bool:
     """Whether its values can be held against print: those of a table of a paper, in the paper's settings."""
-    return not content["entry"].startswith("hush/") and not otherwise(content)
+    return not content["entry"].startswith("hush/") and not changed_settings(content)
 
 
-def near(content: Content) -> str:
+def reproduced_values(content: Content) -> str:
     """Return how many published values are within the tolerance, and how far the middle one is, by unit."""
     found = list(gaps(content)) if comparable(content) else []
     if not found:

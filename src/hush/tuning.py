@@ -149,7 +149,7 @@ def tuned(
     first = next(iter(whole.values()))
     evaluations = [evaluation(first, member.client) for member in first.members]
     planned = _divided(configs, whole, federation_of, evaluations)
-    costs = [_together(tuple(planned.values()), cost, client) for client, cost in enumerate(evaluations)]
+    costs = [_all_releases(tuple(planned.values()), cost, client) for client, cost in enumerate(evaluations)]
     warned: list[str] = []
     name = uuid.uuid4().hex
     opened = first.ledgers(ledgers, warned.append, name, costs)
@@ -270,7 +270,7 @@ def _divided(
         over = np.array(
             [
                 api.epsilon_of(
-                    _together(tuple(planned.values()), cost, client),
+                    _all_releases(tuple(planned.values()), cost, client),
                     first.policies[client].delta,
                     first.policies[client].relation,
                     first.schedules[client].plan.accountant,
@@ -290,7 +290,7 @@ def _with_budgets(config: Config, budgets: np.ndarray) -> Config:
     return config.model_copy(update={"privacy": config.privacy.model_copy(update=changed)})
 
 
-def _together(candidates: Sequence[Federation], cost: Cost, client: int) -> tuple[Cost, ...]:
+def _all_releases(candidates: Sequence[Federation], cost: Cost, client: int) -> tuple[Cost, ...]:
     """All that a client releases: every candidate, and the evaluation."""
     return (*(one for federation in candidates for one in federation.costs(client)), cost)
 

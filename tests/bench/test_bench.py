@@ -23,7 +23,7 @@ from hush.bench import ray as ray_suite
 from hush.bench.findings import TARGETS, Findings, add_to, met, short
 from hush.bench.noise import normals, rounds
 from hush.bench.profiled import named, profiled
-from hush.bench.timing import best, busy, fair, what_failed
+from hush.bench.timing import best, cpu_seconds, fair_clock, what_failed
 from hush.bench.workloads import Workload, w1, w2, w3, w4, w4_small, w5_small
 from hush.privacy import noise
 from hush.recipes.estimators import noise_energy
@@ -183,10 +183,10 @@ def test_a_rival_on_a_shared_machine_is_judged_by_processor_time(
     monkeypatch.setattr(cpu, "crowded", lambda: shared)
     found = cpu._flower((20.0, 60.0), 10.0, 20.0)
     assert found.figures["cpu.w1.flower_opacus_over_ours"] == expected
-    monkeypatch.setattr("hush.bench.timing.crowded", lambda: shared)
+    monkeypatch.setattr("hush.bench.timing.cores_are_shared", lambda: shared)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert (fair()[0] is time.process_time) is shared
-    assert busy(lambda: time.sleep(0.05)) < 0.04
+    assert (fair_clock()[0] is time.process_time) is shared
+    assert cpu_seconds(lambda: time.sleep(0.05)) < 0.04
 
 
 def test_a_process_that_failed_is_reported_with_its_error() -> None:

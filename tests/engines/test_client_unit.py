@@ -114,14 +114,14 @@ def test_what_rows_change_otherwise_is_refused(recipe: Any, privacy: dict[str, A
 def test_a_member_protects_itself_as_a_whole(tmp_path: Path) -> None:
     node = member(tmp_path / "a", unit="client", keys=None)
     asks, offer = kit.Coordinator(node), kit.config(privacy__unit="client")
-    assert asks.enrol(offer).says["unit"] == "client"
+    assert asks.enrol(offer).fields["unit"] == "client"
     assert asks.begin(offer, unit="client").kind == "ready"
     answer = asks.task(1)
     (cost,) = node.ledger.charged(kit.RUN)
     assert (cost.kind, cost.steps) == ("gaussian", 1)
     size = answer.tensors["vector"].numel()
     assert 0.4 < float(answer.tensors["vector"].norm()) / (cost.noise * math.sqrt(size)) < 1.8
-    assert "not accepted" in asks.enrol(kit.config()).says["reason"]
+    assert "not accepted" in asks.enrol(kit.config()).fields["reason"]
 
 
 def test_groups_by_budget_are_a_weight_of_a_few_lines() -> None:

@@ -14,7 +14,7 @@ from hush.config import Config, parse
 from hush.deploy.shared.roster import RosterEntry
 from hush.deploy.shared.run_spec import enrolment
 from hush.engines import simulator
-from hush.engines.enrolment import answered
+from hush.engines.enrolment import enrolment_answer
 from hush.engines.schedules import training
 from hush.engines.setup import Federation, prepare
 from hush.privacy.noise import Seeded
@@ -160,7 +160,7 @@ def test_neighbours_that_disclosed_the_same_count_release_the_same_mean() -> Non
     # A row that is not a number adds nothing to a sum.
     more = torch.cat([x, torch.full((1, 64), torch.nan)])
     answers = [
-        answered(stage, len(rows), {0: (rows, None)}.__getitem__, 0, Answering((270.0 - len(rows)) / spread))
+        enrolment_answer(stage, len(rows), {0: (rows, None)}.__getitem__, 0, Answering((270.0 - len(rows)) / spread))
         for rows in (x, more)
     ]
     assert answers[0].mean is not None and answers[1].mean is not None

@@ -20,7 +20,7 @@ from hush.deploy.shared.run_spec import assemble
 from hush.engines import client_round
 from hush.engines.driver import evaluate
 from hush.engines.setup import Federation, prepare
-from hush.privacy.ledger.ledger import stated
+from hush.privacy.ledger.ledger import claimed_receipt
 from hush.recipes.context import RoundView
 from hush.recipes.limits import NONE, capped, fixed, norm_limits, twice_even
 from hush.seeds import rng
@@ -106,7 +106,7 @@ class Run:
         return found[0], records
 
     def _answer(self, federation: Federation, task: Task, vector: Vector | None) -> Update:
-        receipt = stated(task.client, task.round, task.round, "r", "1:0")
+        receipt = claimed_receipt(task.client, task.round, task.round, "r", "1:0")
         x, y = (torch.from_numpy(part) for part in self.rows[task.client][:2])
         source = client_round.source(self.config, task.client, task.round, shared=federation.shared_draws)
         shape = federation.terms.shape

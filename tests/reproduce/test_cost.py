@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hush.engines.setup import prepare
-from hush.reproduce import asked, entries, entry
+from hush.reproduce import entries, entry, make_request
 from hush.reproduce.cost import RATES, ROWS, cost, examples, kind, rows
 
 
@@ -32,7 +32,7 @@ def test_every_entry_has_a_cost(name: str) -> None:
 )
 def test_the_rows_are_those_of_the_clients(name: str, changes: tuple[str, ...]) -> None:
     cell: Any = entry(name).cells[0].name
-    config = asked(name, (cell,), changes=("local.batch_size=4", *changes)).configs[cell]
+    config = make_request(name, (cell,), changes=("local.batch_size=4", *changes)).configs[cell]
     assert rows(config) == pytest.approx(sum(member.samples for member in prepare(config).members), rel=0.1)
 
 

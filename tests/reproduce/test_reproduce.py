@@ -17,7 +17,7 @@ from hush.engines.setup import prepare
 from hush.models import build_model
 from hush.privacy.third_party import claimed_rounds
 from hush.recipes import parse as parsed_recipe
-from hush.reproduce import asked, entries, entry, html, markdown, repeated, reproduce
+from hush.reproduce import entries, entry, html, make_request, markdown, repeated, reproduce
 from hush.reproduce.claims import FAILS, HOLDS, NOT_RUN, UNDECIDED, checked, parsed
 from hush.reproduce.files import printed, read, with_keys
 from hush.reproduce.first_round import FIRST_ROUND
@@ -104,13 +104,13 @@ def test_rounds_of_the_figures_over_l_and_s_are_the_most_that_the_claim_allows(n
 
 
 def test_seeds_begin_where_the_entry_says() -> None:
-    assert list(asked("pfa/figure-4", seeds=2).seeds) == [1, 2]
-    assert list(asked("pfa/figure-3", seeds=2).seeds) == [0, 1]
-    assert list(asked("pfa/figure-4", seeds=1, first_seed=5).seeds) == [5]
+    assert list(make_request("pfa/figure-4", seeds=2).seeds) == [1, 2]
+    assert list(make_request("pfa/figure-3", seeds=2).seeds) == [0, 1]
+    assert list(make_request("pfa/figure-4", seeds=1, first_seed=5).seeds) == [5]
     assert max(budgets("mixgauss1", 30, 0)) < 1
-    assert all(max(budgets("mixgauss1", 30, seed)) > 9 for seed in asked("pfa/figure-4").seeds)
+    assert all(max(budgets("mixgauss1", 30, seed)) > 9 for seed in make_request("pfa/figure-4").seeds)
     with pytest.raises(HushError, match="--first-seed: expected 0 or more, found -1"):
-        asked("pfa/figure-4", first_seed=-1)
+        make_request("pfa/figure-4", first_seed=-1)
 
 
 def test_noise_of_dp_scaffold_is_the_papers_on_each_of_two_tensors() -> None:
@@ -176,10 +176,10 @@ def test_dotted_keys_leave_the_base_as_it_was() -> None:
 def test_a_reproduction_on_synthetic_data_goes_on_where_it_stopped(tmp_path: Path) -> None:
     small = ("data.clients=20", "data.samples=50", "participation=0.1", "local.batch_size=8")
     cells = ("sigma-g=10:k=1", "sigma-g=10:k=5", "sigma-g=20:k=5")
-    part = asked("dp-scaffold/table-1", cells[:1], 1, 2, changes=small)
+    part = make_request("dp-scaffold/table-1", cells[:1], 1, 2, changes=small)
     reproduce(part, tmp_path, command="hush reproduce")
     reported: list[str] = []
-    what = asked("dp-scaffold/table-1", cells, 1, 2, changes=small)
+    what = make_request("dp-scaffold/table-1", cells, 1, 2, changes=small)
     content = reproduce(what, tmp_path, command="hush reproduce", progress=lambda cell, *_: reported.append(cell))
     # The first cell was done already.
     assert sorted(reported) == sorted(cells[1:] * 2)
@@ -203,7 +203,7 @@ def test_a_reproduction_on_synthetic_data_goes_on_where_it_stopped(tmp_path: Pat
 
 def test_fairness_is_measured_against_models_without_privacy_that_all_cells_share(tmp_path: Path) -> None:
     small = ("data.name=digits", "data.sizes=150", "model.name=logreg", "local.batch_size=16", "local.lr=0.5")
-    what = asked("rc-dpfl/table-4", ("o-cdpfl:eps=10", "dp-fedavg:eps=10"), 1, 2, "sound", changes=small)
+    what = make_request("rc-dpfl/table-4", ("o-cdpfl:eps=10", "dp-fedavg:eps=10"), 1, 2, "sound", changes=small)
     content = reproduce(what, tmp_path, command="hush reproduce")
     (shared,) = json.loads((tmp_path / "without-privacy.json").read_text(encoding="utf-8")).values()
     assert len(shared) == 21 and sum(one["accuracy"] for one in shared) / 21 > 0.5
@@ -230,7 +230,7 @@ def test_fairness_is_measured_against_models_without_privacy_that_all_cells_shar
 def test_measures_of_the_figures(
     name: str, cells: tuple[str, ...], changes: tuple[str, ...], kept: str | None, tmp_path: Path
 ) -> None:
-    content = reproduce(asked(name, cells, 1, 2, changes=changes), tmp_path, command="hush reproduce")
+    content = reproduce(make_request(name, cells, 1, 2, changes=changes), tmp_path, command="hush reproduce")
     for cell in content["cells"]:
         found = {measure: value["ours"] for measure, value in cell["measures"].items()}
         assert len(found) == (3 if name.startswith("padpfl/") else 2) and all(
@@ -244,7 +244,7 @@ def test_measures_of_the_figures(
 
 def test_the_loss_of_equation_1_weighs_the_clients_own_rows_by_their_factors(tmp_path: Path) -> None:
     changes = ("data.name=digits", "data.sizes=16", "local.lr=0.5", "rounds=2")
-    what = asked("padpfl/scenario-1", ("0-0-1:no-privacy",), 1, changes=changes)
+    what = make_request("padpfl/scenario-1", ("0-0-1:no-privacy",), 1, changes=changes)
     (cell,) = reproduce(what, tmp_path, command="hush reproduce")["cells"]
     federation = prepare(what.configs["0-0-1:no-privacy"])
     x, y = federation.arrays(2)
@@ -266,7 +266,7 @@ RECORDED = Path(__file__).parents[2] / "results" / "reproduce"
 
 def test_a_table_with_the_runs_of_another_is_filled_from_it(tmp_path: Path) -> None:
     source = json.loads((RECORDED / "robust-hdp-table-12.json").read_text(encoding="utf-8"))
-    what = asked("robust-hdp/table-16", ("weiavg:", "robust-hdp:dist8"))
+    what = make_request("robust-hdp/table-16", ("weiavg:", "robust-hdp:dist8"))
     content = repeated(what, RECORDED / "robust-hdp-table-12.json", tmp_path, "hush reproduce")
     ours = {(cell["algorithm"], cell["column"]): cell["measures"]["value"]["ours"] for cell in source["cells"]}
     assert [(cell["algorithm"], cell["column"]) for cell in content["cells"]] == [
@@ -283,7 +283,7 @@ def test_a_table_with_the_runs_of_another_finds_them_in_its_folder(tmp_path: Pat
     small = ("data.name=digits", "data.sizes=40", "model.name=logreg", "local.batch_size=8", "local.lr=0.5")
     reported: list[str] = []
     for name, trained in (("robust-hdp/table-20", 2), ("robust-hdp/table-21", 0)):
-        what = asked(name, ("weiavg:eps=2.6",), 1, 2, "sound", changes=small)
+        what = make_request(name, ("weiavg:eps=2.6",), 1, 2, "sound", changes=small)
         content = reproduce(what, tmp_path, command="hush reproduce", progress=lambda cell, *_: reported.append(cell))
         assert len(reported) == trained
         reported.clear()
@@ -302,4 +302,4 @@ def test_a_table_with_the_runs_of_another_finds_them_in_its_folder(tmp_path: Pat
 )
 def test_other_runs_do_not_fill_a_table(options: dict[str, Any], file: str, tmp_path: Path) -> None:
     with pytest.raises(HushError, match=r"--from .*accepted:"):
-        repeated(asked("robust-hdp/table-16", ("weiavg:",), **options), RECORDED / file, tmp_path)
+        repeated(make_request("robust-hdp/table-16", ("weiavg:",), **options), RECORDED / file, tmp_path)

@@ -11,7 +11,7 @@ from hush.reproduce import entry
 from scripts import results as script
 from scripts.results_differences import differences
 from scripts.results_front import verdict
-from scripts.results_summary import HEADS, best_claims, fitted, line, near, rounds_run
+from scripts.results_summary import HEADS, best_claims, fitted, line, reproduced_values, rounds_run
 
 
 def result(name: str, **found: Any) -> dict[str, Any]:
@@ -34,12 +34,12 @@ def test_parts_of_an_entry_are_said() -> None:
 
 def test_every_measure_counts_and_not_only_the_first() -> None:
     content = result("rc-dpfl/table-3", seeds=[0, 1, 2])
-    assert near(content).startswith("14 of 30")
+    assert reproduced_values(content).startswith("14 of 30")
     worse = copy.deepcopy(content)
     for cell in worse["cells"]:
         value = cell["measures"]["accuracy minority"]
         value["ours"], value["runs"] = 0.0, [0.0, 0.0, 0.0]
-    assert near(worse) != near(content)
+    assert reproduced_values(worse) != reproduced_values(content)
     missed = "\n".join(differences([content], [content]))
     assert "| dp-fedavg eps=5 | accuracy minority | 64.04 | 35.34" in missed
     fairness = "\n".join(differences([result("rc-dpfl/table-4")], []))

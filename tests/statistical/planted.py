@@ -40,7 +40,7 @@ _replayable, _calibrate, _epsilon = noise.Seeded, api.noise_multiplier, api.epsi
 _scale, _epsilon_of = api.noise_scale, api.epsilon_of
 _aside_noise, _noised_mean, _threshold = Stage.noise_of, enrolment.noised_mean, noise.threshold
 _bounded_sum = enrolment.bounded_sum  # type: ignore[attr-defined]
-_drawn, _answered, _quantile = Persons.drawn, enrolment.answered, side_releases.SUMS[ClipQuantile]
+_drawn, _answered, _quantile = Persons.drawn, enrolment.enrolment_answer, side_releases.SUMS[ClipQuantile]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from hush.deploy.admin.audit_log import AuditLog
 from hush.deploy.admin.folders import FederationFolder, create
-from hush.deploy.shared.presence import FILE, present
+from hush.deploy.shared.presence import FILE, presence_file
 from hush.server.run_directory import plain
 from tests.support.live_runs import begun
 from tests.support.report_runs import CLIENTS, record
@@ -61,7 +61,7 @@ class Written:
         def facts() -> dict[str, Any]:
             return {"address": "127.0.0.1:18443", "heard": {n: time.time() for n in NAMES if n not in offline}}
 
-        with present(self.place.server, facts):
+        with presence_file(self.place.server, facts):
             while not (self.place.server / FILE).exists():
                 time.sleep(0.01)
             yield

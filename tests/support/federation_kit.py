@@ -24,7 +24,7 @@ from hush.deploy.shared.roster import RosterEntry
 from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Message
 from hush.engines.setup import Federation
-from hush.privacy.ledger.ledger import stated
+from hush.privacy.ledger.ledger import claimed_receipt
 from hush.seeds import rng
 from hush.types import SideAnswers, Task, Update
 
@@ -133,5 +133,5 @@ def answer(federation: Federation, task: Task) -> Update:
     spec = terms.stage_table.at(task.round)
     releases = {each.what: torch.zeros(each.width(terms.shape), dtype=torch.float64) for each in spec.sent}
     side = SideAnswers(choice=0 if spec.choose else None, releases=releases)
-    receipt = stated(task.client, task.round, task.round, "r", "1:0")
+    receipt = claimed_receipt(task.client, task.round, task.round, "r", "1:0")
     return Update(client=task.client, round=task.round, vector=vector, layout=task.answer, receipt=receipt, side=side)

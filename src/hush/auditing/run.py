@@ -271,7 +271,7 @@ def judged(target: Target, found: Scores, confidence: float) -> AuditResult:
     single: dict[str, tuple[_Bound, Planned]] = {}
     accuracy, guesses, right = None, 0, 0
     if found.updates is None:
-        together = _together(found.tables)
+        together = _combined(found.tables)
         separation = statistics.two_datasets(*together, target.delta, main)
         whole, accuracy = _bound(separation, planned), separation.accuracy
         absent, present = together
@@ -362,7 +362,7 @@ def _fewest_noise(canaries: int, planned: Planned, confidence: float) -> int | N
     return min(statistics.guess_sizes(canaries), key=expected, default=None)
 
 
-def _together(tables: Mapping[str, tuple[Array, Array]]) -> tuple[Array, Array]:
+def _combined(tables: Mapping[str, tuple[Array, Array]]) -> tuple[Array, Array]:
     """All releases as one: the sum of their log likelihood ratios, and all raw numbers."""
     absent, present = (
         np.column_stack(

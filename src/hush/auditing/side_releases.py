@@ -108,7 +108,7 @@ class SideReleases:
         removed = self._removing and world == 0 and counted
         samples = self._target.plan.samples - int(removed)
         rows = self._x[world], self._target.persons
-        disclosed = enrolment.answered(stage, samples, lambda _: rows, self._target.client, source)
+        disclosed = enrolment.enrolment_answer(stage, samples, lambda _: rows, self._target.client, source)
         found = []
         if counted:
             found.append(

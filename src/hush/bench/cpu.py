@@ -10,7 +10,7 @@ from hush.bench import baselines, flower
 from hush.bench.findings import Findings
 from hush.bench.noise import normals
 from hush.bench.profiled import profiled
-from hush.bench.timing import best, busy, crowded, peak, stream
+from hush.bench.timing import best, cores_are_shared, cpu_seconds, peak, stream
 from hush.bench.workloads import Workload, w1, w2, w4_small, w5_small
 from hush.training.train import train
 
@@ -69,13 +69,13 @@ def _w1() -> Findings:
     taken = flower.seconds(work)
     if isinstance(taken, str):
         return found | Findings(notes={"cpu.w1.flower_opacus_over_ours": taken})
-    return found | _flower(taken, seconds["ours"], busy(ours(work)))
+    return found | _flower(taken, seconds["ours"], cpu_seconds(ours(work)))
 
 
 def _flower(rival: tuple[float, float], ours_seconds: float, ours_busy: float) -> Findings:
     """Return the ratio by wall-clock time, or by CPU time if other work uses the cores."""
     clock, busy_too = rival[0] / ours_seconds, rival[1] / ours_busy
-    shared = crowded()
+    shared = cores_are_shared()
     note = (
         f"By the clock {clock:.2f}; by CPU time {busy_too:.2f} ({rival[1]:.0f} s of the baseline's clients, "
         "without "

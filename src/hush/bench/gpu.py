@@ -179,8 +179,8 @@ def _w1() -> Findings:
         f"The floor is 16.3 MFLOP a sample at {fastest / 1e12:.0f} TFLOP/s (float32, measured): "
         f"{fastest / _OPERATIONS / 1e6:.1f} M samples/s; copies run at {bandwidth / 1e12:.1f} TB/s. A client of batch "
         f"16 takes {steps} steps, one after the other; the smallest (5 clients x 16) takes "
-        f"{5 * 16 / alone(work, 5, 16) * 1e6:.0f} us alone, a dozen short kernels, and one of 20 clients x 60 reaches "
-        f"{alone(work, 20, 60) / 1e6:.2f} M samples/s."
+        f"{5 * 16 / captured_step_rate(work, 5, 16) * 1e6:.0f} us alone, a dozen short kernels, and one of "
+        f"20 clients x 60 reaches {captured_step_rate(work, 20, 60) / 1e6:.2f} M samples/s."
     )
     return Findings(
         figures | {"gpu.peak_tflops": fastest / 1e12, "gpu.w1.floor_seconds": work.samples * _OPERATIONS / fastest},
@@ -247,7 +247,7 @@ def sweep(work: Workload, runs: int, patience: float) -> Findings:
         wait()
     each = (time.perf_counter() - began) / rounds
     clients = runs * len(work.plans)
-    most = alone(work, clients, _BATCH) if work.x.is_cuda else math.nan
+    most = captured_step_rate(work, clients, _BATCH) if work.x.is_cuda else math.nan
     note = (
         f"{rounds} rounds of {runs} runs measured ({clients} clients in one call, {each:.2f} s a round, server step: "
         f"{how}); {_ROUNDS} rounds would take {_ROUNDS * each / 60:.1f} minutes. "
@@ -274,7 +274,7 @@ def _round(work: Workload, models: list[Tensor], number: int, weight: Callable[[
     return [model + weight(mine) @ mine for model, mine in zip(models, stacked, strict=True)]
 
 
-def alone(work: Workload, clients: int, width: int) -> float:
+def captured_step_rate(work: Workload, clients: int, width: int) -> float:
     """Return samples per second of one step over full batches, captured and replayed: the maximum of the kernels."""
     chain = pooled_cnn_of(work.model, work.x)
     assert chain is not None

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from hush.bench.findings import Findings
-from hush.bench.timing import best, fair
+from hush.bench.timing import best, fair_clock
 from hush.bench.workloads import Workload, w1, w2
 from hush.privacy.noise import Secure, Seeded
 from hush.privacy.source import Source
@@ -25,7 +25,7 @@ def measure() -> Findings:
     """Measure the GPU if there is one, else the processor."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     key = "gpu" if device == "cuda" else "cpu"
-    clock, note = (time.perf_counter, "") if device == "cuda" else fair()
+    clock, note = (time.perf_counter, "") if device == "cuda" else fair_clock()
     figures = {
         f"{key}.{work.name}.secure_over_seeded": rounds(work, clock) for work in (w1(device=device), w2(device=device))
     }

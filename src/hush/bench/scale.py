@@ -24,7 +24,7 @@ _PROGRAM = "import sys, hush, torch; from hush.bench.scale import child; child(i
 
 def measure() -> Findings:
     """Compare ten thousand clients with one thousand, and a hundred thousand with ten thousand."""
-    few, many, most = alone(_FEW), alone(_MANY), alone(_MOST)
+    few, many, most = simulated_alone(_FEW), simulated_alone(_MANY), simulated_alone(_MOST)
     per_client = (many["seconds"] - few["seconds"]) / (_MANY - _FEW) / _ROUNDS
     note = (
         f"Logistic regression {_WIDTH} -> {_CLASSES}, {_SAMPLES} samples a client, {_ROUNDS} rounds of DP-FedAvg "
@@ -46,7 +46,7 @@ def measure() -> Findings:
     )
 
 
-def alone(clients: int) -> dict[str, float]:
+def simulated_alone(clients: int) -> dict[str, float]:
     """Return seconds and memory of a simulation in a separate process."""
     command = [sys.executable, "-c", _PROGRAM, str(clients)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hush.bench.findings import Findings
-from hush.bench.timing import best, fair, peak
+from hush.bench.timing import best, fair_clock, peak
 from hush.recipes.estimators import noise_energy
 from hush.seeds import rng
 
@@ -28,7 +28,7 @@ def measure() -> Findings:
 
 def rpca_over_naive(small: Tensor, most: int = _MOST) -> Findings:
     """Return the seconds until the textbook's weights are within one percent of ours (in total), over our seconds."""
-    clock, word = fair()
+    clock, word = fair_clock()
     rivals = {"naive": lambda: Naive(small, svd=True).run(_TIMED), "ours": lambda: noise_energy.rpca(small)}
     seconds = best(rivals, turns=5, clock=clock)
     each = seconds["naive"] / _TIMED
@@ -95,7 +95,7 @@ def followed(small: Tensor, ours: Tensor, most: int) -> list[tuple[int, float, f
 
 def _over_mean(large: Tensor) -> Findings:
     weights = torch.full((_CLIENTS,), 1 / _CLIENTS)
-    clock, word = fair()
+    clock, word = fair_clock()
     seconds = best(
         {
             "mean": lambda: weights @ large,

@@ -29,19 +29,19 @@ def best(
     return seconds
 
 
-def crowded() -> bool:
+def cores_are_shared() -> bool:
     """Return whether other processes use the cores, so that a long run never has them to itself."""
     return os.getloadavg()[1] > 1.5 * (os.cpu_count() or 1)
 
 
-def fair() -> tuple[Callable[[], float], str]:
+def fair_clock() -> tuple[Callable[[], float], str]:
     """Return the clock for single-threaded functions and its name: CPU time if other processes use the cores."""
-    if crowded() and torch.get_num_threads() == 1:
+    if cores_are_shared() and torch.get_num_threads() == 1:
         return time.process_time, " Other processes share the cores, so CPU time counts, on one thread."
     return time.perf_counter, ""
 
 
-def busy(work: Callable[[], object]) -> float:
+def cpu_seconds(work: Callable[[], object]) -> float:
     """Return the CPU time of all threads in seconds."""
     began = time.process_time()
     work()

@@ -144,7 +144,7 @@ def policy(
 
     path = file or directory / "policy.toml"
     if wizard:
-        _write(path, _asked())
+        _write(path, _prompted_policy())
     elif not check:
         raise HushError("policy: accepted: --check, which explains the policy, or --wizard, which writes it")
     for line in explained(law.load(path)):
@@ -162,7 +162,7 @@ def _write(path: Path, text: str) -> None:
     write_atomically(path, text.encode())
 
 
-def _asked() -> str:
+def _prompted_policy() -> str:
     """Ask for the values that a policy depends on most, and return the policy."""
     from hush.deploy.member.policy_template import template
 

@@ -61,7 +61,7 @@ def reproduce(
     given = engine_arguments(engine, address)
     chosen = [cell.strip() for cell in cells.split(",") if cell.strip()]
     places = [f'engine.{"name" if key == "engine" else key}="{value}"' for key, value in given.items()]
-    what = table.asked(name, chosen, seeds, rounds, mode, device, sets or (), places, first_seed)
+    what = table.make_request(name, chosen, seeds, rounds, mode, device, sets or (), places, first_seed)
     path = out or Path("runs") / "reproduce" / what.label()
     said = shlex.join(["hush", *sys.argv[1:]])
     if kept is not None:

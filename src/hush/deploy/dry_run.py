@@ -22,7 +22,7 @@ from hush.data.preprocessing import mapped
 from hush.data.schema import Schema, check_fits
 from hush.deploy.admin import audit_log, keys
 from hush.deploy.admin.folders import Kit
-from hush.deploy.coordinator.agreement import Agreement, agreed
+from hush.deploy.coordinator.agreement import Agreement, new_agreement
 from hush.deploy.coordinator.enrolment import facts_of
 from hush.deploy.coordinator.replies import task_message
 from hush.deploy.member import datasets
@@ -36,8 +36,8 @@ from hush.deploy.shared.run_spec import (
     as_offered,
     assemble,
     complete,
+    releases_input_mean,
     settled,
-    tells_centre,
     width_of,
     with_fingerprint,
 )
@@ -146,7 +146,7 @@ def _alone(policy: law.MemberPolicy, config: Config) -> tuple[law.MemberPolicy, 
 
 def _first_round(node: Node, config: Config, schema: Schema) -> float:
     """Enrol, begin, and answer the first round with this member; return how long the round took."""
-    offer = agreed(
+    offer = new_agreement(
         _RUN,
         [
             RosterEntry(name=f"m{at}", epsilon=0.0, delta=0.0, relation="add-remove", samples=0)
@@ -156,20 +156,20 @@ def _first_round(node: Node, config: Config, schema: Schema) -> float:
     )
     fields: dict[str, Any] = {"run": _RUN}
     fields |= {"config": as_offered(offer.config), "code": str(protocol.own()), "schema": schema.record()}
-    fact, _ = facts_of(_asked(node, Message("enrol", {**fields, "number": 0, "head": ""})), node.name, _RUN)
+    fact, _ = facts_of(_answer_of(node, Message("enrol", {**fields, "number": 0, "head": ""})), node.name, _RUN)
     facts = [fact, *(replace(fact, name=f"m{at}", noised={}) for at in range(1, config.data.clients))]
     x, y = mapped(node.data.x, node.data.y, node.schema, schema)
     test = replace(node.data, x=x, y=y, classes=schema.classes or 1)
-    run = _with_centre(agreed(_RUN, facts, settled(offer.config, facts, test)), test)
+    run = _with_centre(new_agreement(_RUN, facts, settled(offer.config, facts, test)), test)
     fields |= {"config": as_offered(run.config), "client": 0, "roster": [asdict(each) for each in facts]}
-    _asked(node, Message("begin", {**fields, "centre": run.centre_name, "head": ""}))
+    _answer_of(node, Message("begin", {**fields, "centre": run.centre_name, "head": ""}))
     federation = assemble(run.config, facts, test)
     state = start(federation.terms, federation.starts(), run.enrolment_state)
     number = next(at for at, members in enumerate(federation.terms.participants) if 0 in members)
     tasks = next(serve(federation.terms, replace(state, round=number), lambda new, record: None))
     message = task_message(_RUN, next(task for task in tasks if task.client == 0), halves=federation.terms.halves)
     began = time.perf_counter()
-    _asked(node, replace(message, fields={**message.fields, "head": ""}))
+    _answer_of(node, replace(message, fields={**message.fields, "head": ""}))
     return time.perf_counter() - began
 
 
@@ -177,12 +177,12 @@ def _with_centre(run: Agreement, test: Dataset) -> Agreement:
     inputs = tuple(test.x.shape[1:])
     model = models.build_model(run.config.model, inputs, test.classes, run.config.seed)
     recipe, _ = fitted(configured(run.config)[1], model, inputs)
-    if not tells_centre(recipe, run.config.rounds):
+    if not releases_input_mean(recipe, run.config.rounds):
         return run
     return replace(run, centre=torch.zeros(width_of(model)))
 
 
-def _asked(node: Node, message: Message) -> Message:
+def _answer_of(node: Node, message: Message) -> Message:
     payload, _ = node.handle(messages.encode(message))
     content = keys.opened(node.public, payload)
     answer = messages.decode(content, len(content))

@@ -64,13 +64,13 @@ def enrolled(federation: Federation, ledgers: RunLedgers, rows: Rows) -> tuple[F
             )
         if isinstance(charged, Receipt):
             source = noise.Secure() if secure else noise.Seeded(config.seed, member.client, ENROLMENT)
-            answer = answered(stage, member.samples, rows, member.client, source)
+            answer = enrolment_answer(stage, member.samples, rows, member.client, source)
             ledgers.seal(member.client, charged, partial(_packed, answer))
         else:
             answer = _unpacked(charged[1])
         answers.append(answer)
     found = combined(answers, terms.recipe, one_model=config.secure_aggregation)
-    counts = [whole(1.0 if answer is None else answer.count) for answer in answers]
+    counts = [rounded_count(1.0 if answer is None else answer.count) for answer in answers]
     planned = federation.counted(counts)
     approve_training(planned, ledgers)
     return planned, found
@@ -95,14 +95,14 @@ def _unpacked(payload: bytes) -> EnrolmentAnswer:
     return EnrolmentAnswer(count, tensors.get("mean"), deviation)
 
 
-def answered(stage: Stage, samples: int, rows: Rows, client: int, source: Source) -> EnrolmentAnswer:
+def enrolment_answer(stage: Stage, samples: int, rows: Rows, client: int, source: Source) -> EnrolmentAnswer:
     """Compute the enrolment answer of a client."""
     count = samples + stage.noise_of(COUNT) * float(source.normal(1, torch.float64))
     spread = stage.noise_of(CENTRE)
     if not spread:
         return EnrolmentAnswer(count)
     # Divide by the count that is released; if it is noisy, the true one must not be revealed.
-    known, (x, persons) = whole(count) if stage.noise_of(COUNT) else samples, rows(client)
+    known, (x, persons) = rounded_count(count) if stage.noise_of(COUNT) else samples, rows(client)
     mean = noised_mean(x, spread, known, source, persons)
     return EnrolmentAnswer(count, mean, deviation(x[:1].numel(), spread, known))
 
@@ -143,6 +143,6 @@ def combined(answers: Sequence[EnrolmentAnswer | None], recipe: Recipe, *, one_m
     return {"input_mean": ((weights / weights.sum()) @ means).float(), CLUSTERS: clusters}
 
 
-def whole(count: float) -> int:
+def rounded_count(count: float) -> int:
     """Return a noisy count as a number of rows."""
     return max(1, round(count))

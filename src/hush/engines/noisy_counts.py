@@ -26,26 +26,28 @@ from hush.types import HushError, Member
 SUPPOSED_BATCHES = 20  # batches of rows that a client is assumed to have before its count is disclosed
 
 
-def asked(stage_table: StageTable) -> bool:
+def needs_noisy_counts(stage_table: StageTable) -> bool:
     """Whether enrolment asks for a noisy number of rows."""
     stage = stage_table.of[ENROLMENT]
     return stage >= 0 and any(side_release.what == COUNT for side_release in stage_table.specs[stage].side_releases)
 
 
-def offers(config: Config, recipe: Recipe, members: Sequence[Member], rounds: Timetable) -> tuple[PrivacySchedule, ...]:
+def schedules_before_disclosure(
+    config: Config, recipe: Recipe, members: Sequence[Member], rounds: Timetable
+) -> tuple[PrivacySchedule, ...]:
     """Return schedules before disclosure, which determine the cost of enrolment."""
     if config.privacy.sampler == "fixed" or recipe.protect.fixed_batches:
         text = 'batches of a fixed size require the true number of rows; accepted with noisy counts: "poisson"'
         raise HushError(f"privacy.sampler: {text}", "privacy.sampler")
-    return tuple(recipe.protect.schedules(supposed(members), rounds.stage_table, rounds.orders, config))
+    return tuple(recipe.protect.schedules(with_supposed_counts(members), rounds.stage_table, rounds.orders, config))
 
 
-def supposed(members: Sequence[Member]) -> tuple[Member, ...]:
+def with_supposed_counts(members: Sequence[Member]) -> tuple[Member, ...]:
     """The members with the number of rows that is assumed before disclosure."""
     return tuple(replace(member, samples=SUPPOSED_BATCHES * member.batch) for member in members)
 
 
-def planned(
+def schedules_after_disclosure(
     config: Config,
     recipe: Recipe,
     members: Sequence[Member],
@@ -66,7 +68,7 @@ def with_rows(schedule: PrivacySchedule, rows: int) -> PrivacySchedule:
     return PrivacySchedule(tuple(on_rows(stage, rows) for stage in schedule.stages))
 
 
-def counted(members: Sequence[Member], counts: Sequence[int]) -> tuple[Member, ...]:
+def with_disclosed_counts(members: Sequence[Member], counts: Sequence[int]) -> tuple[Member, ...]:
     """Return the members as the server knows them, with the disclosed numbers of rows."""
     pairs = zip(members, counts, strict=True)
     return tuple(replace(member, samples=max(count, member.batch)) for member, count in pairs)

@@ -117,11 +117,13 @@ class Federation:
 
     def counted(self, counts: Sequence[int]) -> Federation:
         """The federation after enrolment: all training is planned from the numbers of rows that were disclosed."""
-        disclosed = noisy_counts.counted(self.terms.members, counts)
+        disclosed = noisy_counts.with_disclosed_counts(self.terms.members, counts)
         if not self.offers:
             return replace(self, terms=replace(self.terms, members=disclosed))
         rounds = timetable(self.config, self.recipe, len(disclosed))
-        schedules = noisy_counts.planned(self.config, self.recipe, self.members, disclosed, self.offers, rounds)
+        schedules = noisy_counts.schedules_after_disclosure(
+            self.config, self.recipe, self.members, disclosed, self.offers, rounds
+        )
         terms = terms_of(
             self.config,
             self.recipe,
@@ -457,10 +459,10 @@ def build(
         check_row_budgets(config, recipe, table)
     shape = release_shape(config, model, tuple(data.dataset.x.shape[1:]), data.dataset.classes)
     offers: tuple[PrivacySchedule, ...] = ()
-    if disclosed is None and noisy_counts.asked(table):
+    if disclosed is None and noisy_counts.needs_noisy_counts(table):
         # Until the counts are disclosed, training is planned as if the true ones would be.
-        offers = noisy_counts.offers(config, recipe, members, rounds)
-        schedules = noisy_counts.planned(config, recipe, members, members, offers, rounds)
+        offers = noisy_counts.schedules_before_disclosure(config, recipe, members, rounds)
+        schedules = noisy_counts.schedules_after_disclosure(config, recipe, members, members, offers, rounds)
     else:
         charged = [()] * len(members) if disclosed is None else disclosed
         schedules = privacy_schedules(config, recipe, members, table, rounds.orders, charged)
@@ -471,7 +473,7 @@ def build(
         public, expected = declared, privacy_schedules(config, recipe, declared, table, rounds.orders, nothing)
     if config.local.lr == "auto":
         auto_rate, config = recipe.protect.private, with_rate(config, 1.0)
-        known = (noisy_counts.supposed(members), offers) if offers else (public, expected)
+        known = (noisy_counts.with_supposed_counts(members), offers) if offers else (public, expected)
         drawn = terms_of(config, recipe, known[0], table, known[1], model, participants, shape)
         inputs = math.prod(model.behind(tuple(data.dataset.x.shape[1:])))
         chosen = auto_lr.rate(drawn, config.participation, model.objective, inputs)
@@ -607,7 +609,7 @@ def _declared(config: Config, recipe: Recipe, members: tuple[Member, ...]) -> tu
     if not recipe.protect.own_budgets:
         text = "under this recipe all clients train at a budget that follows from what they declare"
         raise HushError(f'privacy.declared: {text}; accepted: recipe.protect.budget = "own"', "privacy.declared")
-    if noisy_counts.asked(recipe.stage_table(config.rounds)):
+    if noisy_counts.needs_noisy_counts(recipe.stage_table(config.rounds)):
         text = 'cannot be combined with noisy counts; accepted: recipe.weight.counts = "public"'
         raise HushError(f"privacy.declared: {text}", "privacy.declared")
     names = [member.name for member in members]

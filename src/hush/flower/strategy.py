@@ -35,7 +35,7 @@ from hush.deploy.shared.update_limits import update_limits
 from hush.engines.schedules import timetable
 from hush.engines.server_rng import server_rng
 from hush.flower.facts import checked_facts
-from hush.privacy.ledger.ledger import stated
+from hush.privacy.ledger.ledger import claimed_receipt
 from hush.privacy.plan import PrivacyPlan
 from hush.privacy.schedule import PrivacySchedule, RoundSpec, Stage
 from hush.recipes import Recipe, as_table
@@ -241,7 +241,7 @@ class HushStrategy(FedAvg):  # type: ignore[misc]
         before = {name: array.numpy() for name, array in self._sent.items()}
         same = all(np.array_equal(arrays[name], before[name]) for name in before if name not in self._names)
         vector = self._flat(arrays) - self._flat(before)
-        receipt = stated(client, number, number, "", "")
+        receipt = claimed_receipt(client, number, number, "", "")
         # An array that is not trained and differs anyway is no part of the layout that was asked for.
         return Update(
             client=client, round=number, vector=vector, layout=task.answer if same else Layout((), ()), receipt=receipt

@@ -21,11 +21,11 @@ def source_of(path: Path, *, several: bool | None = None) -> Source:
     if path.exists() and not path.is_dir():
         raise HushError(f"{path}: a file; accepted: the directory of a run, a comparison or a reproduction")
     if several is None:
-        return Undecided(path)
+        return UndeterminedSource(path)
     return OverviewSource(path) if several else RunSource(path)
 
 
-class Undecided:
+class UndeterminedSource:
     """Waits until the directory shows whether it is one run or several, and is then that source."""
 
     def __init__(self, path: Path) -> None:

@@ -5,6 +5,6 @@ Each entry is a TOML file under `tables/` with the paper's setting; `printed.jso
 
 from hush.reproduce.entry import Cell, Entry, entries, entry
 from hush.reproduce.pages import html, markdown
-from hush.reproduce.run import asked, repeated, reproduce
+from hush.reproduce.run import make_request, repeated, reproduce
 
-__all__ = ["Cell", "Entry", "asked", "entries", "entry", "html", "markdown", "repeated", "reproduce"]
+__all__ = ["Cell", "Entry", "entries", "entry", "html", "make_request", "markdown", "repeated", "reproduce"]

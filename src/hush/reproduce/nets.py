@@ -20,7 +20,7 @@ def pfa_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
         nn.Conv2d(16, 32, 4, stride=2), nn.ReLU(), nn.MaxPool2d(2, 1),
         nn.Flatten(), nn.Linear(32 * _side(height) * _side(width), 32), nn.ReLU(), nn.Linear(32, classes),
     )  # fmt: skip
-    return _begun(module)
+    return _initialised(module)
 
 
 def letter_encoder() -> nn.Module:
@@ -42,7 +42,7 @@ def _side(size: int) -> int:
     return (size // 2 - 1 - 4) // 2
 
 
-def _begun(module: nn.Module) -> nn.Module:
+def _initialised(module: nn.Module) -> nn.Module:
     """Initialise equally in every run: PyTorch's default distribution, from a named stream."""
     with torch.no_grad():
         for path, part in module.named_modules():

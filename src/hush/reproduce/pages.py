@@ -106,11 +106,11 @@ def _lead(content: Mapping[str, Any]) -> str:
     seeds = len(content["seeds"])
     runs = f"{seeds} seeds, mean ± sample standard deviation" if seeds > 1 else "one seed"
     lead = f"Ours (published, difference); mode {content['mode']}, {runs}."
-    other = otherwise(content)
+    other = changed_settings(content)
     return f"{lead} Settings that differ from the table: {', '.join(other)}." if other else lead
 
 
-def otherwise(content: Mapping[str, Any]) -> list[str]:
+def changed_settings(content: Mapping[str, Any]) -> list[str]:
     """Return the settings that differ from the table's; engine settings do not count."""
     return [change for change in content.get("changes", ()) if not change.startswith("engine.")]
 

@@ -48,7 +48,7 @@ class Request:
         return f"{self.entry.name.replace('/', '-')}-{hashlib.sha256(json.dumps(key_parts).encode()).hexdigest()[:8]}"
 
 
-def asked(
+def make_request(
     name: str,
     cells: Sequence[str] = (),
     seeds: int | None = None,

@@ -108,7 +108,7 @@ class SummedAnswers:
 
 
 Answers = Sequence[Answer] | StoredAnswers | SummedAnswers
-Keep = Callable[[ServerState, RoundRecord], bool | None]
+SaveRound = Callable[[ServerState, RoundRecord], bool | None]
 
 
 def start(terms: RunTerms, models: Tensor, enrolment: State | None = None) -> ServerState:
@@ -156,7 +156,7 @@ def ended_early(terms: RunTerms, state: ServerState) -> str | None:
     return short if asked is None else short or evaluation.stops(asked, state.slots.get(evaluation.SLOT, {}))
 
 
-def serve(terms: RunTerms, state: ServerState, keep: Keep) -> Generator[list[Task], Answers, ServerState]:
+def serve(terms: RunTerms, state: ServerState, keep: SaveRound) -> Generator[list[Task], Answers, ServerState]:
     """Run the remaining rounds. `keep` is called with the new state and the record after each round; it ends the run
     by returning True.
 

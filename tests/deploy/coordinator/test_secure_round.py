@@ -255,10 +255,10 @@ def test_what_a_hostile_coordinator_asks_for_is_refused_and_costs_nothing(federa
             asked(node, message, "another round", round=77)
         if message.kind == "shares":
             relayed = sum_messages.bytes_of(fields["keys"])
-            forgery = sum_messages.said_bytes({**relayed, 1: resigned(relayed[1])})
+            forgery = sum_messages.byte_fields({**relayed, 1: resigned(relayed[1])})
             asked(node, message, "forged key", keys=forgery)
-            asked(node, message, "replayed key", keys=sum_messages.said_bytes({**relayed, 1: relayed[2]}))
-            asked(node, message, "two members", keys=sum_messages.said_bytes({c: relayed[c] for c in (0, 1)}))
+            asked(node, message, "replayed key", keys=sum_messages.byte_fields({**relayed, 1: relayed[2]}))
+            asked(node, message, "two members", keys=sum_messages.byte_fields({c: relayed[c] for c in (0, 1)}))
         if message.kind == "task":
             asked(node, message, "no shares", shares=None, attempt=None)
             asked(node, message, "another attempt", attempt="1234")
@@ -272,12 +272,12 @@ def test_what_a_hostile_coordinator_asks_for_is_refused_and_costs_nothing(federa
         if message.kind == "reveal":
             relayed = sum_messages.bytes_of(fields["confirmed"])
             few = dict(list(relayed.items())[:2])
-            asked(node, message, "two confirmations", confirmed=sum_messages.said_bytes(few))
+            asked(node, message, "two confirmations", confirmed=sum_messages.byte_fields(few))
             third = next(c for c in relayed if c not in few)
             repeated = {**few, third: relayed[next(iter(few))]}
-            asked(node, message, "repeated confirmation", confirmed=sum_messages.said_bytes(repeated))
+            asked(node, message, "repeated confirmation", confirmed=sum_messages.byte_fields(repeated))
             invented = {**few, third: resigned(relayed[third])}
-            asked(node, message, "invented confirmation", confirmed=sum_messages.said_bytes(invented))
+            asked(node, message, "invented confirmation", confirmed=sum_messages.byte_fields(invented))
 
     _, out = run(federation, looks=looks)
     assert {len(record["weights"]) for record in rounds(out)} == {4}

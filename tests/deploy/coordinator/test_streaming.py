@@ -14,7 +14,7 @@ import torch
 from hush.deploy.shared.roster import RosterEntry
 from hush.deploy.shared.run_spec import assemble
 from hush.engines.setup import Federation
-from hush.privacy.ledger.ledger import stated
+from hush.privacy.ledger.ledger import claimed_receipt
 from hush.seeds import rng
 from hush.server.loop import serve, start
 from hush.types import RoundRecord, Task, Update
@@ -39,7 +39,7 @@ def honest(federation: Federation, task: Task) -> Update:
     noise = (federation.terms.planned_noise[0][task.client] / task.layout.size) ** 0.5
     pull = 0.5 * federation.terms.reach[0][task.client] * torch.ones(task.layout.size) / task.layout.size**0.5
     vector = (pull + noise * drawn).float()
-    receipt = stated(task.client, task.round, task.round, "r", "1:0")
+    receipt = claimed_receipt(task.client, task.round, task.round, "r", "1:0")
     return Update(client=task.client, round=task.round, vector=vector, layout=task.answer, receipt=receipt)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hush.deploy.dashboard.member_page import MemberPage
-from hush.deploy.shared.presence import FILE, present
+from hush.deploy.shared.presence import FILE, presence_file
 from hush.privacy.ledger.statement import describe
 from tests.deploy.member.test_consent import proposed
 from tests.support import federation_kit as kit
@@ -82,14 +82,14 @@ def test_the_process_is_up_connected_or_neither(tmp_path: Path) -> None:
     assert "hush federation join is not running" in words(parts(page)["state"])
     assert page.health() == (False, "hush federation join is not running")
     state = {"contact": time.time(), "busy_since": 0.0}
-    with present(asks.node.log.path.parent, lambda: state):
+    with presence_file(asks.node.log.path.parent, lambda: state):
         while not (tmp_path / "a" / FILE).exists():
             time.sleep(0.01)
         page.state._looked = 0.0
         assert "No problems" in words(parts(page)["state"])
         assert page.health() == (True, "ok")
     state |= {"contact": time.time() - 120}
-    with present(asks.node.log.path.parent, lambda: state):
+    with presence_file(asks.node.log.path.parent, lambda: state):
         while not (tmp_path / "a" / FILE).exists():
             time.sleep(0.01)
         page.state._looked = 0.0

@@ -125,7 +125,7 @@ def test_a_fetched_model_is_stored_only_after_it_was_verified(
         downloads.PATH: b'[{"run": "run", "time": 1, "size": 9}]',
         f"{downloads.PATH}/run": made(place, clustered),
     }
-    monkeypatch.setattr(fetch, "_got", lambda kit, path, most=0: answers[path])
+    monkeypatch.setattr(fetch, "_response", lambda kit, path, most=0: answers[path])
     path, _ = fetch.fetch(kit, None, tmp_path / "model", 1 << 30)
     assert fetch.load(kit, path).clients == ("north",)
     with pytest.raises(HushError, match="not empty"):

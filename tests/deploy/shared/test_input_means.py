@@ -22,7 +22,7 @@ from hush.deploy.shared.roster import MEAN, RosterEntry
 from hush.deploy.transport import messages
 from hush.deploy.transport.messages import Message
 from hush.engines import setup
-from hush.engines.enrolment import answered, combined
+from hush.engines.enrolment import combined, enrolment_answer
 from hush.engines.schedules import privacy_schedules
 from hush.engines.setup import fitted, prepare
 from hush.models import build_model
@@ -81,7 +81,7 @@ def test_a_mean_is_charged_before_it_is_released_as_in_the_simulation(tmp_path: 
     _, stage = run_spec.enrolment(offer(), RECIPES["hush"], replace(fact(), noised={}), 0, policy)
     assert stage is not None
     assert charged(tmp_path / "a") == list(stage.round_costs)
-    simulated = answered(stage, kit.ROWS, lambda _: (rows, None), 0, noise.Seeded(1, 0, ENROLMENT))
+    simulated = enrolment_answer(stage, kit.ROWS, lambda _: (rows, None), 0, noise.Seeded(1, 0, ENROLMENT))
     assert simulated.mean is not None
     assert torch.equal(enrolment.tensors[MEAN], simulated.mean)
     assert enrolment.fields["noised"] == {CENTRE: [stage.noise_of(CENTRE), simulated.deviation]}
@@ -137,7 +137,7 @@ def test_a_network_that_begins_with_a_linear_layer_has_a_mean(tmp_path: Path) ->
 def test_a_model_that_cannot_be_centred_is_asked_for_no_mean() -> None:
     model = build_model(ModelConfig(name="cnn"), (1, 8, 8), 10, 0)
     recipe, left_out = fitted(RECIPES["hush"], model, (1, 8, 8))
-    assert len(left_out) == 1 and not run_spec.tells_centre(recipe, 4)
+    assert len(left_out) == 1 and not run_spec.releases_input_mean(recipe, 4)
     schedule, stage = run_spec.enrolment(offer(), recipe, replace(fact(), noised={}), 0, Policy(1.0, 1e-4))
     assert stage is None and all(cost.what != CENTRE for cost in schedule.costs())
 
@@ -165,7 +165,9 @@ def test_a_centre_is_fixed_once_a_run(tmp_path: Path) -> None:
         answer = asks.task(2, **notes)  # type: ignore[arg-type]
         assert answer.kind == "no", what
         assert "task: " in answer.fields["reason"], what
-    answer = asks.begin(offer(), centre=messages.name_of(centre + 1), noised=asks.enrol(offer()).fields.get("noised", {}))
+    answer = asks.begin(
+        offer(), centre=messages.name_of(centre + 1), noised=asks.enrol(offer()).fields.get("noised", {})
+    )
     assert answer.kind == "no"
     asks.node.ledger.close()
     later = kit.Coordinator(kit.member(tmp_path / "a", recipes=["hush"]))

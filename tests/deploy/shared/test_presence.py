@@ -21,7 +21,7 @@ def until_read(folder: Path) -> None:
 
 def test_a_process_is_there_until_it_ends(tmp_path: Path) -> None:
     assert not presence.alive(presence.read(tmp_path))
-    with presence.present(tmp_path, lambda: {"address": "here:1"}):
+    with presence.presence_file(tmp_path, lambda: {"address": "here:1"}):
         until_read(tmp_path)
         found = presence.read(tmp_path)
         assert presence.alive(found)
@@ -38,5 +38,5 @@ def test_a_process_that_died_is_not_alive(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
-    with presence.present(tmp_path / "none", dict):
+    with presence.presence_file(tmp_path / "none", dict):
         time.sleep(0.05)

@@ -16,7 +16,7 @@ from hush.config import parse
 from hush.deploy.coordinator.agreement import Agreement
 from hush.deploy.member.preview import from_record
 from hush.deploy.shared import protocol
-from hush.deploy.shared.protocol import PROTOCOL, Version, stated, talks_to
+from hush.deploy.shared.protocol import PROTOCOL, Version, is_compatible, read_version
 from hush.deploy.shared.roster import RosterEntry
 from hush.deploy.shared.run_spec import as_offered
 from hush.deploy.transport import messages
@@ -162,11 +162,11 @@ def test_what_is_sent_of_a_config_is_read_as_the_config() -> None:
 
 def test_versions_talk_by_protocol_and_equal_code_always() -> None:
     a, b = "a" * 64, "b" * 64
-    assert talks_to(Version(1, a), Version(1, b))
-    assert talks_to(Version(0, a), Version(2, a))
-    assert not talks_to(Version(1, a), Version(2, b))
-    assert stated(str(protocol.own())) == protocol.own()
-    assert stated(a) == Version(0, a)
+    assert is_compatible(Version(1, a), Version(1, b))
+    assert is_compatible(Version(0, a), Version(2, a))
+    assert not is_compatible(Version(1, a), Version(2, b))
+    assert read_version(str(protocol.own())) == protocol.own()
+    assert read_version(a) == Version(0, a)
     for bad in ("", "1:", "x" * 64, f"1:{a}\n", f"-1:{a}", 3, None):
         with pytest.raises(HushError, match="malformed"):
-            stated(bad)
+            read_version(bad)

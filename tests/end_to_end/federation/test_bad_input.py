@@ -187,9 +187,9 @@ def test_a_key_that_was_revoked_does_not_come_back(tmp_path: Path) -> None:
 def test_a_kit_has_one_process(tmp_path: Path) -> None:
     create(tmp_path / "fed", ["a"], "127.0.0.1:8443", policy=POLICY)
     kit_path = open_kit(tmp_path / "fed" / "kits" / "a")
-    with service.alone(kit_path):
-        assert "another process is using" in message_of(lambda: service.alone(kit_path).__enter__())
-    with service.alone(kit_path):
+    with service.kit_lock(kit_path):
+        assert "another process is using" in message_of(lambda: service.kit_lock(kit_path).__enter__())
+    with service.kit_lock(kit_path):
         pass
 
 

@@ -201,7 +201,9 @@ def test_who_claims_too_many_rows_or_sends_hostile_text_at_enrolment_stays_out_a
             payload, receipt = honest(content)
             if messages.kind_of(content) == "enrol":
                 change = lies[name]
-                payload = resigned(live.place, name, payload, lambda sent: replace(sent, fields={**sent.fields, **change}))
+                payload = resigned(
+                    live.place, name, payload, lambda sent: replace(sent, fields={**sent.fields, **change})
+                )
             return payload, receipt
 
         return handle

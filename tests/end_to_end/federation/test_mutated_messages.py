@@ -189,7 +189,8 @@ def _numbers(good: Message, drawn: np.random.Generator) -> bytes:
 def _words(good: Message, drawn: np.random.Generator) -> Message:
     fields: dict[str, Any] = dict(good.fields)
     changes: list[dict[str, Any]] = [
-        {"run": "0" * 32}, {"round": fields["round"] - 1}, {"round": fields["round"] + 1}, {"round": "x"}, {"round": None},
+        {"run": "0" * 32}, {"round": fields["round"] - 1}, {"round": fields["round"] + 1},
+        {"round": "x"}, {"round": None},
         {"client": "m000"}, {"client": 0}, {"serial": "one"}, {"serial": None}, {"choice": []}, {"choice": 0.1},
         {"choice": 0}, {"choice": "x"}, {"choice": True}, {"asked": "0" * 64}, {"asked": None},
         {"loss": 0.3}, {"run": [[[[[[]]]]]]}, {"round": 10**30}, {"round": -1}, {"round": True}, {"serial": []},

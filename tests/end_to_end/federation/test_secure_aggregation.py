@@ -19,7 +19,7 @@ from hush.config import parse
 from hush.data.datasets import from_arrays
 from hush.deploy.admin import audit_log, keys, localhost
 from hush.deploy.admin.folders import FederationFolder
-from hush.deploy.coordinator.agreement import kept
+from hush.deploy.coordinator.agreement import read_agreement
 from hush.deploy.shared.run_spec import assemble, complete
 from hush.deploy.transport import messages
 from hush.engines.setup import prepare
@@ -136,7 +136,7 @@ def _run(place: FederationFolder, parent: ForkServer, link: Child, members: dict
 
 def _quantised(place: FederationFolder, out: Path, number: int, updates: dict[str, Any]) -> dict[str, list[bytes]]:
     """The integers that members add masks to."""
-    agreement = kept(out, complete(parse({**RAW, "secure_aggregation": True}), None))
+    agreement = read_agreement(out, complete(parse({**RAW, "secure_aggregation": True}), None))
     data = prepare(parse(RAW)).data.dataset
     terms = assemble(agreement.config, agreement.facts, from_arrays(data.x, data.y, "rows", 10)).terms
     (plan,) = plans_of_sums(terms, number)

@@ -49,9 +49,9 @@ def timed(live: LiveFederation, rounds: int, stalls: dict[str, Stall], progress:
 
 
 def test_a_round_waits_in_units_of_what_the_others_took() -> None:
-    assert exchange.waits(10.0, 5.0, 0) == 40.0
-    assert exchange.waits(0.1, 5.0, 0) == 5.0
-    assert [exchange.waits(10.0, 5.0, failures) for failures in (1, 2, 3)] == [20.0, 10.0, 5.0]
+    assert exchange.remaining_wait(10.0, 5.0, 0) == 40.0
+    assert exchange.remaining_wait(0.1, 5.0, 0) == 5.0
+    assert [exchange.remaining_wait(10.0, 5.0, failures) for failures in (1, 2, 3)] == [20.0, 10.0, 5.0]
 
 
 def test_a_member_that_stalls_is_evicted_and_notified(live: LiveFederation, monkeypatch: pytest.MonkeyPatch) -> None:

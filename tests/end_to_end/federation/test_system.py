@@ -50,7 +50,7 @@ def test_bad_answers_cost_their_sender_the_round_and_nothing_else(
     live: LiveFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Each failure halves the time that a round waits for a member: this one is waited for and kept until the end.
-    monkeypatch.setattr(exchange, "waits", lambda took, slack, failures: 30.0)
+    monkeypatch.setattr(exchange, "remaining_wait", lambda took, slack, failures: 30.0)
     monkeypatch.setattr(exchange, "_FAILING", 600.0)
 
     def tensors(change: Any) -> Any:

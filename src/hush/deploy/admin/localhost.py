@@ -16,7 +16,7 @@ from hush.data.schema import read as read_schema
 from hush.deploy.admin import folders as places
 from hush.deploy.admin.folders import FederationFolder
 from hush.deploy.admin.processes import Program, free_port, stopping
-from hush.deploy.coordinator.exchange import Hub
+from hush.deploy.coordinator.exchange import Transport
 from hush.deploy.coordinator.run import Coordinator, Progress
 from hush.deploy.member import datasets
 from hush.deploy.member.policy_template import template
@@ -83,7 +83,7 @@ def join(place: FederationFolder, name: str, programs: list[Program]) -> Program
     return programs[-1]
 
 
-def coordinator(place: FederationFolder, classes: int, hub: Hub | None = None) -> Coordinator:
+def coordinator(place: FederationFolder, classes: int, hub: Transport | None = None) -> Coordinator:
     """Return the coordinator of such a federation, with its public test set."""
     from hush.deploy.transport import flower
 

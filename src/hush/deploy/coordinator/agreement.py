@@ -65,7 +65,7 @@ class Agreement:
         return "" if self.centre is None else messages.name_of(self.centre)
 
 
-def agreed(
+def new_agreement(
     run: str, facts: Sequence[RosterEntry], config: Config, enrolment: State | None = None, auto_rate: bool = False
 ) -> Agreement:
     """Return the agreement of these members; the config gets their number as the number of clients.
@@ -83,7 +83,7 @@ def agreed(
     )
 
 
-def kept(out: Path, config: Config) -> Agreement:
+def read_agreement(out: Path, config: Config) -> Agreement:
     """Read the agreement in a run directory, or raise a `HushError` if it belongs to a different config."""
     raw = read_json(out / AGREEMENT)
     auto_rate, kept_centre = bool(raw.get("auto_rate")), raw.get("centre")
@@ -94,7 +94,7 @@ def kept(out: Path, config: Config) -> Agreement:
         enrolment["input_mean"] = torch.tensor(kept_centre, dtype=torch.float32)
     if raw.get("clusters"):
         enrolment[CLUSTERS] = torch.tensor(raw["clusters"])
-    found = agreed(str(raw["run"]), [RosterEntry(**fact) for fact in raw["facts"]], config, enrolment, auto_rate)
+    found = new_agreement(str(raw["run"]), [RosterEntry(**fact) for fact in raw["facts"]], config, enrolment, auto_rate)
     # Not by the hash of the config alone: it differs between versions if one of them has more keys.
     stored = parse(raw["config"]).model_dump()
     same = read_json(out / MANIFEST).get("config_hash") == config_hash(found.config)

@@ -41,7 +41,7 @@ _FAILURES, _FAILING = (
 )  # consecutive failed rounds, and seconds: Flower lists a dead process as online for 25 s
 
 
-class Hub(Protocol):
+class Transport(Protocol):
     """The coordinator's end of the transport, as implemented in `hush.deploy.transport.flower`."""
 
     def open(self) -> None:
@@ -76,7 +76,7 @@ def _any(name: str, reply: Buffer | HushError) -> Verdict:
 class Exchange:
     """Messages to members by name, and their replies."""
 
-    def __init__(self, hub: Hub, members: Mapping[str, bytes], settings: Settings) -> None:
+    def __init__(self, hub: Transport, members: Mapping[str, bytes], settings: Settings) -> None:
         self._hub, self._settings = hub, settings
         self._names = {key: name for name, key in members.items()}
         self._failing: dict[str, tuple[int, float]] = {}
@@ -208,7 +208,7 @@ class Exchange:
             if half and not gather:
                 fewest = min((self._failing.get(name, (0, 0.0))[0] for name in missing & set(online)), default=0)
                 took = half - began if quorum else self._took
-                closes = min(closes, half + waits(took, self._settings.slack, fewest))
+                closes = min(closes, half + remaining_wait(took, self._settings.slack, fewest))
         self.absent = {
             name: SILENT if name in online else LEFT if name in sent else OFFLINE for name in sorted(missing)
         }
@@ -226,7 +226,7 @@ class Exchange:
             self._failing[name] = (rounds + 1, since)
 
 
-def waits(took: float, slack: float, failures: int) -> float:
+def remaining_wait(took: float, slack: float, failures: int) -> float:
     """Return how many seconds a round waits for the remaining members after half answered in `took` seconds.
 
     This is `slack` times as long in total, with a minimum; half of it for each consecutive round that was missed.

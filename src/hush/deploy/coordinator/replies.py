@@ -13,7 +13,7 @@ from hush.deploy.shared.extras import EXTRAS, RELEASES, packed
 from hush.deploy.shared.refusal import REFUSAL
 from hush.deploy.transport import messages
 from hush.deploy.transport.messages import EncodedMessage, Message
-from hush.privacy.ledger.ledger import stated
+from hush.privacy.ledger.ledger import claimed_receipt
 from hush.privacy.schedule import RoundSpec
 from hush.privacy.side_release import ReleaseShape
 from hush.server.half_precision import restored
@@ -127,7 +127,7 @@ def update_of(
         raise HushError("it answers another run or member")
     if number == task.round and asked != digest:
         raise HushError("it answers another task of this round")
-    receipt = stated(task.client, number, serial, run, head[:200])
+    receipt = claimed_receipt(task.client, number, serial, run, head[:200])
     tensors = dict(message.tensors)
     vector = tensors.pop("vector")
     if halves:

@@ -20,10 +20,10 @@ from hush.data.datasets import Dataset
 from hush.deploy.admin import keys
 from hush.deploy.admin.audit_log import AuditLog
 from hush.deploy.admin.folders import FederationFolder
-from hush.deploy.coordinator.agreement import AGREEMENT, Agreement, agreed, kept
+from hush.deploy.coordinator.agreement import AGREEMENT, Agreement, new_agreement, read_agreement
 from hush.deploy.coordinator.deliveries import deliver
 from hush.deploy.coordinator.enrolment import check_asked, check_rows, facts_of, fitting
-from hush.deploy.coordinator.exchange import Exchange, Hub, Verdict
+from hush.deploy.coordinator.exchange import Exchange, Transport, Verdict
 from hush.deploy.coordinator.replies import SentTasks, expected, opened, update_of
 from hush.deploy.coordinator.secure_round import SecureRound, SumServices
 from hush.deploy.member.datasets import schema_of
@@ -36,8 +36,8 @@ from hush.deploy.shared.run_spec import (
     check_objective,
     complete,
     plausible,
+    releases_input_mean,
     settled,
-    tells_centre,
     width_of,
     with_fingerprint,
 )
@@ -70,7 +70,7 @@ Progress = Callable[[RoundRecord, Mapping[str, str]], None]
 class Coordinator:
     """One run of a federation."""
 
-    def __init__(self, place: FederationFolder, hub: Hub, test: Dataset) -> None:
+    def __init__(self, place: FederationFolder, hub: Transport, test: Dataset) -> None:
         self.place, self.hub, self.test = place, hub, test
         self.log = AuditLog(place.server / "audit.jsonl")
         self._keys = place.members()
@@ -128,7 +128,7 @@ class Coordinator:
         if not resume and out.exists() and any(out.iterdir()):
             # Checked before any member is asked, because enrolment may consume budget.
             raise HushError(f"{out}: not empty; choose another directory, or use --resume to resume the run in it")
-        agreement = kept(out, config) if resumes else self._enrolment(config)
+        agreement = read_agreement(out, config) if resumes else self._enrolment(config)
         federation = assemble(agreement.config, agreement.facts, self.test, agreement.auto_rate)
         directory = self._directory(federation, agreement, out, resume, resumes, command)
         self._under_way, self._name = True, agreement.run
@@ -149,7 +149,7 @@ class Coordinator:
             check_recipe(recipes.configured(config)[1])
         run = self._name = f"{messages.DRY if self._dry else ''}{uuid.uuid4().hex}"
         numbers = {name: number for number, name in enumerate(self._public)}
-        offer = agreed(
+        offer = new_agreement(
             run,
             [RosterEntry(name=name, epsilon=0.0, delta=0.0, relation="add-remove", samples=0) for name in self._public],
             config,
@@ -165,7 +165,7 @@ class Coordinator:
         inputs = tuple(self.test.x.shape[1:])
         model = models.build_model(config.model, inputs, self.test.classes, config.seed)
         recipe, _ = fitted(recipes.configured(config)[1], model, inputs)
-        centre = tells_centre(recipe, config.rounds)
+        centre = releases_input_mean(recipe, config.rounds)
         width = width_of(model) if centre else 0
         expected: messages.Spec = {MEAN: ("F64", (width,))} if centre else {}
         replies = self._exchange.ask(outgoing, _WORDS_CAP + 8 * width, len(outgoing), gather=True) if outgoing else {}
@@ -202,7 +202,7 @@ class Coordinator:
             )
         means = [heard[fact.name] for fact in facts] if centre else []
         enrolment = combined(means, recipe, one_model=config.secure_aggregation)
-        made = agreed(run, facts, config, enrolment, config.local.lr == "auto" and recipe.protect.private)
+        made = new_agreement(run, facts, config, enrolment, config.local.lr == "auto" and recipe.protect.private)
         return replace(made, config=settled(made.config, facts, self.test))
 
     def _approved(self, fields: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, str]:

@@ -185,7 +185,7 @@ class SecureRound:
         return Decline(self._clients[name], self._number, reason, final, fault)
 
     def _keys_fields(self, each: _Progress) -> Fields:
-        return sum_messages.asked_sum(each.plan)
+        return sum_messages.sum_request(each.plan)
 
     def _take_keys(self, each: _Progress, client: int, message: Message, reply: bytes) -> None:
         each.keys[client] = sum_messages.keys_of(message, each.digest, client)
@@ -194,7 +194,7 @@ class SecureRound:
     def _shares_fields(self, each: _Progress) -> Fields:
         present = {each.numbers[name] for name in each.left}
         return {
-            "keys": sum_messages.said_bytes({c: content for c, content in each.signed_keys.items() if c in present})
+            "keys": sum_messages.byte_fields({c: content for c, content in each.signed_keys.items() if c in present})
         }
 
     def _take_shares(self, each: _Progress, client: int, message: Message, reply: bytes) -> None:
@@ -212,7 +212,7 @@ class SecureRound:
             for name in sorted(each.left):
                 own = each.numbers[name]
                 shares = {client: each.shares[client][own] for client in senders if client != own}
-                more[name] = {"attempt": self._attempt, "shares": sum_messages.said_bytes(shares)}
+                more[name] = {"attempt": self._attempt, "shares": sum_messages.byte_fields(shares)}
         if not more:
             return
         arrived: set[str] = set()
@@ -254,7 +254,7 @@ class SecureRound:
 
     def _reveal_fields(self, each: _Progress) -> Fields:
         enough = dict(sorted(each.confirmed.items())[: each.plan.threshold])
-        return {"confirmed": sum_messages.said_bytes(enough)}
+        return {"confirmed": sum_messages.byte_fields(enough)}
 
     def _take_revealed(self, each: _Progress, client: int, message: Message, reply: bytes) -> None:
         masks, secrets = (sum_messages.bytes_of(message.fields.get(key)) for key in ("masks", "secrets"))

@@ -109,7 +109,7 @@ class FederationPage:
         if state.failed is not None:
             found.append(("bad", f"Run {state.failed[0]} stopped with an error: {state.failed[1]}"))
         if state.preparing is not None:
-            found += _asked(state.preparing[1])
+            found += _participation_problems(state.preparing[1])
         elif run is not None:
             found += self._of_run(run, state.events_of(run))
         words = "" if run is None else self._progress(run)
@@ -205,7 +205,7 @@ class FederationPage:
         return titled("Runs", table(heads, rows, "Runs"))
 
 
-def _asked(events: RunEvents) -> Iterator[Problem]:
+def _participation_problems(events: RunEvents) -> Iterator[Problem]:
     """Yield who is to decide on a run, and who does not take part in it."""
     if events.waiting:
         yield "warn", f"A run waits for approval by {', '.join(events.waiting)}."

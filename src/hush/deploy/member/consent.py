@@ -21,8 +21,8 @@ from typing import Any, Literal
 
 from hush.config import parse
 from hush.deploy.member.policy import MemberPolicy
-from hush.deploy.member.preview import Preview, as_sent, from_record
-from hush.deploy.shared.protocol import stated
+from hush.deploy.member.preview import Preview, after_json, from_record
+from hush.deploy.shared.protocol import read_version
 from hush.deploy.shared.refusal import RefusalCode, RefusalError
 from hush.server.run_directory import write_atomically
 from hush.types import HushError
@@ -168,12 +168,14 @@ def differences(
     can be upgraded after the approval.
     """
     # Keys that are newer than the approval have their defaults in it.
-    shown = as_sent(parse(approved.config).model_dump())
+    shown = after_json(parse(approved.config).model_dump())
     before, now = ({**each, "data": {**each["data"], "clients": 0}} for each in (shown, config))
     if before["local"]["lr"] == "auto":
         before, now = ({**each, "local": {**each["local"], "lr": 0}} for each in (before, now))
     found = [f"config.{key}" for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
-    same = code == approved.code or (any_code and stated(code).protocol == stated(approved.code).protocol > 0)
+    same = code == approved.code or (
+        any_code and read_version(code).protocol == read_version(approved.code).protocol > 0
+    )
     return [*found, *([] if same else ["code"]), *(["schema"] if schema != approved.schema else [])]
 
 

@@ -25,7 +25,7 @@ _TIMEOUT = 600.0
 
 def available(kit: Kit) -> list[dict[str, Any]]:
     """Return the deliveries for this member, the newest last: run, time and size."""
-    found = json.loads(_got(kit, downloads.PATH))
+    found = json.loads(_response(kit, downloads.PATH))
     if not isinstance(found, list) or not all(isinstance(each, dict) and "run" in each for each in found):
         raise HushError(f"{kit.address}: the list of deliveries is malformed")
     return found
@@ -51,7 +51,7 @@ def fetch(
     if run not in known or not downloads.RUN.fullmatch(run):
         listed = printable(", ".join(known)) or "none; a run delivers its model when it has finished"
         raise HushError(f"no delivery of run {printable(run, 80)!r} for {kit.member}; available: {listed}")
-    found = delivery.opened(_got(kit, f"{downloads.PATH}/{run}", most), kit.ca(), kit.member)
+    found = delivery.opened(_response(kit, f"{downloads.PATH}/{run}", most), kit.ca(), kit.member)
     if found.statement.get("run") != run:
         raise HushError(f"delivery: of run {printable(found.statement.get('run'), 80)} in place of {run}")
     target = out or kit.path / "models" / run
@@ -106,7 +106,7 @@ def needs_code(folder: Path) -> bool:
     return bool(found.get("own")) or is_code(str(found.get("settings", {}).get("encoder") or ""))
 
 
-def _got(kit: Kit, path: str, most: int = 1 << 20) -> bytes:
+def _response(kit: Kit, path: str, most: int = 1 << 20) -> bytes:
     """Return what the gateway answers to a signed request, at most so many bytes."""
     import httpx
 

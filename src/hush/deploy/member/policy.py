@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hush.config import Config, located, unit_of
 from hush.data import budgets
 from hush.deploy.member import opening
-from hush.deploy.shared.protocol import Version, code_hash, own, talks_to
+from hush.deploy.shared.protocol import Version, code_hash, is_compatible, own
 from hush.models.encoders import SCATTERING
 from hush.privacy import limits
 from hush.privacy.limits import Limits
@@ -378,7 +378,7 @@ def check_code(policy: MemberPolicy, theirs: Version) -> None:
 
 def check_protocol(theirs: Version) -> None:
     """Raise a `HushError` unless the coordinator's version and this member's can take part in one run."""
-    if not talks_to(own(), theirs):
+    if not is_compatible(own(), theirs):
         raise HushError(
             f"the coordinator has {theirs.words}, this member {own().words}; accepted: the same protocol version on "
             "both sides (docs/operations.md)"

@@ -14,7 +14,7 @@ from typing import Any
 
 from hush.config import Config
 from hush.deploy.member.policy import MemberPolicy
-from hush.deploy.shared.protocol import stated
+from hush.deploy.shared.protocol import read_version
 from hush.deploy.shared.run_spec import MemberSpec
 from hush.engines.client_round import halves
 from hush.privacy.accounting.cost import Cost
@@ -150,9 +150,9 @@ def preview(
         purpose=purpose,
         members=members,
         number=spec.client,
-        config=as_sent(config.model_dump()),
+        config=after_json(config.model_dump()),
         code=code,
-        schema=as_sent(spec.schema.record()),
+        schema=after_json(spec.schema.record()),
         recipe=recipe,
         rows=None if spec.noised else plan.samples,
         rounds=spec.schedule.rounds,
@@ -189,7 +189,7 @@ def _releases(spec: MemberSpec) -> tuple[str, ...]:
     )
 
 
-def as_sent(record: Mapping[str, Any]) -> dict[str, Any]:
+def after_json(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record as it is after it was sent as JSON."""
     found: dict[str, Any] = json.loads(json.dumps(record))
     return found
@@ -234,7 +234,7 @@ def sentences(found: Preview, spent: float, life: float) -> list[str]:
     lines += [
         f"model: {printable(found.model, 80)}, {found.parameters:,} parameters; per round {_size(found.download)} are "
         f"received and about {_size(found.upload)} are sent",
-        f"code of the coordinator: {stated(found.code).words}",
+        f"code of the coordinator: {read_version(found.code).words}",
     ]
     return lines
 

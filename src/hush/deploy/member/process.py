@@ -46,7 +46,7 @@ from hush.deploy.member.policy import (
     check_steps,
     unattended,
 )
-from hush.deploy.member.preview import Preview, as_sent, check_words, preview
+from hush.deploy.member.preview import Preview, after_json, check_words, preview
 from hush.deploy.member.secure_sums import SecureSums, checked_peers
 from hush.deploy.member.synthetic import synthetic_rows
 from hush.deploy.member.task_checks import check_header, checked
@@ -320,7 +320,7 @@ class Node:
             return None
         if proposal.decision != "approved":
             raise RefusalError(RefusalCode.DECLINED, f"proposal {proposal.name} was declined")
-        config, schema = as_sent(offer.config.model_dump()), as_sent(offer.schema.record())
+        config, schema = after_json(offer.config.model_dump()), after_json(offer.schema.record())
         with refusing(RefusalCode.PENDING):
             found = differences(proposal.preview, config, code, schema, any_code=ANY in self.policy.accept.code)
         if found:
@@ -357,7 +357,7 @@ class Node:
         Checked before anything else is read: with another protocol version, all of it may mean something else.
         """
         with refusing(RefusalCode.MESSAGE):
-            theirs = protocol.stated(fields["code"])
+            theirs = protocol.read_version(fields["code"])
         with refusing(RefusalCode.PROTOCOL):
             check_protocol(theirs)
         return theirs
@@ -564,7 +564,7 @@ class Node:
         with refusing(RefusalCode.LIMITS):
             check_plans(self.policy, own.schedule)
         with refusing(RefusalCode.CONFIG):
-            if run_spec.tells_centre(recipe, config.rounds) != bool(fields["centre"]):
+            if run_spec.releases_input_mean(recipe, config.rounds) != bool(fields["centre"]):
                 raise HushError(
                     "begin: an input mean that the recipe does not use, or none although the recipe needs one"
                 )

@@ -60,15 +60,15 @@ class SecureSums:
         said = {"run": run, "round": number, "attempt": name, "client": own.client}
         if message.kind == KEYS:
             attempt = self._begun(message, own, run, number, name)
-            found: Mapping[str, Any] = {"sum": attempt.digest, **sum_messages.said_keys(attempt.member.keys)}
+            found: Mapping[str, Any] = {"sum": attempt.digest, **sum_messages.key_fields(attempt.member.keys)}
         elif message.kind == SHARES:
-            found = {"shares": sum_messages.said_bytes(self._shares(message, own, self._attempt(run, number, name)))}
+            found = {"shares": sum_messages.byte_fields(self._shares(message, own, self._attempt(run, number, name)))}
         elif message.kind == CONFIRM:
             attempt = self._attempt(run, number, name)
             found = {"sum": attempt.digest, "survivors": sorted(self._confirmed(message, run, attempt))}
         else:
             alive, missing = self._revealed(message, own, run, self._attempt(run, number, name))
-            found = {"masks": sum_messages.said_bytes(alive), "secrets": sum_messages.said_bytes(missing)}
+            found = {"masks": sum_messages.byte_fields(alive), "secrets": sum_messages.byte_fields(missing)}
         return Message(message.kind, {**said, **found})
 
     def masking(self, run: str, number: int, name: Any, shares: Any) -> Callable[[Message], Message]:

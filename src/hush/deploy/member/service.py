@@ -17,7 +17,7 @@ from hush.deploy.member import datasets, expiry, held_out
 from hush.deploy.member import policy as law
 from hush.deploy.member.cpu_share import CpuShare
 from hush.deploy.member.process import Node
-from hush.deploy.shared.presence import present
+from hush.deploy.shared.presence import presence_file
 from hush.privacy.ledger import Ledger
 from hush.privacy.ledger.binding import bind
 from hush.privacy.ledger.fingerprints import Rows
@@ -66,12 +66,12 @@ def join(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], None], pa
         kit.key()
         say(f"created {kit.path / 'key.pem'}; send {kit.path / kit.member}.pub to the coordinator, then join again")
         return
-    with alone(kit):
+    with kit_lock(kit):
         _take_part(kit, policy_path, data, say, patience)
 
 
 @contextlib.contextmanager
-def alone(kit: Kit) -> Iterator[None]:
+def kit_lock(kit: Kit) -> Iterator[None]:
     """Lock a kit: two processes with one key would each receive half of the messages."""
     with (kit.path / "in-use").open("a") as file:
         try:
@@ -116,7 +116,7 @@ def _take_part(kit: Kit, policy_path: Path, data: Path, say: Callable[[str], Non
         one = node.policy.one_run
         for text in warnings_of(one.epsilon, one.delta, node.units, one.unit):
             say(f"Warning: {text}")
-        with present(kit.path, facts):
+        with presence_file(kit.path, facts):
             serve(node, line, share=share, state=state)
     except KeyboardInterrupt:
         say(f"{kit.member} has disconnected")

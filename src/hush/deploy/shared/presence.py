@@ -22,7 +22,7 @@ _EVERY = 2.0
 
 
 @contextlib.contextmanager
-def present(folder: Path, facts: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
+def presence_file(folder: Path, facts: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
     """Write the file from a thread while the body of a `with` runs, with these facts, and remove it afterwards.
 
     A disk that is full stops no process here: the file is then old, and says so by itself.

@@ -58,7 +58,7 @@ def own() -> Version:
     return Version(PROTOCOL, code_hash())
 
 
-def stated(text: Any) -> Version:
+def read_version(text: Any) -> Version:
     """Return the version that the other side states, or raise a `HushError`."""
     found = _FORM.fullmatch(text) if isinstance(text, str) else None
     if found is None:
@@ -66,6 +66,6 @@ def stated(text: Any) -> Version:
     return Version(int(found[1] or 0), found[2])
 
 
-def talks_to(one: Version, other: Version) -> bool:
+def is_compatible(one: Version, other: Version) -> bool:
     """Whether two versions can take part in one run."""
     return one.code == other.code or one.protocol == other.protocol

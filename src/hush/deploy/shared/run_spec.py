@@ -265,7 +265,7 @@ def width_of(model: Model) -> int:
     return input_mean.linear_layer(model).width
 
 
-def tells_centre(recipe: Recipe, rounds: int) -> bool:
+def releases_input_mean(recipe: Recipe, rounds: int) -> bool:
     """Whether enrolment asks for a mean of the inputs."""
     stage_table = recipe.stage_table(rounds)
     stage = stage_table.of[ENROLMENT]

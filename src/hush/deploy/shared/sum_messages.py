@@ -33,7 +33,7 @@ _CLOSE = 1e-6  # relative difference of what two machines compute from the same 
 _LONGEST = 64
 
 
-def asked_sum(plan: SumPlan) -> dict[str, Any]:
+def sum_request(plan: SumPlan) -> dict[str, Any]:
     """Return a sum as its members are asked for it."""
     return {"clients": list(plan.clients), "weights": plan.weights.tolist(), "step": plan.step}
 
@@ -56,7 +56,7 @@ def checked_sum(own: SumPlan, clients: Any, weights: Any, step: Any) -> SumPlan:
 
 def sum_digest(run: str, number: int, attempt: str, plan: SumPlan) -> str:
     """Return a digest of which sum is formed, and in which attempt. Members sign it, so that all mean the same."""
-    text = json.dumps([run, number, attempt, plan.threshold, asked_sum(plan)], sort_keys=True)
+    text = json.dumps([run, number, attempt, plan.threshold, sum_request(plan)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -68,7 +68,7 @@ def attempt_of(message: Message) -> tuple[str, int, str]:
     return run, number, attempt
 
 
-def said_keys(keys: PublicKeys) -> dict[str, str]:
+def key_fields(keys: PublicKeys) -> dict[str, str]:
     """Return public keys as fields of a message."""
     return {"mask": keys.mask.decode("ascii"), "sealing": keys.sealing.decode("ascii"), "own": keys.own}
 
@@ -100,7 +100,7 @@ def numbers(values: Any) -> frozenset[int]:
     return frozenset(values)
 
 
-def said_bytes(values: Mapping[int, bytes]) -> dict[str, str]:
+def byte_fields(values: Mapping[int, bytes]) -> dict[str, str]:
     """Return bytes by client number as a field of a message."""
     return {str(client): base64.b64encode(content).decode() for client, content in values.items()}
 

@@ -16,7 +16,7 @@ from hush.deploy.admin.audit_log import AuditLog
 from hush.deploy.admin.findings import certificate
 from hush.deploy.admin.folders import FederationFolder
 from hush.deploy.admin.processes import check_port
-from hush.deploy.shared.presence import present
+from hush.deploy.shared.presence import presence_file
 from hush.deploy.transport.downloads import Downloads
 from hush.deploy.transport.gateway import Instances, Listed
 from hush.types import HushError
@@ -36,7 +36,7 @@ def serve(place: FederationFolder, say: Callable[[str], None], host: str | None 
 
     def keep() -> None:
         hub = CoordinatorClient(
-            settings.address if host is None else f"{_near(host)}:{settings.port}", place.ca(), place.secret()
+            settings.address if host is None else f"{_client_address(host)}:{settings.port}", place.ca(), place.secret()
         )
         listed: dict[str, bytes] | None = None
         complaints: set[str] = set()
@@ -74,7 +74,7 @@ def serve(place: FederationFolder, say: Callable[[str], None], host: str | None 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     threading.Thread(target=keep, daemon=True).start()
     downloads = Downloads(place, AuditLog(place.server / "audit.jsonl").note)
-    with present(place.server, facts):
+    with presence_file(place.server, facts):
         superlink(listen, settings.port, files, place.secret(), doors, instances, downloads, watch.renewing)
 
 
@@ -146,5 +146,5 @@ def copied(place: FederationFolder, members: Mapping[str, bytes], keys: Iterable
     return found
 
 
-def _near(host: str) -> str:
+def _client_address(host: str) -> str:
     return "127.0.0.1" if host in ("0.0.0.0", "::") else host

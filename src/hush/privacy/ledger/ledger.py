@@ -391,7 +391,7 @@ class Ledger(Account):
                 if wanted.policy != stored.policy:
                     self._append(book.POLICY, detail=terms.write_policy(wanted.policy))
         if alone:
-            payloads.remove(self._file, payloads.left_over(self._file, self._book.charges))
+            payloads.remove(self._file, payloads.orphaned_files(self._file, self._book.charges))
         if keeper is not None and alone:
             keeper.write(self._book.rows, self._book.hash)
             keeper.share()
@@ -485,7 +485,7 @@ class Ledger(Account):
         return None if found is None else (self._receipt(charge), found)
 
 
-def stated(client: int, round_number: int, serial: int, run: str, head: str) -> Receipt:
+def claimed_receipt(client: int, round_number: int, serial: int, run: str, head: str) -> Receipt:
     """Return a receipt as another client's ledger is said to have made it: a claim that is stored, not a proof."""
     return Receipt(client, round_number, serial, run, head)
 

@@ -114,7 +114,7 @@ def discard(ledger: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def left_over(ledger: Path | None, charges: Mapping[int, Charge]) -> set[int]:
+def orphaned_files(ledger: Path | None, charges: Mapping[int, Charge]) -> set[int]:
     """Return the numbers of files that belong to no computed or sent charge."""
     return {seq for seq in _files(ledger) if seq not in charges or charges[seq].state not in (READY, SENT)}
 
