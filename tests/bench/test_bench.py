@@ -180,7 +180,7 @@ def test_ours_against_the_rivals_has_every_key() -> None:
 def test_a_rival_on_a_shared_machine_is_judged_by_processor_time(
     monkeypatch: pytest.MonkeyPatch, shared: bool, expected: float
 ) -> None:
-    monkeypatch.setattr(cpu, "crowded", lambda: shared)
+    monkeypatch.setattr(cpu, "cores_are_shared", lambda: shared)
     found = cpu._flower((20.0, 60.0), 10.0, 20.0)
     assert found.figures["cpu.w1.flower_opacus_over_ours"] == expected
     monkeypatch.setattr("hush.bench.timing.cores_are_shared", lambda: shared)

@@ -327,7 +327,7 @@ MUTANTS = (
     _mutant(
         "mean-over-true-count", "the noisy mean is divided by the true count where only a noisy one is disclosed",
         "engines/enrolment.py",
-        "known, (x, persons) = whole(count) if stage.noise_of(COUNT) else samples, rows(client)",
+        "known, (x, persons) = rounded_count(count) if stage.noise_of(COUNT) else samples, rows(client)",
         "known, (x, persons) = samples, rows(client)",
         "tests/engines/test_noisy_counts.py::test_neighbours_that_disclosed_the_same_count_release_the_same_mean",
     ),
