@@ -38,12 +38,12 @@ from hush.simulation import Simulation
 from hush.types import HushError, TargetKind
 
 Array = npt.NDArray[Any]
-ANEW = (
+BUDGETS_PER_FIT = (
     "each fit spends these budgets anew: fits on the same rows, as in cross-validation or a grid search, add up to at "
     "most epsilon times their number"
 )
 _LABEL = "target of the estimator"
-_LEAST_HELD = 1e-9  # of the rows of each client: one row
+_LEAST_HELD_OUT = 1e-9  # of the rows of each client: one row
 _DELTA = 1e-5
 _BATCH = 64  # rows that are predicted at a time
 
@@ -91,7 +91,7 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         owners = self._owners(clients, rows, seed)
         data = self._data(X, y, owners)
         names, counts = np.unique(owners.astype(str), return_counts=True)
-        trained = {name: int(n) - held_out(int(n), _LEAST_HELD) for name, n in zip(names, counts, strict=True)}
+        trained = {name: int(n) - held_out(int(n), _LEAST_HELD_OUT) for name, n in zip(names, counts, strict=True)}
         batches: Any = self.batch_size
         if _is_automatic(batches):
             batches = {name: min(n, max(16, n // 8)) for name, n in trained.items()}
@@ -106,7 +106,7 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             clip=self.clip,
             seed=seed,
             noise="secure" if self.random_state is None else "seeded",
-            test_fraction=_LEAST_HELD,
+            test_fraction=_LEAST_HELD_OUT,
             **{"lr": self.lr, "settings": {} if self.settings is None else dict(self.settings), **task},
         )
         done = simulation.fit(progress=False)
@@ -116,7 +116,7 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         chosen = [name for name in ("batch_size", "delta") if _is_automatic(getattr(self, name))]
         gaps = (f"numbers of rows: they determine {' and '.join(chosen)}, chosen automatically",) if chosen else ()
         self.result_ = replace(
-            done.run, warnings=(*done.run.warnings, ANEW), not_covered=(*done.run.not_covered, *gaps)
+            done.run, warnings=(*done.run.warnings, BUDGETS_PER_FIT), not_covered=(*done.run.not_covered, *gaps)
         )
         self.history_ = done.history
         self.guarantees_ = guarantee_table(self.result_.guarantees, self.result_.not_covered, self.result_.warnings)

@@ -139,7 +139,7 @@ def show_comparison(summary: Mapping[str, Any], path: Path) -> None:
     """Print one line per recipe, best first."""
     console = TextConsole()
     metric, seeds = metric_named(summary["primary"]), ", ".join(map(str, summary["seeds"]))
-    beside = _beside(summary)
+    beside = _secondary_metric(summary)
     table = Table(title=f"{metric.label[0].upper()}{metric.label[1:]} over seeds {seeds}", title_justify="left")
     more = [] if beside is None else [beside.label]
     for column in ("recipe", "mean", "± std", "worst client", *more, "largest epsilon spent", "seconds"):
@@ -189,7 +189,7 @@ def _ranking(ranked: Sequence[tuple[str, Mapping[str, Any]]], metric: Metric) ->
     return f"{words} Without privacy: {free[0]}." if free else words
 
 
-def _beside(summary: Mapping[str, Any]) -> Metric | None:
+def _secondary_metric(summary: Mapping[str, Any]) -> Metric | None:
     """The metric that is shown beside the primary one, where the runs have one."""
     found = BESIDE.get(str(summary.get("task")))
     return None if found is None else metric_named(found)

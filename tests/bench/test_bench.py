@@ -22,7 +22,7 @@ from hush.bench import baselines, cpu, flower, run, scale, server
 from hush.bench import ray as ray_suite
 from hush.bench.findings import TARGETS, Findings, add_to, met, short
 from hush.bench.noise import normals, rounds
-from hush.bench.profiled import named, profiled
+from hush.bench.profiled import kernel_name, profiled
 from hush.bench.timing import best, cpu_seconds, fair_clock, what_failed
 from hush.bench.workloads import Workload, w1, w2, w3, w4, w4_small, w5_small
 from hush.privacy import noise
@@ -207,7 +207,7 @@ def test_the_textbook_pursuit_is_the_same_through_the_gram_matrix() -> None:
     small = server.updates(6, 400)
     with_svd, with_gram = (server.Naive(small, svd=svd).run(30) for svd in (True, False))
     torch.testing.assert_close(with_svd, with_gram, rtol=1e-8, atol=1e-12)
-    path = server.followed(small, noise_energy.inverse(noise_energy.rpca(small)), 4000)
+    path = server.naive_iterations(small, noise_energy.inverse(noise_energy.rpca(small)), 4000)
     assert path[-1][1] < 0.05 < path[0][1], "it comes to our weights, from afar"
 
 
@@ -219,7 +219,7 @@ def test_a_simulation_of_many_clients_tells_time_and_memory() -> None:
 
 def test_kernels_are_named_without_their_types() -> None:
     long = "void at::native::(anonymous namespace)::vectorized<4, at::Add<float> >(int, at::Add<float>)"
-    assert [named(key) for key in (long, "aten::mm", "_forward_few")] == [
+    assert [kernel_name(key) for key in (long, "aten::mm", "_forward_few")] == [
         "at::native::vectorized",
         "aten::mm",
         "_forward_few",

@@ -12,7 +12,7 @@ from sklearn.datasets import load_diabetes, make_friedman1
 import hush
 from hush.config import parse
 from hush.engines import auto_lr
-from hush.engines.auto_lr import COHERENCE, DISTANCE, least
+from hush.engines.auto_lr import COHERENCE, DISTANCE, least_bound_rate
 from hush.engines.setup import Federation, prepare
 from hush.seeds import rng
 from hush.server.loop import enrolled
@@ -28,28 +28,28 @@ def bound(rate: float, reach: float, noise: float, rounds: int) -> float:
 @pytest.mark.parametrize("rounds", [1, 6, 200])
 @pytest.mark.parametrize("noise", [0.0, 1.0, 1e6])
 def test_no_other_rate_has_a_lower_bound(noise: float, rounds: int) -> None:
-    found = least(10.0, noise, rounds)
+    found = least_bound_rate(10.0, noise, rounds)
     lowest = bound(found, 10.0, noise, rounds)
     assert all(bound(found * factor, 10.0, noise, rounds) > lowest for factor in (0.5, 0.9, 1.1, 2.0))
 
 
 def test_without_noise_the_signal_alone_sets_the_rate() -> None:
-    assert least(10.0, 0.0, 1) == pytest.approx(DISTANCE / (10 * COHERENCE))
+    assert least_bound_rate(10.0, 0.0, 1) == pytest.approx(DISTANCE / (10 * COHERENCE))
     # Steps times rate is what counts, and falls with the root of the rounds.
-    assert 40 * least(40.0, 0.0, 100) == pytest.approx(10 * least(10.0, 0.0, 100))
-    assert least(10.0, 0.0, 400) == pytest.approx(least(10.0, 0.0, 100) / 2)
+    assert 40 * least_bound_rate(40.0, 0.0, 100) == pytest.approx(10 * least_bound_rate(10.0, 0.0, 100))
+    assert least_bound_rate(10.0, 0.0, 400) == pytest.approx(least_bound_rate(10.0, 0.0, 100) / 2)
 
 
 def test_where_noise_prevails_all_of_it_adds_up_to_the_distance() -> None:
     for rounds in (1, 7, 200):
-        assert math.sqrt(rounds * 1e9) * least(10.0, 1e9, rounds) == pytest.approx(DISTANCE, rel=1e-6)
+        assert math.sqrt(rounds * 1e9) * least_bound_rate(10.0, 1e9, rounds) == pytest.approx(DISTANCE, rel=1e-6)
 
 
 def test_the_rate_falls_with_noise_rounds_and_steps() -> None:
     rates = [
-        [least(10.0, noise, 30) for noise in (0.0, 1.0, 10.0, 1e3)],
-        [least(10.0, 10.0, rounds) for rounds in (1, 3, 30, 300)],
-        [least(steps, 10.0, 30) for steps in (1.0, 10.0, 100.0)],
+        [least_bound_rate(10.0, noise, 30) for noise in (0.0, 1.0, 10.0, 1e3)],
+        [least_bound_rate(10.0, 10.0, rounds) for rounds in (1, 3, 30, 300)],
+        [least_bound_rate(steps, 10.0, 30) for steps in (1.0, 10.0, 100.0)],
     ]
     assert all(listed == sorted(set(listed), reverse=True) for listed in rates)
 
@@ -70,12 +70,12 @@ def test_plans_give_the_rate_of_the_bound() -> None:
     # The noise in the terms is that at the rate which was chosen.
     chosen = float(made.config.local.lr)
     noise = float((weights.square() * view.planned_noise).sum()) / chosen**2
-    assert chosen == pytest.approx(least(10.0, noise, 50), rel=1e-9)
+    assert chosen == pytest.approx(least_bound_rate(10.0, noise, 50), rel=1e-9)
 
 
 def test_the_rate_follows_the_budgets() -> None:
     assert 1.8 < lr(0.2) / lr(0.1) < 2.2
-    assert lr(1e6) == pytest.approx(least(10.0, 0.0, 50), rel=1e-2)
+    assert lr(1e6) == pytest.approx(least_bound_rate(10.0, 0.0, 50), rel=1e-2)
 
 
 def test_a_rate_that_follows_from_the_plans_is_named() -> None:

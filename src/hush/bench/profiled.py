@@ -26,14 +26,14 @@ def profiled(work: Callable[[], object], rows: int = 12) -> list[tuple[str, floa
         counts = not on_device or "CPU" not in str(event.device_type)
         own = event.self_device_time_total if on_device else event.self_cpu_time_total
         if counts and own > 0:
-            spent[named(event.key)] = spent.get(named(event.key), 0.0) + own
+            spent[kernel_name(event.key)] = spent.get(kernel_name(event.key), 0.0) + own
     total = sum(spent.values()) or 1.0
     largest = sorted(spent.items(), key=lambda item: -item[1])[:rows]
     shares = [(name, own / total) for name, own in largest]
     return [*shares, ("all others", 1.0 - sum(share for _, share in shares))]
 
 
-def named(key: str) -> str:
+def kernel_name(key: str) -> str:
     """Return a kernel's name without its template types."""
     whole = key.removeprefix("void ").replace("(anonymous namespace)::", "")
     return re.split(r"[<(]", whole, maxsplit=1)[0]

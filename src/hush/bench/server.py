@@ -32,7 +32,7 @@ def rpca_over_naive(small: Tensor, most: int = _MOST) -> Findings:
     rivals = {"naive": lambda: Naive(small, svd=True).run(_TIMED), "ours": lambda: noise_energy.rpca(small)}
     seconds = best(rivals, turns=5, clock=clock)
     each = seconds["naive"] / _TIMED
-    path = followed(small, noise_energy.inverse(noise_energy.rpca(small)), most)
+    path = naive_iterations(small, noise_energy.inverse(noise_energy.rpca(small)), most)
     needed, apart, _ = path[-1]
     in_sum = next((done for done, _, total in path if total <= _CLOSE), needed)
     end = (
@@ -81,7 +81,7 @@ class Naive:
         return a @ kept
 
 
-def followed(small: Tensor, ours: Tensor, most: int) -> list[tuple[int, float, float]]:
+def naive_iterations(small: Tensor, ours: Tensor, most: int) -> list[tuple[int, float, float]]:
     """Return iterations of the textbook implementation, and the distance of its weights from ours: maximum and sum."""
     naive, path = Naive(small, svd=False), []
     for done in range(_EVERY, most + 1, _EVERY):

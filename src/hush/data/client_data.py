@@ -22,7 +22,7 @@ import numpy.typing as npt
 from hush.data import client_rows
 from hush.data import partition as partitions
 from hush.data import schema as schemas
-from hush.data.datasets import OWN, Dataset
+from hush.data.datasets import OWN_ARRAYS, Dataset
 from hush.data.inputs import pack_inputs, stack_rows
 from hush.data.preprocessing import preprocessed
 from hush.data.schema import Schema
@@ -109,7 +109,7 @@ def clients(
     schema: Schema | Mapping[str, Any] | str | Path | None = None,
     classes: int | Sequence[object] | None = None,
     targets: TargetKind | None = None,
-    name: str = OWN,
+    name: str = OWN_ARRAYS,
 ) -> ClientData:
     """The data of all clients, from whatever holds it.
 

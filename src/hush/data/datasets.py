@@ -29,9 +29,9 @@ NAMES = (
     "emnist47",
     "imdb",
 )
-MADE = ("synthetic", "dp-scaffold-users")
+SYNTHETIC = ("synthetic", "dp-scaffold-users")
 PARTS = ("train", "test", "all")
-OWN = "own arrays"
+OWN_ARRAYS = "own arrays"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Dataset:
     @property
     def title(self) -> str:
         """The name in results: custom arrays are never confused with a built-in dataset of the same name."""
-        return f"{self.name} ({OWN})" if self.own and self.name != OWN else self.name
+        return f"{self.name} ({OWN_ARRAYS})" if self.own and self.name != OWN_ARRAYS else self.name
 
 
 def load(
@@ -82,18 +82,18 @@ def load(
 
     Args:
         name: One of `NAMES`, or `module:function` for your own, where function() returns a `Dataset`.
-        root: The data directory; None means the environment variable HUSH_DATA. Not used by digits and by `MADE`.
-        part: "train", "test" or "all" (train then test). Digits, those in `MADE` and your own have one part, "train".
+        root: The data directory; None means the environment variable HUSH_DATA. Not used by digits and by `SYNTHETIC`.
+        part: "train", "test" or "all" (train then test). Digits, those in `SYNTHETIC` and your own have "train" alone.
         seed: Used by synthetic only.
-        clients: The number of users of those in `MADE`.
-        **options: Of those in `MADE`: `alpha`, `beta` (default 0) and `samples` a user (default 5,000).
+        clients: The number of users of those in `SYNTHETIC`.
+        **options: Of those in `SYNTHETIC`: `alpha`, `beta` (default 0) and `samples` a user (default 5,000).
     """
     if name not in NAMES and ":" not in name:
         raise unknown("data.name", "dataset", name, NAMES, ", or module:function for your own")
     if part not in PARTS:
         raise unknown("data.part", "part", part, PARTS)
-    check_keys("data", name, options, (), ("alpha", "beta", "samples") if name in MADE else ())
-    if name == "digits" or name in MADE or ":" in name:
+    check_keys("data", name, options, (), ("alpha", "beta", "samples") if name in SYNTHETIC else ())
+    if name == "digits" or name in SYNTHETIC or ":" in name:
         if part == "test":
             raise wrong("data.part", f'"{name}" has no test part; accepted: train, all')
         dataset = _own(name) if ":" in name else _digits() if name == "digits" else _users(name, clients, seed, options)
@@ -104,7 +104,7 @@ def load(
     return dataset
 
 
-def from_arrays(x: npt.ArrayLike, y: npt.ArrayLike, name: str = OWN, classes: int | None = None) -> Dataset:
+def from_arrays(x: npt.ArrayLike, y: npt.ArrayLike, name: str = OWN_ARRAYS, classes: int | None = None) -> Dataset:
     """Return a dataset from your own arrays: x (n, ...) of real numbers, y (n,) integers from 0; `clients` takes more.
 
     The arrays are copied. `classes` defaults to the largest label plus one; it must be given if class 0 has no rows,

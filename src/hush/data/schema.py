@@ -244,7 +244,7 @@ def toml(schema: Schema) -> str:
     return "\n".join(lines) + "\n"
 
 
-def named(names: Sequence[str], label: str) -> Schema:
+def from_header(names: Sequence[str], label: str) -> Schema:
     """Return the schema of a header without declaration: numeric columns."""
     return Schema(shape=(len(names),), classes=None, columns=tuple(Column(name=name) for name in names), label=label)
 

@@ -50,9 +50,9 @@ def rate(terms: RunTerms, participation: float, objective: Objective, inputs: in
     noise = float((weights.square() * view.planned_noise).sum()) / participation
     reach, rounds = terms.clip * float(weights @ view.reach), len(terms.participants)
     if not regression:
-        return least(reach, noise, rounds)
+        return least_bound_rate(reach, noise, rounds)
     farthest = 0.5 * TARGET_SCALE / (terms.clip * math.sqrt(terms.layout.size / objective.outputs))
-    return min(farthest, least(reach, noise, rounds, TARGET_SCALE))
+    return min(farthest, least_bound_rate(reach, noise, rounds, TARGET_SCALE))
 
 
 def whole_update_rate(clip: float, steps: Sequence[int]) -> float:
@@ -60,6 +60,6 @@ def whole_update_rate(clip: float, steps: Sequence[int]) -> float:
     return min(PLAIN, clip / max(1.0, sorted(steps)[len(steps) // 2]))
 
 
-def least(reach: float, noise: float, rounds: int, distance: float = DISTANCE) -> float:
+def least_bound_rate(reach: float, noise: float, rounds: int, distance: float = DISTANCE) -> float:
     """The rate at which the bound is least, for K C and S^2 at a rate of 1."""
     return distance / math.sqrt(rounds * ((COHERENCE * reach) ** 2 + noise))

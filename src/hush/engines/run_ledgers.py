@@ -22,7 +22,7 @@ from hush.privacy.ledger.ledger import inspect
 from hush.privacy.schedule import ENROLMENT
 from hush.types import Accountant, HushError, Policy, Receipt
 
-Kept: TypeAlias = tuple[Receipt, bytes]
+StoredAnswer: TypeAlias = tuple[Receipt, bytes]
 Warn: TypeAlias = Callable[[str], None]
 
 
@@ -41,7 +41,7 @@ class RunLedgers:
 
     def charge(
         self, client: int, number: int, costs: Sequence[Cost], order: Callable[[], bytes] | None = None
-    ) -> Receipt | Kept | None:
+    ) -> Receipt | StoredAnswer | None:
         """Return the receipt for a round, or what was sealed for it before; or raise `BudgetSpentError`.
 
         A charge of this round that a dead process left without sealed bytes is forfeited and made again. None: the

@@ -647,7 +647,7 @@ def load(config: Config, root: str | None = None) -> ClientData:
         if getattr(data, "table_schema" if key == "schema" else key) is not None:
             raise HushError(f"data.{key}: given for the dataset {data.name}; accepted: with data.files", f"data.{key}")
     options: dict[str, Any] = {}
-    if data.name in datasets.MADE:
+    if data.name in datasets.SYNTHETIC:
         options = {"alpha": data.alpha, "beta": data.beta, "samples": data.samples}
     named = datasets.load(data.name, root=root, part=data.part, seed=config.seed, clients=data.clients, **options)
     return ClientData(shaped(named, config))
@@ -742,7 +742,7 @@ def _check_room(config: Config) -> None:
         ("rounds", config.rounds, config.rounds * (64 + 8 * number), "the schedules for this many rounds"),
         ("data.samples", data.samples, number * data.samples * _ROW_BYTES, "the generated rows for this many samples"),
     )
-    for key, found, need, what in wanted[: 3 if data.name in datasets.MADE else 2]:
+    for key, found, need, what in wanted[: 3 if data.name in datasets.SYNTHETIC else 2]:
         if need > room:
             raise HushError(
                 f"{key}: found {found:,}; {what} take {models.gibibytes(need)}, this machine has "

@@ -23,7 +23,7 @@ from torch import Tensor
 from hush.types import Layout
 
 State = Mapping[str, Tensor]
-NOWHERE = -1  # the model index of an update that changes no model
+NO_MODEL = -1  # the model index of an update that changes no model
 SAMPLE = 1 << 26  # numbers of a sample of all clients' columns
 _RUN = 64  # neighbouring columns in a sample
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hush.recipes.context import NOWHERE, RoundView, Rows, ServerRng, State, Weights
+from hush.recipes.context import NO_MODEL, RoundView, Rows, ServerRng, State, Weights
 from hush.recipes.interfaces import Projected
 from hush.recipes.limits import InfluenceLimits, capped, norm_limits
 from hush.recipes.recipe import Recipe, SlotStates
@@ -193,7 +193,7 @@ def _worked_on(invitation: Invitation, update: Update) -> int:
 
 def _rebased(view: RoundView, models: Tensor, worked: Sequence[int], joined: Sequence[int]) -> RoundView:
     """Return the view with updates of the models that they are added to, in place of those they were computed on."""
-    to = [there if there != NOWHERE else here for here, there in zip(worked, joined, strict=True)]
+    to = [there if there != NO_MODEL else here for here, there in zip(worked, joined, strict=True)]
     if list(worked) == to:
         # Nothing to add: no copy of all updates is made.
         return view
@@ -210,7 +210,7 @@ def _weighted_sum(weights: Tensor, projected: Projected) -> Tensor:
 
 def _by_model(joined: Sequence[int]) -> list[tuple[int, Tensor]]:
     numbers = torch.tensor(joined)
-    return [(model, (numbers == model).nonzero().flatten()) for model in sorted(set(joined)) if model != NOWHERE]
+    return [(model, (numbers == model).nonzero().flatten()) for model in sorted(set(joined)) if model != NO_MODEL]
 
 
 def _norm_limited(view: RoundView, tasks: Sequence[Task], limits: InfluenceLimits) -> tuple[RoundView, dict[int, str]]:

@@ -182,7 +182,7 @@ def serve(terms: RunTerms, state: ServerState, keep: SaveRound) -> Generator[lis
         updates = [answer for answer in answers if isinstance(answer, Update)]
         traffic = _traffic(terms, updates, invitation.tasks)
         declines = [answer for answer in answers if isinstance(answer, Decline)]
-        accepted, refused = gate(terms, invitation.tasks, updates)
+        accepted, refused = usable_updates(terms, invitation.tasks, updates)
         refused = {**refused, **{decline.client: decline.reason for decline in declines}}
         gone |= {decline.client for decline in declines if decline.final}
         slots["loop"] = {**slots["loop"], "gone": torch.tensor(sorted(gone), dtype=torch.int64)}
@@ -307,7 +307,9 @@ def _limits(terms: RunTerms, number: int, updates: Sequence[Update]) -> Influenc
     return InfluenceLimits(ceiling=terms.ceiling, noise_bounds=bounds, clip=terms.clip)
 
 
-def gate(terms: RunTerms, tasks: Sequence[Task], updates: Sequence[Update]) -> tuple[list[Update], Mapping[int, str]]:
+def usable_updates(
+    terms: RunTerms, tasks: Sequence[Task], updates: Sequence[Update]
+) -> tuple[list[Update], Mapping[int, str]]:
     """Return the updates that a round may use, and why the others are rejected; also used to count towards a quorum."""
     if not tasks:
         return [], {}

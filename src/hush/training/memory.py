@@ -19,7 +19,7 @@ from torch import nn
 from hush.models import Model
 
 _CACHED = 4096
-LEAN = 1 << 14  # for models that need no more than inputs and outputs
+LINEAR_EXAMPLES = 1 << 14  # for models that need no more than inputs and outputs
 MOST = 1 << 16
 _NUMBER = 16  # bytes for each number that an example leaves: its gradients and what they are made of
 _LEAST = 1 << 20  # bytes of an example in the smallest model
@@ -34,7 +34,7 @@ def physical_batch(model: Model, device: torch.device, clients: int, numbers: in
     size = model.layout.size
     if device.type != "cuda":
         lean = not any(value.ndim > 2 for value in model.module.parameters()) and len(model.layout.names) <= 2
-        return LEAN if lean else _CACHED
+        return LINEAR_EXAMPLES if lean else _CACHED
     # Kept from round to round: captured steps hold memory of their own, and are captured anew for another number.
     kept, key = _KEPT.setdefault(model.module, {}), (device, clients, numbers)
     if key not in kept:

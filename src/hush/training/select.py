@@ -150,7 +150,9 @@ class _Facts:
 
     def closed_form_sum(self) -> ClippedSum:
         assert self.linear is not None
-        return ClosedFormSum(self.model, self.linear, self.x, self.y, memory.LEAN if self.limit is None else self.limit)
+        return ClosedFormSum(
+            self.model, self.linear, self.x, self.y, memory.LINEAR_EXAMPLES if self.limit is None else self.limit
+        )
 
     def graph_replay_sum(self) -> ClippedSum:
         linear = self.linear if self.input_mean else None

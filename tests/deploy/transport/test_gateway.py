@@ -267,7 +267,7 @@ def test_one_process_speaks_for_a_key_and_both_hear_of_a_second() -> None:
     assert behind.headers[COPIED_HEADER.encode()] == b"1"
     assert poll("first") == 200
     assert COPIED_HEADER.encode() not in behind.headers
-    assert (instances.copied(), instances.copied()) == ([b"key"], [])
+    assert (instances.copied_keys(), instances.copied_keys()) == ([b"key"], [])
     for _ in range(10):
         clock.now += 0.9 * SILENCE
         assert (poll("first"), poll("copy")) == (200, 409)
@@ -287,4 +287,4 @@ def test_who_has_no_key_neither_holds_a_place_nor_raises_an_alarm() -> None:
     assert behind.post("/v1/fleet/activate-node", **{**headers, INSTANCE_HEADER: "first"}) == 200
     behind.status = 401
     assert behind.post("/v1/fleet/activate-node", **headers) == 401
-    assert instances.copied() == []
+    assert instances.copied_keys() == []

@@ -30,10 +30,11 @@ def facts_of(message: Message, name: str, run: str) -> tuple[RosterEntry, str]:
     found = dict(zip(_FIELDS, rest, strict=True))
     for key, good in {
         "epsilon": _number(found["epsilon"], 0, math.inf), "delta": _number(found["delta"], 0, 1),
-        "relation": found["relation"] in get_args(Relation), "samples": _whole(found["samples"], 1, _MOST_ROWS),
+        "relation": found["relation"] in get_args(Relation), "samples": _is_integer(found["samples"], 1, _MOST_ROWS),
         "unit": found["unit"] in get_args(Unit),
         "factor": found["factor"] is None or found["factor"] == 0 or _number(found["factor"], 0, 1, closed=True),
-        "group": found["group"] is None or _whole(found["group"], 0, _MOST_GROUPS), "noised": _noised(found["noised"]),
+        "group": found["group"] is None or _is_integer(found["group"], 0, _MOST_GROUPS),
+        "noised": _noised(found["noised"]),
     }.items():  # fmt: skip
         if not good:
             raise HushError(f"facts: {key} is {found[key]!r:.60}, which is not possible")
@@ -91,7 +92,7 @@ def _number(value: Any, low: float, high: float, closed: bool = False) -> bool:
     return low < value < high or (closed and value == high)
 
 
-def _whole(value: Any, low: int, high: int) -> bool:
+def _is_integer(value: Any, low: int, high: int) -> bool:
     return type(value) is int and low <= value <= high
 
 

@@ -53,7 +53,7 @@ from hush.privacy.round_costs import RoundCosts
 from hush.privacy.schedule import ENROLMENT
 from hush.recipes.context import State
 from hush.recipes.secure_sums import check_recipe
-from hush.server.loop import Answer, Answers, ServerState, SummedAnswers, ended_early, gate, plans_of_sums
+from hush.server.loop import Answer, Answers, ServerState, SummedAnswers, ended_early, plans_of_sums, usable_updates
 from hush.server.run_directory import MANIFEST, ROUNDS, RunDir, read_json
 from hush.text import printable
 from hush.types import Decline, HushError, RoundRecord, RunResult, Task
@@ -63,7 +63,7 @@ _AGAIN = 3  # so that a member that is online but never answers is not asked aga
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 15.0  # seconds between two questions to a member that has not decided
 
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 Progress = Callable[[RoundRecord, Mapping[str, str]], None]
 
 
@@ -84,11 +84,11 @@ class Coordinator:
         self._spent: set[int] = set()
         self._again: Counter[str] = Counter()
         self._purpose, self._dry, self._out = "", False, place.runs
-        self._say: Say = lambda words: None
+        self._say: PrintLine = lambda words: None
 
     def run(
         self, config: Config, out: Path, *, resume: bool = False, command: str = "", progress: Progress | None = None,
-        purpose: str = "", say: Say = lambda words: None, dry_run: bool = False,
+        purpose: str = "", say: PrintLine = lambda words: None, dry_run: bool = False,
     ) -> RunResult:  # fmt: skip
         """Run a config to the end, saving every round in `out`.
 
@@ -351,7 +351,7 @@ class Coordinator:
             answer = read[name] = self._admitted(federation, agreement, name, asked[name], sent.digests[name], reply)
             if isinstance(answer, Decline):
                 return Verdict.UNUSABLE if answer.fault else Verdict.REFUSAL
-            accepted, _ = gate(federation.terms, [asked[name]], [answer])
+            accepted, _ = usable_updates(federation.terms, [asked[name]], [answer])
             return Verdict.USABLE if accepted else Verdict.UNUSABLE
 
         replies = self._exchange.ask(outgoing, cap, federation.terms.quorum, judge=judge)
@@ -377,7 +377,7 @@ class Coordinator:
             opened=lambda name, reply, kind: self._opened(name, reply, kind, {}),
             tasks=lambda more: sent.encode_each(self._heads, more),
             admitted=admitted,
-            usable=lambda name, update: bool(gate(terms, [asked[name]], [update])[0]),
+            usable=lambda name, update: bool(usable_updates(terms, [asked[name]], [update])[0]),
             log=self.log,
             out=self._out,
         )

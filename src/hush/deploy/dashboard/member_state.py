@@ -187,7 +187,7 @@ class MemberState:
     def _count(self, event: Event) -> None:
         """Take an event of the audit log into account."""
         self.levels[str(event.get("level", "info"))] += 1
-        what, number = event["event"], _whole(event.get("round"))
+        what, number = event["event"], _integer(event.get("round"))
         if event.get("level") != "debug" and event.get("code") != _PENDING:
             self.events.append(event)
         if not event.get("run"):
@@ -212,12 +212,12 @@ class MemberState:
         elif what == "evicted":
             self._run(event).state = "evicted by the coordinator"
         elif what == "ended":
-            self._run(event).state = f"ended after {_whole(event.get('rounds'))} rounds"
+            self._run(event).state = f"ended after {_integer(event.get('rounds'))} rounds"
 
     def _began(self, run: MemberRun) -> None:
         run.state = "under way"
         config = _object(self.kit.path / "runs" / f"{Path(run.name).name}.json").get("config", {})
-        run.rounds = _whole(config.get("rounds"))
+        run.rounds = _integer(config.get("rounds"))
 
     def _sent(self, event: Event, what: str, number: int) -> None:
         run = self._run(event)
@@ -231,7 +231,7 @@ class MemberState:
         if number:
             self.updates, self.late = self.updates + (what == "sent"), self.late + (what == "late")
             run.round, run.answers = number, run.answers + 1
-        size = _whole(event.get("bytes"))
+        size = _integer(event.get("bytes"))
         self.seconds, self.bytes = float(event.get("seconds", 0.0)), self.bytes + size
         if spent is not None:
             self.curve.append(float(spent))
@@ -251,7 +251,7 @@ class MemberState:
 def _cost(cost: Mapping[str, Any]) -> str:
     """Return a charge in words."""
     rate = cost.get("rate") or 0.0
-    sampled = f"; {_whole(cost.get('steps'))} steps with {100 * rate:.3g} % of the rows each" if rate else ""
+    sampled = f"; {_integer(cost.get('steps'))} steps with {100 * rate:.3g} % of the rows each" if rate else ""
     return f"{cost.get('what')}: noise multiplier {cost.get('noise', 0.0):.4g}{sampled}"
 
 
@@ -262,7 +262,7 @@ def _declared(fact: Mapping[str, Any]) -> str:
     return f"{said}; noised: {', '.join(noised)}" if noised else said
 
 
-def _whole(value: Any) -> int:
+def _integer(value: Any) -> int:
     """Return a whole number from a log; 0 where there is none."""
     try:
         return int(value)

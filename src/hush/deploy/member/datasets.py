@@ -17,7 +17,7 @@ from hush.data.datasets import Dataset, from_arrays
 from hush.data.files import gunzip, read_bytes
 from hush.data.idx import parse_idx
 from hush.data.preprocessing import encoded, features
-from hush.data.schema import INDICATOR, REFUSE, Schema, named
+from hush.data.schema import INDICATOR, REFUSE, Schema, from_header
 from hush.data.schema import read as read_schema
 from hush.data.tables import Values, read_arrays, read_table
 from hush.data.targets import encode_targets
@@ -59,7 +59,7 @@ def load(
         found = from_arrays(x if blank is None else np.where(blank, 0.0, x), y, path.name, classes)
         if blank is not None:
             found.x[blank] = np.nan
-        schema = declared or (named(names, label) if names else Schema(shape=found.x.shape[1:]))
+        schema = declared or (from_header(names, label) if names else Schema(shape=found.x.shape[1:]))
         if schema.shape != found.x.shape[1:]:
             raise HushError(f"rows of shape {found.x.shape[1:]}; the schema has {schema.shape}")
         found = replace(found, schema=schema)
@@ -153,7 +153,7 @@ def _read(
     others = [label] if keys is None else [label, str(person)]
     rest, names = table.without(others), [name for name in table.columns if name not in others]
     if declared is None or not declared.columns:
-        wanted = named(names, label).columns
+        wanted = from_header(names, label).columns
     else:
         wanted = declared.columns
         if set(names) != set(declared.names):

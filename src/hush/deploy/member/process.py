@@ -636,7 +636,7 @@ class Node:
         attempt = self._attempt(run, number)
         if attempt == 0:
             with refusing(RefusalCode.TASK):
-                return self._on_its_way(*self._again(run, number, asked), masked)
+                return self._outgoing(*self._repeated_answer(run, number, asked), masked)
         self._affordable(run, stage.round_costs, own)
 
         def make(receipt: Receipt) -> bytes:
@@ -645,9 +645,9 @@ class Node:
             self.seconds = time.perf_counter() - began
             return payload
 
-        return self._on_its_way(*self._released(run, number, stage.round_costs, attempt, make), masked)
+        return self._outgoing(*self._released(run, number, stage.round_costs, attempt, make), masked)
 
-    def _on_its_way(
+    def _outgoing(
         self, payload: bytes, receipt: Receipt | None, masked: Callable[[Message], Message] | None
     ) -> tuple[bytes, Receipt | None]:
         """Return what is sent of a sealed answer: the same bytes, or with secure aggregation a masked copy."""
@@ -758,7 +758,7 @@ class Node:
         wanted = own.config.engine.physical_batch
         return min(usual if wanted == "auto" else wanted, usual, self.policy.examples(own.model.layout.size))
 
-    def _again(self, run: str, number: int, asked: str) -> tuple[bytes, Receipt | None]:
+    def _repeated_answer(self, run: str, number: int, asked: str) -> tuple[bytes, Receipt | None]:
         kept = self.ledger.sealed(run, number)
         if kept is None:
             raise HushError(f"task: round {number} was already answered, and the answer is no longer stored")

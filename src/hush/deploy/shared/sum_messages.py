@@ -16,7 +16,7 @@ import binascii
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -111,8 +111,3 @@ def bytes_of(values: Any) -> dict[int, bytes]:
         return {int(client): base64.b64decode(content, validate=True) for client, content in values.items()}
     except (AttributeError, TypeError, ValueError, binascii.Error):
         raise HushError("secure aggregation: accepted: bytes in base64, by member") from None
-
-
-def named(plan: SumPlan, names: Sequence[str]) -> dict[str, int]:
-    """Return the members of a sum by name."""
-    return {names[client]: client for client in plan.clients}

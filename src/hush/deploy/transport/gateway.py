@@ -66,12 +66,12 @@ class Instances:
         self._unnotified: set[bytes] = set()
         self._copied: set[bytes] = set()
 
-    def taken(self, key: bytes, instance: bytes) -> bool:
+    def is_in_use(self, key: bytes, instance: bytes) -> bool:
         """Whether a process other than this one uses the key."""
         holder, heard = self._users.get(key, (instance, 0.0))
         return holder != instance and self._clock() - heard < SILENCE
 
-    def hold(self, key: bytes, instance: bytes) -> None:
+    def record_request(self, key: bytes, instance: bytes) -> None:
         """Record a request of this process."""
         self._users[key] = (instance, self._clock())
 
@@ -93,12 +93,12 @@ class Instances:
         self._unnotified.discard(key)
         return known
 
-    def heard(self) -> dict[bytes, float]:
+    def seconds_since_request(self) -> dict[bytes, float]:
         """For each key (base64 of PEM) that is in use, how many seconds ago its process sent a request."""
         now = self._clock()
         return {key: now - at for key, (_, at) in list(self._users.items())}
 
-    def copied(self) -> list[bytes]:
+    def copied_keys(self) -> list[bytes]:
         """The keys (base64 of PEM) that a second process tried to use since the last call, for the operator."""
         found = sorted(self._copied)
         self._copied.difference_update(found)
@@ -140,7 +140,7 @@ class Gateway:
         if self._downloads and scope["method"] == "GET" and (path == PATH or path.startswith(f"{PATH}/")):
             return await _download(send, *self._downloads.answer(path, headers))
         if self._about and scope["method"] == "GET" and path == about.PATH:
-            status, content = self._about.answer(headers, lambda key: key in self._instances.heard())
+            status, content = self._about.answer(headers, lambda key: key in self._instances.seconds_since_request())
             return await reply(status, [content], {})
         of_node = path in _NODE_PATHS
         if not of_node and not hmac.compare_digest(headers.get(SECRET_HEADER.encode(), b""), self._secret):
@@ -174,7 +174,7 @@ class Gateway:
             names, wait = [str(name) for name in asked["names"]], float(asked["wait"])
         except (HushError, ValueError, TypeError, KeyError, AttributeError):
             return await reply(400, [b"malformed"], {})
-        return await self._mailbox.collect(run, names, wait, _gone(receive), reply)
+        return await self._mailbox.collect(run, names, wait, _disconnected(receive), reply)
 
     async def _node(self, headers: Mapping[bytes, bytes], path: str, size: int, *rest: Any) -> None:
         """Handle a member's request."""
@@ -188,7 +188,7 @@ class Gateway:
             return await reply(413, [b"larger than this federation allows"], {})
         if not flower and not self._genuine(headers):
             return await reply(401, [b"not signed by this key, or not now"], {})
-        if self._instances.taken(key, instance) and (not flower or self._genuine(headers)):
+        if self._instances.is_in_use(key, instance) and (not flower or self._genuine(headers)):
             self._instances.refuse(key)
             return await reply(409, [COPIED], {})
 
@@ -199,7 +199,7 @@ class Gateway:
                     self._instances.release(key)
                     self._active.discard(key)
                 else:
-                    self._instances.hold(key, instance)
+                    self._instances.record_request(key, instance)
                     self._active |= {key} if path == _JOIN else set()
                     if path == _JOIN and self._about:
                         self._about.note(key, headers)
@@ -227,10 +227,10 @@ class Gateway:
             return await self._mailbox.answer(key, message, size, lambda: read_body(receive, size), replier(send))
         await read_body(receive, size)
         wait = words[mailbox.WAIT_HEADER]
-        self._instances.hold(key, headers.get(INSTANCE_HEADER.encode(), b""))
+        self._instances.record_request(key, headers.get(INSTANCE_HEADER.encode(), b""))
         milliseconds = int(wait) if wait.isdigit() and len(wait) < 8 else 0
         done = words[mailbox.DONE_HEADER]
-        return await self._mailbox.next(key, done, 0.001 * milliseconds, _gone(receive), replier(send))
+        return await self._mailbox.next(key, done, 0.001 * milliseconds, _disconnected(receive), replier(send))
 
 
 async def _download(send: Any, status: int, found: bytes | Path) -> None:
@@ -246,7 +246,7 @@ async def _download(send: Any, status: int, found: bytes | Path) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def _gone(receive: Any) -> Callable[[], Awaitable[None]]:
+def _disconnected(receive: Any) -> Callable[[], Awaitable[None]]:
     """A coroutine that ends when the connection of a request, whose body was read, does."""
 
     async def wait() -> None:

@@ -39,7 +39,7 @@ _ROOM = 1 << 16
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Reply: TypeAlias = Callable[[int, Sequence[Buffer], Mapping[str, str]], Awaitable[None]]
-Gone: TypeAlias = Callable[[], Awaitable[None]]  # ends when the connection does
+Disconnected: TypeAlias = Callable[[], Awaitable[None]]  # ends when the connection does
 
 
 @dataclass(kw_only=True, eq=False)
@@ -100,7 +100,7 @@ class Mailbox:
             self._wake(message.key)
         return await reply(200, [], {})
 
-    async def collect(self, run: bytes, names: Sequence[str], wait: float, gone: Gone, reply: Reply) -> None:
+    async def collect(self, run: bytes, names: Sequence[str], wait: float, gone: Disconnected, reply: Reply) -> None:
         """Wait for answers to these messages. Answers of the run that are not asked for were taken, and are dropped."""
         known = self._known(run)
         if known is None:
@@ -121,7 +121,7 @@ class Mailbox:
             found.append(message)
         return await reply(200, packed({}, {message.name: message.answer or [] for message in found}), {})
 
-    async def next(self, key: bytes, done: str, wait: float, gone: Gone, reply: Reply) -> None:
+    async def next(self, key: bytes, done: str, wait: float, gone: Disconnected, reply: Reply) -> None:
         """Wait for a member's next message; `done` names the message that it has dealt with."""
         queue = self._queues.setdefault(key, {})
         queue.pop(done, None)
@@ -173,7 +173,7 @@ class Mailbox:
         for event in self._waiting.get(who, ()):
             event.set()
 
-    async def _until(self, who: bytes, true: Callable[[], bool], wait: float, gone: Gone) -> None:
+    async def _until(self, who: bytes, true: Callable[[], bool], wait: float, gone: Disconnected) -> None:
         """Wait until this is true, time is up, or the connection is gone."""
         if true() or wait <= 0:
             return

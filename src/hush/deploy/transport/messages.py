@@ -192,7 +192,12 @@ def _check(header: Mapping[str, Any], size: int, expected: Spec | None) -> None:
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
             raise HushError("its header is not that of safetensors")
         shape, offsets = entry["shape"], entry["data_offsets"]
-        if not _whole(shape) or not _whole(offsets) or len(offsets) != 2 or str(entry["dtype"]) not in _DTYPES:
+        if (
+            not _are_integers(shape)
+            or not _are_integers(offsets)
+            or len(offsets) != 2
+            or str(entry["dtype"]) not in _DTYPES
+        ):
             raise HushError("its header has invalid sizes or an unsupported type")
         if expected is not None and (entry["dtype"], tuple(shape)) != expected[name]:
             dtype, wanted = expected[name]
@@ -209,7 +214,7 @@ def _check(header: Mapping[str, Any], size: int, expected: Spec | None) -> None:
         raise HushError(f"{size} bytes of numbers where its header has {place}")
 
 
-def _whole(values: Any) -> bool:
+def _are_integers(values: Any) -> bool:
     return (
         isinstance(values, list)
         and len(values) <= 16

@@ -59,7 +59,7 @@ def serve(place: FederationFolder, say: Callable[[str], None], host: str | None 
                     if listed is None:
                         say(f"ready at {settings.address}, {len(now)} members registered")
                     listed = now
-                for name in copied(place, now, instances.copied()):
+                for name in note_copied_kits(place, now, instances.copied_keys()):
                     say(f"members: {name}: a second process tried to use its key; the first stays connected")
             except HushError as error:
                 complain(error)
@@ -67,7 +67,9 @@ def serve(place: FederationFolder, say: Callable[[str], None], host: str | None 
 
     def facts() -> dict[str, Any]:
         names = {b64encode(key): name for name, key in place.members(lambda error: None).items()}
-        heard = {names[key]: time.time() - ago for key, ago in instances.heard().items() if key in names}
+        heard = {
+            names[key]: time.time() - ago for key, ago in instances.seconds_since_request().items() if key in names
+        }
         return {"address": settings.address, "heard": heard}
 
     # uvicorn raises the signal again after it has shut down: without a handler, the presence would not be removed.
@@ -137,7 +139,7 @@ def synchronise(place: FederationFolder, hub: Any, wanted: Mapping[str, bytes]) 
             trail.note("revoked", node=str(peer.node))
 
 
-def copied(place: FederationFolder, members: Mapping[str, bytes], keys: Iterable[bytes]) -> list[str]:
+def note_copied_kits(place: FederationFolder, members: Mapping[str, bytes], keys: Iterable[bytes]) -> list[str]:
     """The members whose keys (base64) a second process tried to use, each noted in the audit trail."""
     names = {b64encode(key): name for name, key in members.items()}
     found = [names[key] for key in keys if key in names]

@@ -617,7 +617,7 @@ def _replayed(ledger_book: Book, raw: Sequence[Any], key: Key | None) -> bool:
 def _upgrade(db: sqlite3.Connection) -> None:
     """Add the tables that a ledger of format 1 lacks. Its rows do not change."""
     ((kind,),), ((version,),) = db.execute(schema.KIND), db.execute(schema.VERSION)
-    if kind == schema.OURS and version == 1:
+    if kind == schema.APPLICATION_ID and version == 1:
         db.execute("BEGIN IMMEDIATE")
         for statement in schema.UPGRADE:
             db.execute(statement)
@@ -637,7 +637,7 @@ def _attached(
 def _seen(db: sqlite3.Connection, here: Witness) -> tuple[int, str] | None:
     """Return the last entry of this ledger that the witness has recorded."""
     ((kind,),) = db.execute(schema.KIND)
-    first = db.execute(schema.FIRST).fetchone() if kind == schema.OURS else None
+    first = db.execute(schema.FIRST).fetchone() if kind == schema.APPLICATION_ID else None
     return here.head(first[0]) if first is not None and re.fullmatch("[0-9a-f]{64}", str(first[0])) else None
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from hush.privacy.ledger.errors import BrokenLedgerError
 from hush.types import HushError
 
-OURS = 0x48555348  # "HUSH": distinguishes our files from other SQLite files
+APPLICATION_ID = 0x48555348  # "HUSH": distinguishes our files from other SQLite files
 _VERSION = 2
 _GROWS = "ON rows BEGIN SELECT RAISE(ABORT, 'a ledger is append-only'); END"
 _TABLES = {
@@ -28,7 +28,7 @@ _TABLES = {
     "covered": "CREATE TABLE covered(seq INTEGER PRIMARY KEY, added BLOB, removed BLOB)",
 }
 
-MAKE = (f"PRAGMA application_id={OURS}", f"PRAGMA user_version={_VERSION}", *_TABLES.values())
+MAKE = (f"PRAGMA application_id={APPLICATION_ID}", f"PRAGMA user_version={_VERSION}", *_TABLES.values())
 UPGRADE = (f"PRAGMA user_version={_VERSION}", _TABLES["macs"], _TABLES["covered"])
 KIND, VERSION, TABLES = "PRAGMA application_id", "PRAGMA user_version", "SELECT name, sql FROM sqlite_master"
 ROWS = "SELECT rows.*, macs.key, macs.mac FROM rows LEFT JOIN macs USING (seq) WHERE seq>? ORDER BY seq"
@@ -42,7 +42,7 @@ def check(kind: int, version: int, tables: Mapping[str, str]) -> None:
     """Raise a `HushError` unless the results of `KIND`, `VERSION` and `TABLES` are those of a ledger."""
     if kind == 0 and not tables:
         raise HushError("empty: a process stopped while creating it, before any charge; delete it and run again")
-    if kind != OURS:
+    if kind != APPLICATION_ID:
         raise HushError("a SQLite file, but not a ledger; accepted: a ledger file")
     if version > _VERSION:
         raise HushError(f"written by a newer version of Hush (format {version}); accepted: format {_VERSION}")

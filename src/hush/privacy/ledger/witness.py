@@ -101,7 +101,7 @@ class Witness:
     def find_key(self) -> Key | None:
         """Return the key, if there is one."""
         path = self.directory / "key"
-        with _said(path):
+        with _naming_errors(path):
             try:
                 _check_own(self.directory)
                 mode = stat.S_IMODE(path.stat().st_mode)
@@ -120,7 +120,7 @@ class Witness:
         if found is not None:
             return found
         path, made = self.directory / "key", self.directory / f"key.{os.getpid()}"
-        with _said(self.directory):
+        with _naming_errors(self.directory):
             self._make("")
             _write(made, f"{os.urandom(32).hex()}\n".encode())
             # The link fails if another process was first, in which case its key is used.
@@ -134,7 +134,7 @@ class Witness:
     def locked(self) -> Iterator[None]:
         """Hold the lock of this witness."""
         self.key()
-        with _said(self.directory):
+        with _naming_errors(self.directory):
             file = os.open(self.directory / "key", os.O_RDONLY | os.O_CLOEXEC)
         with _closing(file):
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -143,7 +143,7 @@ class Witness:
     def head(self, ledger: str) -> tuple[int, str] | None:
         """Number and hash of the newest recorded row of a ledger: number 0 if none was committed yet."""
         path = self.directory / "heads" / ledger
-        with _said(path):
+        with _naming_errors(path):
             try:
                 file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
@@ -156,7 +156,7 @@ class Witness:
         """Record the newest row of a ledger, unless a newer one is recorded."""
         path = self.directory / "heads" / ledger
         line = _line(seq, digest)
-        with _said(path):
+        with _naming_errors(path):
             try:
                 file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             except FileNotFoundError:
@@ -173,7 +173,7 @@ class Witness:
     def advancing(self, ledger: str) -> Iterator[Advance]:
         """The head of a ledger, locked while rows are added; `LockedError` if another process keeps it locked."""
         path = self.directory / "heads" / ledger
-        with _said(path):
+        with _naming_errors(path):
             if not path.exists():
                 self.remember(ledger, 0, "0" * 64)
             file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -185,10 +185,10 @@ class Witness:
                 time.sleep(0.001)
 
             def write(seq: int, digest: str) -> None:
-                with _said(path):
+                with _naming_errors(path):
                     os.pwrite(file, _line(seq, digest), 0)
 
-            with _said(path):
+            with _naming_errors(path):
                 known = _parsed(os.pread(file, 87, 0), path)
             yield Advance(known, write)
 
@@ -219,7 +219,7 @@ class Witness:
     def place(self, path: Path) -> PathRecord | None:
         """Return what is recorded about a path."""
         file = self._place(path)
-        with _said(file):
+        with _naming_errors(file):
             try:
                 return _read_path_record(file)
             except FileNotFoundError:
@@ -245,7 +245,7 @@ class Witness:
         """Retire the ledgers that were at this path or in this directory and no longer exist; returns them."""
         wanted, given_up = path.resolve(), list[PathRecord]()
         for file in sorted((self.directory / "places").glob("[!.]*")):
-            with _said(file):
+            with _naming_errors(file):
                 found = _read_path_record(file)
             if not found.retired and (wanted == Path(found.path) or wanted in Path(found.path).parents):
                 if Path(found.path).exists():
@@ -257,7 +257,7 @@ class Witness:
 
     def _note(self, place: PathRecord) -> None:
         file = self._place(Path(place.path))
-        with _said(file):
+        with _naming_errors(file):
             self._make("places")
             _replace(file, json.dumps(asdict(place)).encode())
 
@@ -367,7 +367,7 @@ def _closing(file: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _said(path: Path) -> Iterator[None]:
+def _naming_errors(path: Path) -> Iterator[None]:
     """Convert errors of the witness's files to errors that name them and the remedy."""
     try:
         yield

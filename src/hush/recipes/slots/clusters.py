@@ -17,7 +17,7 @@ from torch import Tensor
 from hush.privacy.schedule import RoundSpec
 from hush.privacy.sensitivity import FLOAT64_SLACK
 from hush.privacy.side_release import ReleaseShape, RowModel, SideRelease
-from hush.recipes.context import NOWHERE, RoundView, ServerRng, State
+from hush.recipes.context import NO_MODEL, RoundView, ServerRng, State
 from hush.recipes.estimators import mean_clusters, mixture
 from hush.recipes.interfaces import Assign
 from hush.types import Release
@@ -218,7 +218,7 @@ class GmmThenLoss(_Choosing):
         learnt = {**state, "soft": soft, "overlap": torch.tensor([found.overlap], dtype=torch.float64)}
         likely = found.soft.argmax(1).tolist()
         rounds = torch.tensor([view.rounds], dtype=torch.float64)
-        return [NOWHERE] * len(placed), {**_moved(learnt, view.clients, likely), "rounds": rounds}
+        return [NO_MODEL] * len(placed), {**_moved(learnt, view.clients, likely), "rounds": rounds}
 
     def _last_drawn(self, state: State) -> int:
         """The last round on a cluster that was drawn."""
