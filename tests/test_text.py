@@ -72,9 +72,9 @@ def reasons(texts: list[str]) -> list[str]:
             Message("facts", {**dict.fromkeys(("epsilon", "delta", "unit", "factor", "group", "noised"), sent),
                              "run": "r", "name": "m", "head": "", "samples": 1, "relation": sent}),
         ]  # fmt: skip
-        for letter in forms:
+        for message in forms:
             try:
-                got = opened(key.public_key(), keys.signed(key, messages.encode(letter)), "facts", {})
+                got = opened(key.public_key(), keys.signed(key, messages.encode(message)), "facts", {})
                 found.append(reason_of(got) if got.kind == REFUSAL else str(facts_of(got, "m", "r")))
             except HushError as error:
                 found.append(printable(error))

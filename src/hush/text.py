@@ -16,11 +16,11 @@ def printable(text: object, limit: int = LONGEST) -> str:
     # Cut before escaping, so that the cost does not depend on the length of the text.
     whole = str(text)
     shown = "".join(
-        letter if letter.isprintable() and not unicodedata.combining(letter) else _escaped(letter)
-        for letter in whole[:limit]
+        character if character.isprintable() and not unicodedata.combining(character) else _escaped(character)
+        for character in whole[:limit]
     )
     return shown if max(len(whole), len(shown)) <= limit else f"{shown[: limit - 3]}..."
 
 
-def _escaped(letter: str) -> str:
-    return letter.encode("unicode_escape").decode("ascii")
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
