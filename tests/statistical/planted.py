@@ -470,7 +470,7 @@ BUGS = (
     Bug(
         "person-count-of-rows",
         "rows are counted where the noise of the count is for persons",
-        lambda: patch.object(enrolment, "answered", _rows_counted),
+        lambda: patch.object(enrolment, "enrolment_answer", _rows_counted),
         ("bound of number of training samples: weight = samples, counts = noisy, persons",),
     ),
     Bug(

@@ -282,7 +282,7 @@ def _losses(run: Run) -> Seen:
 def _enrolment_reader(read: Callable[[enrolment.EnrolmentAnswer, int], Tensor]) -> Callable[[Run], Seen]:
     def adapter(run: Run) -> Seen:
         cohort = run.cohort()
-        with _heard(enrolment, "answered") as heard:
+        with _heard(enrolment, "enrolment_answer") as heard:
             cohort.enrol()
         return {(client, ENROLMENT): read(answer, run.samples) for client, answer in enumerate(heard)}
 
