@@ -24,7 +24,7 @@ from hush.training.gpu.linear.clipped_sum import LinearSum, linear_sums
 from hush.training.job import Job
 from hush.training.train import train
 from tests.statistical.neighbours import KERNELS, moves, objectives
-from tests.support.interpreter import CUDA, DEVICE, check_interpreted, on_a_gpu, on_either, runs_itself
+from tests.support.interpreter import CUDA, DEVICE, PAIRS, check_interpreted, on_a_gpu, on_either, runs_itself
 from tests.support.nets import applied, double, random, reference
 
 # NumPy, in which the interpreter computes, warns of what kernels leave out afterwards.
@@ -137,10 +137,10 @@ def test_a_row_moves_a_sum_by_at_most_the_clip(monkeypatch: pytest.MonkeyPatch, 
     if not fused:
         monkeypatch.setattr(launch, "_FUSED_INPUTS", 0)
     seen = 0
-    for found in moves("linear", KERNELS, 500 if CUDA else 50, 7, objectives()[name]):
+    for found in moves("linear", KERNELS, PAIRS, 7, objectives()[name]):
         assert found.broken(KERNELS) == []
         seen += int((found.alone > 0.995).sum())
-    assert seen > 10, "bounds that nothing comes near say little"
+    assert seen > PAIRS / 5, "bounds that nothing comes near say little"
 
 
 @on_either
@@ -148,7 +148,7 @@ def test_a_factor_that_is_too_large_is_noticed(monkeypatch: pytest.MonkeyPatch) 
     from hush.training.gpu.linear import launch
 
     monkeypatch.setattr(launch, "_MARGIN", 1.0 + 1e-6)
-    broken = {name for found in moves("linear", KERNELS, 50, 7) for name in found.broken(KERNELS)}
+    broken = {name for found in moves("linear", KERNELS, 16, 7) for name in found.broken(KERNELS)}
     assert "alone" in broken
 
 
