@@ -12,7 +12,7 @@ from sklearn.datasets import load_diabetes, make_friedman1
 import hush
 from hush.config import parse
 from hush.engines import auto_lr
-from hush.engines.auto_lr import COHERENCE, DISTANCE, least_bound_rate
+from hush.engines.auto_lr import COHERENCE, DISTANCE, REMAINING, least_bound_rate
 from hush.engines.setup import Federation, prepare
 from hush.seeds import rng
 from hush.server.loop import enrolled
@@ -22,7 +22,8 @@ NAMED = "determine the learning rate"
 
 def bound(rate: float, reach: float, noise: float, rounds: int) -> float:
     """How far the average model's loss is above the best, by the docstring of `hush.engines.auto_lr`."""
-    return DISTANCE**2 / (2 * rate * reach * rounds) + rate * ((COHERENCE * reach) ** 2 + noise) / (2 * reach)
+    signals = (1 + REMAINING * rounds) * (COHERENCE * reach) ** 2
+    return DISTANCE**2 / (2 * rate * reach * rounds) + rate * (signals + rounds * noise) / (2 * reach * rounds)
 
 
 @pytest.mark.parametrize("rounds", [1, 6, 200])
@@ -34,10 +35,15 @@ def test_no_other_rate_has_a_lower_bound(noise: float, rounds: int) -> None:
 
 
 def test_without_noise_the_signal_alone_sets_the_rate() -> None:
-    assert least_bound_rate(10.0, 0.0, 1) == pytest.approx(DISTANCE / (10 * COHERENCE))
-    # Steps times rate is what counts, and falls with the root of the rounds.
+    assert least_bound_rate(10.0, 0.0, 1) == pytest.approx(DISTANCE / (10 * COHERENCE * math.sqrt(1 + REMAINING)))
+    # Steps times rate is what counts.
     assert 40 * least_bound_rate(40.0, 0.0, 100) == pytest.approx(10 * least_bound_rate(10.0, 0.0, 100))
-    assert least_bound_rate(10.0, 0.0, 400) == pytest.approx(least_bound_rate(10.0, 0.0, 100) / 2)
+
+
+def test_without_noise_more_rounds_hardly_shorten_the_steps_of_a_short_run() -> None:
+    ratio = least_bound_rate(10.0, 0.0, 3) / least_bound_rate(10.0, 0.0, 12)
+    assert ratio == pytest.approx(math.sqrt((1 + 12 * REMAINING) / (1 + 3 * REMAINING)))
+    assert ratio < 1.5, "the worst case for losses that are not smooth is 2"
 
 
 def test_where_noise_prevails_all_of_it_adds_up_to_the_distance() -> None:
