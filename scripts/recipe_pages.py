@@ -30,9 +30,10 @@ FIGURE = ROOT / "docs" / "recipes.svg"
 FEW = """
 ## Few rounds
 The settings above have 16 to 20 rounds. With `local.lr = "auto"` the rate follows from the planned noise and the number
-of rounds by one rule ([ADR 17](adr/0017-rates-for-any-number-of-rounds.md), [60](adr/0060-rates-for-smooth-losses.md)), and the batches of `hush` from its budget
-and the number of steps ([ADR 51](adr/0051-batches-and-weights-in-few-rounds.md)). Accuracy in percent, mean over the
-seeds, of `hush` at the automatic rate, and of the best of {others}
+of rounds by one rule ([ADR 17](adr/0017-rates-for-any-number-of-rounds.md),
+[ADR 60](adr/0060-rates-for-smooth-losses.md)), and the batches of `hush` from its budget and the number of steps
+([ADR 51](adr/0051-batches-and-weights-in-few-rounds.md)). Accuracy in percent, mean over the seeds, of `hush` at the
+automatic rate, and of the best of {others}
 at the best of the rates {rates}:
 
 {table}
