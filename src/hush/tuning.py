@@ -371,7 +371,8 @@ def _with_cards(
     """Return a run with the cards as they are after all candidates and the evaluation, and write them."""
     result = replace(
         run.result,
-        guarantees=run.federation.guarantees(run_ledgers.ledgers),
+        # Models of all candidates, and the choice among them, are more than the models of one run.
+        guarantees=run.federation.guarantees(run_ledgers.ledgers, complete=False),
         warnings=(*warned, *run.result.warnings),
     )
     if out is not None:

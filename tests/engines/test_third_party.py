@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hush.config import parse
 from hush.engines.setup import prepare
+from hush.engines.simulator import run as run_federation
 from hush.engines.third_party import UNPROVED, with_server_noise
 from hush.privacy.accounting import api
 from hush.privacy.accounting.cost import Cost
@@ -65,6 +67,15 @@ def test_more_noise_is_worth_more_and_none_nothing() -> None:
         {"recipe": {"name": "pfa", "step": {"rule": "noisy", "deviation": 0.1}}},
         {"recipe": {"name": "padpfl", "step": {"rule": "noisy", "deviation": 0.1, "inner": "momentum"}}},
         {"recipe": {"name": "padpfl", "step": {"rule": "two-sided"}}},
+        # With the noise for the largest budget, clients with a smaller one leave before the end.
+        {
+            "privacy": {"budgets": [6.0, 6.0, 6.0, 8.0], "delta": 1e-4},
+            "recipe": {
+                "name": "padpfl",
+                "step": {"rule": "noisy", "deviation": 0.1},
+                "protect": {"rule": "dp-sgd", "spread": "equal-noise"},
+            },
+        },
     ],
 )
 def test_it_is_not_claimed_where_it_is_not_proved(more: dict[str, Any]) -> None:
@@ -77,3 +88,18 @@ def test_a_server_that_limits_norms_or_weights_claims_nothing() -> None:
     assert "by client, against someone who sees the models alone" in run.third_party()
     limited = replace(run, terms=replace(run.terms, ceiling=lambda clients: 0.3))
     assert UNPROVED in limited.third_party()
+
+
+def test_nothing_is_claimed_for_a_run_that_a_client_left(tmp_path: Path) -> None:
+    """Whoever stays has a larger weight than planned, and the server's noise hides less of what it sends."""
+    privacy = {"budgets": [0.5, 0.5, 0.5, 8.0], "lifetime": [0.6, 0.6, 0.6, 20.0], "delta": 1e-4}
+    recipe = {"name": "padpfl", "step": {"rule": "noisy", "deviation": 0.002}}
+    config = parse({**BASE, "privacy": privacy, "recipe": recipe})
+    claims = []
+    for _ in range(2):
+        done = run_federation(prepare(config, lasting=True), ledgers=tmp_path / "ledgers")
+        claims.append({card.third_party for card in done.result.guarantees})
+    assert set(done.records[-1].weights) == {3}
+    (before,), (after,) = claims
+    assert "by client, against someone who sees the models alone" in before
+    assert UNPROVED in after

@@ -60,7 +60,8 @@ def outcome(
     names = names or client_names(federation)
     if not trained(records):
         ended = nothing_trained(spent, len(federation.members), names)
-    cards, groups = federation.guarantees(ledgers), [member.group for member in federation.members]
+    complete = all(len(record.weights) == len(federation.members) for record in records)
+    cards, groups = federation.guarantees(ledgers, complete=complete), [member.group for member in federation.members]
     score = {**spread(last.scores), **by_group(last.scores, groups)}
     return RunResult(
         recipe=federation.recipe_name,

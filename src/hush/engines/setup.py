@@ -284,10 +284,10 @@ class Federation:
             for name, value in given
         )
 
-    def third_party(self) -> str:
-        """What can be said toward someone who sees only the models."""
+    def third_party(self, *, complete: bool = True) -> str:
+        """What can be said toward someone who sees only the models; `complete`: all clients answer in every round."""
         config = self.config
-        free = self.terms.bounds is None and self.terms.ceiling(len(self.members)) >= 1
+        free = complete and self.terms.bounds is None and self.terms.ceiling(len(self.members)) >= 1
         return third_party_view(
             self.recipe, self.schedules, self.policies, enrolled(self.terms) if free else None, config.participation,
             config.rounds,
@@ -306,10 +306,10 @@ class Federation:
             "enrolment nor noised counts; the server can then check the lengths of sums alone"
         )
 
-    def guarantees(self, ledgers: Sequence[Spending]) -> tuple[Guarantee, ...]:
-        """The guarantee card of each client."""
+    def guarantees(self, ledgers: Sequence[Spending], *, complete: bool = True) -> tuple[Guarantee, ...]:
+        """The guarantee card of each client; `complete` as for `third_party`."""
         label = noise.SEEDED if self.config.privacy.noise == "seeded" else noise.SECURE
-        view, named = self.third_party(), self.not_covered()
+        view, named = self.third_party(complete=complete), self.not_covered()
         return tuple(
             self._card(member.client, ledger, label, view, named)
             for member, ledger in zip(self.members, ledgers, strict=True)

@@ -32,7 +32,8 @@ def third_party_view(
 ) -> str:  # fmt: skip
     """Return what can be said about a third party, in words.
 
-    `view` has the public facts of all clients; None where the server limits norms or weights by what it receives.
+    `view` has the public facts of all clients; None where the server limits norms or weights by what it receives, or
+    where a client was missing in a round, so that the others had larger weights.
 
     If the server adds noise of its own, what this is worth is computed where it can be (`with_server_noise`).
 
@@ -45,8 +46,8 @@ def third_party_view(
             return f"{PROMISED}; {UNPROVED}"
         return (
             f"after all rounds, epsilon {min(found):.3g} to {max(found):.3g}, by client, against someone who sees the "
-            "models alone, by the noise that the server adds to them; as against the server, if server and third party "
-            "work together"
+            "models alone, by the noise that the server adds to them, if all clients answer in every round; as against "
+            "the server, if server and third party work together"
         )
     plan = schedules[0].plan
     alike = len({_kind(schedule) for schedule in schedules}) == 1
@@ -87,6 +88,7 @@ def with_server_noise(
         and isinstance(recipe.local, PlainSgd | Proximal)
         and recipe.assign.models == 1
         and participation == 1.0
+        and len({each.rounds for each in schedules}) == 1
         and all(len(each.costs()) == 1 and each.costs()[0].kind == "poisson-gaussian" for each in schedules)
         and all(each.plan.steps == 1 and not each.plan.whole_update for each in schedules)
     )
