@@ -182,9 +182,26 @@ MUTANTS = (
         "tests/privacy/ledger/test_ledger.py::test_rounds_are_charged_until_the_budget_is_spent[memory]",
     ),
     _mutant(
-        "ledger-slack-5pc", "a ledger allows spending five percent more", "privacy/ledger/totals.py",
+        "ledger-slack-5pc", "a ledger in memory allows spending five percent more", "privacy/ledger/totals.py",
         "return spent <= policy.epsilon + SLACK", "return spent <= 1.05 * policy.epsilon + SLACK",
-        "tests/privacy/ledger/test_ledger.py::test_a_second_run_goes_on_from_what_is_spent",
+        "tests/privacy/ledger/test_memory.py::test_a_budget_is_kept_to_a_thousandth[simulated]",
+    ),
+    _mutant(
+        "filter-slack-5pc", "the privacy filter allows spending five percent more", "privacy/ledger/account.py",
+        "return replace(policy, epsilon=policy.epsilon + SLACK)",
+        "return replace(policy, epsilon=1.05 * policy.epsilon + SLACK)",
+        "tests/privacy/ledger/test_adaptive_runs.py::test_the_filter_alone_keeps_a_lifetime",
+    ),
+    Mutant(
+        "stored-slack-5pc", "a ledger file allows spending five percent more, by its own check and by the filter's",
+        (
+            ("privacy/ledger/totals.py", "return spent <= policy.epsilon + SLACK",
+             "return spent <= 1.05 * policy.epsilon + SLACK"),
+            ("privacy/ledger/account.py", "return replace(policy, epsilon=policy.epsilon + SLACK)",
+             "return replace(policy, epsilon=1.05 * policy.epsilon + SLACK)"),
+        ),
+        ("tests/privacy/ledger/test_memory.py::test_a_budget_is_kept_to_a_thousandth[stored]",
+         "tests/privacy/ledger/test_ledger.py::test_a_second_run_goes_on_from_what_is_spent"),
     ),
     _mutant(
         "adaptive-noise-at-old-clip", "with an adaptive clip, the noise keeps the scale of the configured clip",

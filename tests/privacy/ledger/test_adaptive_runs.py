@@ -133,6 +133,30 @@ def test_adaptive_sequences_stay_within_the_lifetime(monkeypatch: pytest.MonkeyP
     assert sum(one["filter"] > 0.5 * one["lifetime"] for one in found) > 5, "the adversary did not try hard"
 
 
+def test_the_filter_alone_keeps_a_lifetime() -> None:
+    """A schedule of another kind whose fixed composition fits, and whose conversion just does, or just does not."""
+    policy, first = Policy(1.0, 1e-5), [cost(0.1, 6.0, 20)]
+
+    def filtered(noise: float) -> float:
+        schedules = [parts_of_costs(first), parts_of_costs([cost(0.02, noise, 400)])]
+        state = privacy_filter.of_schedules(schedules, policy, "pld")
+        return privacy_filter.bound(state, policy, "pld")
+
+    low, high = 0.5, 20.0
+    while high - low > 1e-6:
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if filtered(middle) <= policy.epsilon else (middle, high)
+    # Units are whole numbers, so that the figure has steps: the next one above the budget is a few percent above it.
+    beyond = low
+    assert policy.epsilon < filtered(beyond) < 1.05 * policy.epsilon
+    assert api.epsilon_of([*first, cost(0.02, beyond, 400)], policy.delta) < policy.epsilon
+    for noise, fits in ((high, True), (beyond, False)):
+        with Ledger.in_memory(1, policy) as ledger:
+            ledger.approve(first, "one")
+            ledger.reserve(first, "one", 1)
+            assert ledger.affords([cost(0.02, noise, 400)], "two") == fits
+
+
 @pytest.mark.soak
 def test_a_thousand_adaptive_sequences_stay_within_the_lifetime() -> None:
     for seed in range(1000):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import pytest
 
+from hush.privacy.accounting import gaussian
 from hush.privacy.accounting.cost import Cost
 from hush.privacy.ledger import BudgetSpentError, Ledger, MemoryLedger
 from hush.types import HushError, Policy
@@ -38,6 +40,22 @@ def test_it_decides_and_counts_as_a_ledger_with_a_database_does() -> None:
     else:
         raise AssertionError("the budget was never spent")
     assert light.rounds > 1 and stored.terms == light.terms
+
+
+@pytest.mark.parametrize("made", [MemoryLedger, Ledger.in_memory], ids=["simulated", "stored"])
+def test_a_budget_is_kept_to_a_thousandth(made: Callable[[int, Policy], Ledger | MemoryLedger]) -> None:
+    for part, fits in ((0.999, True), (1.001, False)):
+        noise = gaussian.noise_for(part * POLICY.epsilon, POLICY.delta)
+        costs = [Cost(what="model update", kind="gaussian", noise=noise, steps=1)]
+        assert made(0, POLICY).affords(costs) == fits
+        for spend in (lambda ledger, costs: ledger.approve(costs), lambda ledger, costs: ledger.reserve(costs, "", 1)):
+            ledger = made(0, POLICY)
+            if fits:
+                spend(ledger, costs)
+                continue
+            with pytest.raises(BudgetSpentError):
+                spend(ledger, costs)
+            assert ledger.spent() == 0.0
 
 
 def test_a_round_is_charged_once_and_a_refused_charge_leaves_nothing() -> None:
