@@ -186,6 +186,64 @@ def test_torchscript_with_state_or_random_numbers_is_refused(tmp_path: Path) -> 
             encoder(script(module, tmp_path / "encoder.pt"))
 
 
+class Remembering(nn.Module):
+    """What a traced file holds as constants can be written to: a tensor from outside, or statistics of a batch."""
+
+    def __init__(self, *, statistics: bool = False) -> None:
+        super().__init__()
+        self.kept, self.statistics = torch.zeros(64), statistics
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        if self.statistics:
+            flat = torch.cat([flat, flat + 1.0])
+            return nn.functional.batch_norm(flat, self.kept, torch.ones(64), training=True)[:1] + self.kept
+        self.kept.mul_(0.5).add_(flat[0])
+        return flat + self.kept
+
+
+class Neighbouring(nn.Module):
+    """Reads where the first row of a batch would lie."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_strided(x, (1, 64), (64, 1), 0)
+
+
+class Unwritten(nn.Module):
+    """Reads memory that was given back before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1) + torch.empty(64)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (Remembering(), r"keeps state between calls \(writes to a constant\)"),
+        (Remembering(statistics=True), r"keeps state between calls \(writes to a constant\)"),
+        (Neighbouring(), r"reads memory beyond its tensors' own values \(aten::as_strided\)"),
+        (Unwritten(), r"reads memory beyond its tensors' own values \(aten::empty\)"),
+    ],
+)
+def test_traced_files_that_reach_other_rows_are_refused(module: nn.Module, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "encoder.pt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.trace(module, rows(1), check_trace=False), path)
+    with pytest.raises(HushError, match=words):
+        encoder(str(path))
+
+
+def test_torchscript_may_write_to_its_own_row(tmp_path: Path) -> None:
+    class Rectified(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.relu(x.flatten(1), inplace=True)
+
+    found, x = encoder(script(Rectified(), tmp_path / "encoder.pt"), features="as-given"), rows()
+    before = x.clone()
+    assert torch.equal(found.features(x), before.flatten(1).relu()) and torch.equal(x, before)
+
+
 def test_pickles_are_not_read(tmp_path: Path) -> None:
     path = tmp_path / "pickled.pt"
     path.write_bytes(b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00.")

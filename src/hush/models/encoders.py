@@ -9,7 +9,8 @@ Assumptions:
       such a file trusts it.
 
 Edge cases:
-    - TorchScript cannot be traced. Its graph is frozen and must hold no state; then it computes one row at a time.
+    - TorchScript cannot be traced. Its graph is frozen and must neither hold state nor write to its constants, nor use
+      memory beyond its tensors' own values; then it computes one row at a time, from a copy of that row.
     - Where features are found on disk (`hush.engines.feature_cache`), nothing is proved: the key of what is found
       holds the encoder's weights and code, so that it was proved when they were computed.
 """
@@ -53,6 +54,8 @@ _NUMBERS = 1 << 19  # of rows that go through an encoder at a time on a CPU: act
 _NUMBERS_CUDA = 1 << 24
 # Nodes of a frozen graph that read or change what outlives a call, or call what was not inlined.
 _STATE = ("prim::GetAttr", "prim::SetAttr", "prim::CallMethod", "prim::CallFunction")
+# Operations that read a tensor's memory beyond its own values, or memory that nothing has written.
+_MEMORY = ("as_strided", "set_", "resize", "empty", "new_empty")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +257,8 @@ class _Rows(nn.Module):
         script = self.__dict__["_script"]
         if not len(x):
             return torch.zeros(0, 1)
-        return torch.cat([_tensor(script(row[None])).reshape(1, -1).float() for row in x.cpu()]).to(x.device)
+        found = [_tensor(script(row[None].clone())).reshape(1, -1).float() for row in x.cpu()]
+        return torch.cat(found).to(x.device)
 
 
 def _module(config: ModelConfig, shape: Shape, inputs: InputSpec | None) -> tuple[nn.Module, Mapping[str, str] | None]:
@@ -327,6 +331,7 @@ def _script(path: Path, weights: str | None) -> tuple[nn.Module, Mapping[str, st
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             script: Any = torch.jit.load(path, map_location="cpu")
+            _check_memory(script.inlined_graph, str(path))
             module = _stateless(torch.jit.freeze(script.eval()), str(path))
     except RuntimeError:
         raise HushError(
@@ -347,16 +352,32 @@ def _isolated(module: nn.Module, shape: Shape, examples: Tensor | None, name: st
 
 def _stateless(script: Any, name: str) -> nn.Module:
     """Return a frozen graph that holds no state, to compute one row at a time, or raise a `HushError`."""
+    aliases = script.graph.alias_db()
     for node in _nodes(script.graph):
-        if node.kind() in _STATE:
+        kind = node.kind()
+        written = kind == "prim::Constant" and any(map(aliases.has_writers, node.outputs()))
+        if kind in _STATE or written:
             raise HushError(
-                f"{KEY}: {name} keeps state between calls ({node.kind()}), so that a row's features could depend on "
-                "other rows; accepted: a module whose output depends on its input alone",
+                f"{KEY}: {name} keeps state between calls ({'writes to a constant' if written else kind}), so that a "
+                "row's features could depend on other rows; accepted: a module whose output depends on its input alone",
                 KEY,
             )
         if node.isNondeterministic():
-            raise HushError(f"{KEY}: {name} draws random numbers ({node.kind()}); accepted: evaluation mode", KEY)
+            raise HushError(f"{KEY}: {name} draws random numbers ({kind}); accepted: evaluation mode", KEY)
+        if not kind.startswith(("aten::", "prim::")):
+            raise HushError(f"{KEY}: {name} runs {kind}; accepted: operations of PyTorch's own", KEY)
     return _Rows(script)
+
+
+def _check_memory(graph: Any, name: str) -> None:
+    """Refuse what reads memory that other rows may have written; before constants are folded, which would hide it."""
+    for node in _nodes(graph):
+        if node.kind().removeprefix("aten::").startswith(_MEMORY):
+            raise HushError(
+                f"{KEY}: {name} reads memory beyond its tensors' own values ({node.kind()}), so that a row's features "
+                "could depend on other rows; accepted: operations on the values of tensors",
+                KEY,
+            )
 
 
 def _nodes(graph: Any) -> Iterator[Any]:
