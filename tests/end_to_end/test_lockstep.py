@@ -12,6 +12,7 @@ import hush
 from hush.comparison import axes_of, by_axes, path_of
 from hush.config import parse
 from hush.engines import simulator
+from hush.engines.run_ledgers import RunLedgers
 from hush.engines.setup import prepare
 from hush.types import HushError
 
@@ -56,6 +57,24 @@ def test_runs_that_share_their_rows_are_trained_in_one_piece(monkeypatch: pytest
     monkeypatch.setattr(simulator, "train", counted)
     hush.compare(SMALL, ["weiavg", "robust-hdp", "minimum"])
     assert calls == [3 * 4] * 3, "three rounds, each with the clients of three runs"
+
+
+def test_runs_whose_frozen_layers_differ_are_not_trained_with_one_of_them() -> None:
+    """As on a GPU, where rows of runs are put side by side: what is frozen follows from the seed, and is not sent."""
+
+    def cohort(seed: int, model: dict[str, Any]) -> simulator.Simulator:
+        federation = prepare(parse({**SMALL, "seed": seed, "model": model}))
+        made = simulator.Simulator(federation, RunLedgers(federation.ledgers()))
+        made.x, made.y = x, y
+        return made
+
+    (x, y) = prepare(parse(SMALL)).arrays(1)
+    frozen, whole = {"name": "mlp", "adapters": "lora"}, {"name": "mlp"}
+    kind = simulator._kind
+    assert kind(cohort(0, frozen)) != kind(cohort(1, frozen))
+    assert kind(cohort(0, whole)) == kind(cohort(1, whole))
+    same = cohort(0, frozen)
+    assert kind(same) == kind(same)
 
 
 def test_runs_of_different_length_and_kind_end_each_in_its_own_time() -> None:

@@ -28,6 +28,7 @@ from hush.engines.results import manifest
 from hush.engines.row_stores import BlockRows, DeviceRows, FileRows, MemoryRows, decoded, without_vectors
 from hush.engines.run_ledgers import RunLedgers
 from hush.engines.setup import Federation
+from hush.models.isolation import TracedModule
 from hush.privacy.ledger import BudgetSpentError, Spending
 from hush.privacy.persons import Persons
 from hush.privacy.round_costs import RoundCosts
@@ -491,7 +492,12 @@ def _kind(cohort: Simulator) -> object:
     shared = None if cohort.x.is_cuda and cohort.x.numel() <= _SHORT else id(cohort.x)
     config, shapes = cohort.federation.config, (cohort.x.shape[1:], cohort.y.shape[1:])
     together = (config.engine, config.privacy.rows_per_person)
-    return (str(model.module), str(model.training), model.layout, model.objective.loss, shapes, together, shared)
+    # What is not trained, such as the layers beside adapters, is in no vector of parameters; traced graphs name it.
+    values = (*model.module.named_parameters(), *model.module.named_buffers())
+    frozen = not isinstance(model.module, TracedModule) and any(name not in model.layout.names for name, _ in values)
+    own = id(model.module) if frozen else None
+    modules = (str(model.module), str(model.training), own)
+    return (modules, model.layout, model.objective.loss, shapes, together, shared)
 
 
 def _rows(cohorts: Sequence[Simulator]) -> tuple[Tensor, Tensor, list[int]]:
