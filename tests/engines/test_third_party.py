@@ -67,6 +67,14 @@ def test_more_noise_is_worth_more_and_none_nothing() -> None:
         {"recipe": {"name": "pfa", "step": {"rule": "noisy", "deviation": 0.1}}},
         {"recipe": {"name": "padpfl", "step": {"rule": "noisy", "deviation": 0.1, "inner": "momentum"}}},
         {"recipe": {"name": "padpfl", "step": {"rule": "two-sided"}}},
+        # As many models as clusters are found.
+        {
+            "recipe": {
+                "name": "padpfl",
+                "step": {"rule": "noisy", "deviation": 0.1},
+                "assign": {"rule": "by-input-mean"},
+            },
+        },
         # With the noise for the largest budget, clients with a smaller one leave before the end.
         {
             "privacy": {"budgets": [6.0, 6.0, 6.0, 8.0], "delta": 1e-4},

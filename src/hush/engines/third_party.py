@@ -11,6 +11,7 @@ from hush.privacy.accounting import api
 from hush.privacy.schedule import PrivacySchedule
 from hush.recipes import Recipe
 from hush.recipes.context import RoundView
+from hush.recipes.slots.assign import SingleModel
 from hush.recipes.slots.local import PlainSgd, Proximal
 from hush.recipes.slots.project import Identity
 from hush.recipes.slots.step import Add, Noisy, TwoSided
@@ -51,7 +52,8 @@ def third_party_view(
         )
     plan = schedules[0].plan
     alike = len({_kind(schedule) for schedule in schedules}) == 1
-    fits = recipe.assign.models == 1 and isinstance(recipe.weight, Uniform) and plan.sampler == "fixed" and plan.private
+    one = isinstance(recipe.assign, SingleModel) and isinstance(recipe.weight, Uniform)
+    fits = one and plan.sampler == "fixed" and plan.private
     if not (alike and fits):
         return PROMISED
     # The paper's noise is relative to the change by one replaced row, which is twice the clipping norm.
@@ -86,7 +88,7 @@ def with_server_noise(
         and not (isinstance(recipe.weight, Impact) and recipe.weight.changes)
         and isinstance(recipe.project, Identity)
         and isinstance(recipe.local, PlainSgd | Proximal)
-        and recipe.assign.models == 1
+        and isinstance(recipe.assign, SingleModel)
         and participation == 1.0
         and len({each.rounds for each in schedules}) == 1
         and all(len(each.costs()) == 1 and each.costs()[0].kind == "poisson-gaussian" for each in schedules)
