@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import shutil
 import sys
 import types
 import warnings
@@ -164,6 +166,39 @@ def test_the_key_follows_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ungraded, "forward", forward)
     after = encoder(f"{HERE}:Ungraded")
     assert after.key != before.key and after.fingerprint == before.fingerprint
+
+
+def test_the_key_follows_what_other_files_of_the_user_define(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else features that another version computed would be found on disk. The encoder has no parameters."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_encoder.py").write_text(
+        "import own_helpers\nfrom own_helpers import Shift\nfrom torch import nn\n\n"
+        "class Scaled(nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return Shift().by(own_helpers.scaled(x.flatten(1)))\n"
+    )
+    versions = [
+        ("1.0", "0.0", "1.0"),
+        ("3.0", "0.0", "1.0"),
+        ("1.0", "0.5", "1.0"),
+        ("1.0", "0.0", "2.0"),
+        ("1.0", "0.0", "1.0"),
+    ]
+    keys = []
+    for scale, shift, factor in versions:
+        (tmp_path / "own_helpers.py").write_text(
+            f"FACTOR = {factor}\n\ndef scaled(x):\n    return {scale} * x * FACTOR\n\n"
+            f"class Shift:\n    def by(self, x):\n        return x + {shift} * x\n"
+        )
+        for name in ("own_helpers", "own_encoder"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+        found = encoder("own_encoder:Scaled", features="as-given")
+        expected = float(scale) * float(factor) * (1.0 + float(shift)) * rows().flatten(1)
+        torch.testing.assert_close(found.features(rows()), expected)
+        keys.append(found.key)
+    assert keys[0] == keys[-1] and len(set(keys)) == 4
 
 
 def test_torchscript_files_compute_one_row_at_a_time(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 import types
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -64,8 +66,14 @@ def code(module: nn.Module) -> Iterator[object]:
 
 
 def functions_of(value: object, seen: set[int]) -> Iterator[object]:
-    """Return the bytecode of a function, its closure, and the functions and constants of its own file that it names."""
+    """Return the bytecode of a function, its closure, and the functions, classes and constants that it names: those of
+    its own file, and of other files that belong to no installed package.
+    """
     inner = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+    if isinstance(inner, type) and id(inner) not in seen and not _installed(inner.__module__):
+        seen.add(id(inner))
+        for name, each in sorted(vars(inner).items()):
+            yield from ((name, each) if is_plain(each) and not name.startswith("__") else functions_of(each, seen))
     if not isinstance(inner, types.FunctionType) or id(inner) in seen:
         return
     if _is_pytorch(inner):
@@ -74,12 +82,26 @@ def functions_of(value: object, seen: set[int]) -> Iterator[object]:
     yield from (inner.__qualname__, *_constants(inner.__code__))
     yield from (each for each in (*(inner.__defaults__ or ()), *(inner.__kwdefaults__ or {}).values()))
     captured = [cell.cell_contents for cell in inner.__closure__ or () if _filled(cell)]
-    named = [inner.__globals__[name] for name in _names(inner.__code__) if name in inner.__globals__]
+    names = _names(inner.__code__)
+    named = [inner.__globals__[name] for name in names if name in inner.__globals__]
     for each in (*captured, *named):
         if is_plain(each):
             yield each
-        elif getattr(each, "__module__", None) == inner.__module__:
+        elif isinstance(each, types.ModuleType):
+            # What is named of another file, as in `helpers.scaled(x)`.
+            for name in names if not _installed(each.__name__) else ():
+                found = vars(each).get(name)
+                yield from ((name, found) if is_plain(found) else functions_of(found, seen))
+        elif getattr(each, "__module__", None) == inner.__module__ or not _installed(getattr(each, "__module__", None)):
             yield from functions_of(each, seen)
+
+
+def _installed(name: str | None) -> bool:
+    """Whether a module belongs to Python, to Hush or to an installed package, and not to the user."""
+    root = (name or "builtins").partition(".")[0]
+    path = getattr(sys.modules.get(name or ""), "__file__", None) or ""
+    library = {"site-packages", "dist-packages"} & set(Path(path).parts)
+    return root == "hush" or root in sys.stdlib_module_names - {"__main__"} or bool(library)
 
 
 def _is_pytorch(function: types.BuiltinFunctionType | types.FunctionType) -> bool:

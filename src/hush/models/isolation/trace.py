@@ -245,9 +245,10 @@ def _runnable(program: ExportedProgram) -> fx.GraphModule:
     kinds = {spec.arg.name: spec.kind for spec in program.graph_signature.input_specs}
     places = [node for node in graph.nodes if node.op == "placeholder"]
     (x,) = [node for node in places if kinds[node.name] is InputKind.USER_INPUT]
-    weight = next(node for node in places if kinds[node.name] is InputKind.PARAMETER)
     _follow(graph, x, "device", x.meta["val"].device, places[-1])
-    _follow(graph, weight, "dtype", weight.meta["val"].dtype, places[-1])
+    # An encoder may have no parameters; it computes in the type in which it was traced.
+    for weight in [node for node in places if kinds[node.name] is InputKind.PARAMETER][:1]:
+        _follow(graph, weight, "dtype", weight.meta["val"].dtype, places[-1])
     graph.eliminate_dead_code()
     graph.lint()
     graph_module.recompile()
