@@ -89,11 +89,16 @@ def _verdict(facts: Facts) -> tuple[Tone, str, tuple[str, ...]]:
             "Nothing was trained",
             ("No participant could afford a round, so nothing was released of its data.",),
         )
-    if any(client["noise"] == "none" or client["epsilon"] is None for client in clients):
+    if any(client["noise"] == "none" for client in clients):
         return "bad", "No privacy guarantee", (
             "Updates were sent without noise, or with noise that is not known to suffice. Whoever received them can "
             "learn "
             "about single participants' data.",
+        )  # fmt: skip
+    if unknown := [client["name"] for client in clients if client["epsilon"] is None]:
+        return "warn", "Not all guarantees are known here", (
+            f"{_listed(unknown)} declared a budget with noise, which hides what was spent from whoever wrote this. The "
+            "participant's own ledger has it.",
         )  # fmt: skip
     epsilons = [client["epsilon"] for client in clients]
     span = f"epsilon {_number(min(epsilons))}" + (
@@ -123,6 +128,7 @@ def _rows(facts: Facts) -> tuple[tuple[str, ...], ...]:
     groups: dict[tuple[str, ...], list[str]] = {}
     for client in facts["clients"]:
         epsilon, delta = client["epsilon"], client["delta"]
+        private = client["noise"] != "none"
         guesses = "100" if epsilon is None else f"{100 * right_guesses(epsilon, delta):.1f}"
         key = (
             _MANY[client["unit"]] if client["unit"] == "client" else f"{client['units']:,} {_MANY[client['unit']]}",
@@ -132,6 +138,8 @@ def _rows(facts: Facts) -> tuple[tuple[str, ...], ...]:
             guesses,
             practice(epsilon),
         )
+        if epsilon is None and private:
+            key = (key[0], *["not known here"] * 2, f"{delta:g}", *["not known here"] * 2)
         groups.setdefault(key, []).append(client["name"])
     rows = [(_listed(names), *key) for key, names in groups.items()]
     if len(rows) > _ROWS:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from hush.engines.setup import Federation
+from hush.privacy.accounting.cost import Cost
 from hush.privacy.ledger import Spending
 from hush.privacy.plan import UPDATE
 from hush.privacy.round_costs import ClientCosts, RoundCosts, earlier_costs
 from hush.types import RoundRecord
+
+_UNKNOWN = Cost(what="not known here", kind="gaussian", noise=0.0, steps=1)
 
 
 def round_costs_of(federation: Federation, ledgers: Sequence[Spending], records: Sequence[RoundRecord]) -> RoundCosts:
@@ -29,10 +33,12 @@ def round_costs_of(federation: Federation, ledgers: Sequence[Spending], records:
         ]
         charged = sum(client in record.charged for record in records)
         updates = sum(steps for (what, _), steps in ledger.released().items() if what == UPDATE)
+        # No epsilon follows from a budget that was declared with noise: a cost without noise says so.
+        unknown = (_UNKNOWN,) if client in federation.noised_budgets else ()
         one = ClientCosts(
-            policy=replace(terms.policy, epsilon=federation.budget(client, ledger)),
+            policy=replace(terms.policy, epsilon=math.inf if unknown else federation.budget(client, ledger)),
             accountant=terms.accountant,
-            earlier=earlier_costs(ledger.totals(), own),
+            earlier=(*earlier_costs(ledger.totals(), own), *unknown),
             stages=stages,
             charges=ledger.rounds - charged,
             updates=updates - sum(cost.steps for cost in own if cost.what == UPDATE),

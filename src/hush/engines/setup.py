@@ -57,6 +57,9 @@ Schedules = Sequence[tuple[Cost, ...]]
 # What a client's plan and its ledger in memory take, measured; and a row of made data, while it is made.
 _LEDGER_BYTES, _SETUP, _ROW_BYTES = 1 << 14, 3e-4, 640
 _MANY = 10_000
+_NOISED_BUDGET = (
+    "its budget was declared with noise, so that no epsilon of it is known here; its own ledger has what it spent"
+)
 _AUTO_RATE = (
     "privacy plan: budget, batch size and sample count are treated as public at enrolment and determine the "
     "learning rate"
@@ -84,6 +87,7 @@ class Federation:
         own_module: Whether the model is a module of the user's own.
         uncovered: What no accountant covers because of where the clients run.
         left_out: What of the recipe does not apply to the model.
+        noised_budgets: Members that declared their budgets with noise, so that what they spend is not known here.
     """
 
     config: Config
@@ -102,6 +106,7 @@ class Federation:
     own_module: bool = False
     uncovered: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    noised_budgets: frozenset[int] = frozenset()
 
     def stage(self, client: int, number: int) -> Stage:
         """What a client does in a round. Where its number of rows is noised, enrolment is planned without it."""
@@ -261,9 +266,11 @@ class Federation:
             *self.uncovered,
         )
 
-    def warned(self, client: int, own: Policy | None = None) -> tuple[str, ...]:
-        """What to warn a client of: guarantees that are kept and mean little; `own` is the policy of its ledger."""
-        policy, plan = own or self.policies[client], self.schedules[client].plan
+    def warned(self, client: int, stored: Policy | None = None) -> tuple[str, ...]:
+        """What to warn a client of: guarantees that are kept and mean little; `stored` is the policy of its ledger."""
+        if client in self.noised_budgets:
+            return (_NOISED_BUDGET,)
+        policy, plan = stored or self.policies[client], self.schedules[client].plan
         number = len(self.members) if policy.unit == "client" else plan.counted
         return warnings_of(policy.epsilon, policy.delta, number, policy.unit) if plan.private else ()
 
@@ -324,6 +331,8 @@ class Federation:
         member, policy, schedule = self.members[client], self.policies[client], self.schedules[client]
         plan, spent, filtered = schedule.plan, ledger.spent(), ledger.filtered()
         terms, budget = ledger.terms, self.budget(client, ledger)
+        if client in self.noised_budgets:
+            budget = spent = filtered = math.inf
         return Guarantee(
             client=client,
             epsilon_budget=budget,
@@ -341,7 +350,7 @@ class Federation:
             sample_rate=plan.rate,
             clip=plan.clip,
             noise_multiplier=plan.noise_multiplier,
-            epsilon_left=max(0.0, budget - filtered),
+            epsilon_left=None if client in self.noised_budgets else max(0.0, budget - filtered),
             epsilon_filter=filtered,
             epsilon_third_party=filtered,
             third_party=view,

@@ -543,5 +543,9 @@ class _Members:
         self._count(record.charged, record.round)
         self._coordinator.log_round(self._agreement, record)
         if self._progress is not None:
-            left = {name: f"{ledger.left():.3g}" for name, ledger in zip(self.names, self.ledgers, strict=True)}
+            unknown = self._federation.noised_budgets
+            left = {
+                name: "unknown" if client in unknown else f"{ledger.left():.3g}"
+                for client, (name, ledger) in enumerate(zip(self.names, self.ledgers, strict=True))
+            }
             self._progress(record, left)

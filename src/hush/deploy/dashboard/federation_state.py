@@ -166,12 +166,15 @@ class FederationState:
         return self.of_run.get(name, RunEvents())
 
     def left(self, run: FollowedRun) -> dict[str, tuple[float, float]]:
-        """For each member of a run, what is left of the epsilon that it declared for the run, and that epsilon."""
+        """For each member of a run, what is left of the epsilon that it declared for the run, and that epsilon; not of
+        members that declared it with noise.
+        """
         if run.costs is None:
             return {}
         spent = run.epsilon_at(run.rounds)
         budgets = [client.policy.epsilon for client in run.costs.clients]
-        return {run.name(client): (max(0.0, budgets[client] - spent[client]), budgets[client]) for client in spent}
+        known = [client for client in spent if math.isfinite(budgets[client])]
+        return {run.name(client): (max(0.0, budgets[client] - spent[client]), budgets[client]) for client in known}
 
     def refresh(self) -> bool:
         """Read what is new, and return whether anything is."""

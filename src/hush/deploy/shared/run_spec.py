@@ -19,7 +19,7 @@ from hush.data.client_rows import Clients
 from hush.data.datasets import Dataset
 from hush.data.schema import Schema
 from hush.deploy.admin.keys import PublicKey
-from hush.deploy.shared.roster import RosterEntry, roster, weighted
+from hush.deploy.shared.roster import BUDGET, RosterEntry, roster, weighted
 from hush.deploy.shared.update_limits import side_limits, update_limits
 from hush.engines import setup as engine
 from hush.engines.noisy_counts import SUPPOSED_BATCHES, with_rows
@@ -109,6 +109,7 @@ def assemble(config: Config, facts: Sequence[RosterEntry], test: Dataset, auto_r
     )
     return replace(
         federation,
+        noised_budgets=frozenset(number for number, fact in enumerate(facts) if BUDGET in fact.noised),
         terms=replace(
             terms,
             bounds=limits.update,
