@@ -130,7 +130,7 @@ def _rows(facts: Facts) -> tuple[tuple[str, ...], ...]:
         epsilon, delta = client["epsilon"], client["delta"]
         private = client["noise"] != "none"
         guesses = "100" if epsilon is None else f"{100 * right_guesses(epsilon, delta):.1f}"
-        key = (
+        key: tuple[str, ...] = (
             _MANY[client["unit"]] if client["unit"] == "client" else f"{client['units']:,} {_MANY[client['unit']]}",
             "no bound" if epsilon is None else _number(epsilon),
             "no limit" if client["budget"] is None else _number(client["budget"]),

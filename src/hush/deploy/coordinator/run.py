@@ -47,8 +47,10 @@ from hush.engines.client_round import halves
 from hush.engines.driver import drive, evaluate, measure, run_rounds
 from hush.engines.enrolment import EnrolmentAnswer, combined
 from hush.engines.results import manifest
+from hush.engines.run_ledgers import approve
+from hush.engines.schedules import training
 from hush.engines.setup import Federation, fitted, shaped
-from hush.privacy.ledger import BudgetSpentError
+from hush.privacy.ledger import BudgetSpentError, MemoryLedger
 from hush.privacy.round_costs import RoundCosts
 from hush.privacy.schedule import ENROLMENT
 from hush.recipes.context import State
@@ -480,11 +482,18 @@ class _Members:
         self._left: dict[int, str] = {}
         self.names = agreement.names
         self.on_round_end = (self._report,)
-        self.ledgers = federation.ledgers()
-        for ledger, fact in zip(self.ledgers, agreement.facts, strict=True):
+        self.ledgers = [
+            MemoryLedger(client, policy, federation.schedules[client].plan.accountant)
+            for client, policy in enumerate(federation.policies)
+        ]
+        # As in a member's own ledger: training is a schedule of its own, planned after what enrolment released.
+        for ledger, fact, schedule in zip(self.ledgers, agreement.facts, federation.schedules, strict=True):
             if fact.noised:
                 with contextlib.suppress(BudgetSpentError):
+                    ledger.approve(fact.costs())
                     ledger.reserve(fact.costs(), "", ENROLMENT)
+            if planned := training(schedule):
+                approve([ledger], [(training(schedule, spare=True), planned)])
 
     def enrol(self) -> tuple[Federation, State]:
         """Have the enrolled members agree to the whole run."""
