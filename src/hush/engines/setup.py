@@ -266,11 +266,11 @@ class Federation:
             *self.uncovered,
         )
 
-    def warned(self, client: int, stored: Policy | None = None) -> tuple[str, ...]:
-        """What to warn a client of: guarantees that are kept and mean little; `stored` is the policy of its ledger."""
+    def warned(self, client: int, own: Policy | None = None) -> tuple[str, ...]:
+        """What to warn a client of: guarantees that are kept and mean little; `own` is the policy of its ledger."""
         if client in self.noised_budgets:
             return (_NOISED_BUDGET,)
-        policy, plan = stored or self.policies[client], self.schedules[client].plan
+        policy, plan = own or self.policies[client], self.schedules[client].plan
         number = len(self.members) if policy.unit == "client" else plan.counted
         return warnings_of(policy.epsilon, policy.delta, number, policy.unit) if plan.private else ()
 

@@ -82,14 +82,14 @@ def words(certificate: dict[str, Any], directory: Path) -> list[str]:
     card = certificate["guarantee"]
     scores, primary = certificate["public_test"]["score"], certificate["public_test"]["primary"]
     mean, spent = scores.get("mean"), card["epsilon_spent"]
-    told = "epsilon unknown to the coordinator; see hush ledger show"
+    spending = "epsilon unknown to the coordinator; see hush ledger show"
     if spent is not None:
-        told = f"epsilon {spent:.4g} spent in this run, as the coordinator computes it"
+        spending = f"epsilon {spent:.4g} spent in this run, as the coordinator computes it"
     return [
         f"model of run {printable(certificate['run'], 80)} of federation {printable(certificate['federation'], 80)}: "
         f"{printable(certificate['model'], 80)}, recipe {printable(certificate['recipe'], 80)}, "
         f"{certificate['rounds']} rounds, {len(certificate['members'])} members",
-        f"guarantee for {printable(card['name'] or certificate['member'], 80)}: {told}, delta {card['delta']:g} "
+        f"guarantee for {printable(card['name'] or certificate['member'], 80)}: {spending}, delta {card['delta']:g} "
         f"({card['relation']})",
         *([f"{primary} on the coordinator's public test set: {mean:.4g}"] if isinstance(mean, float) else []),
         f"signature verified; use it with: hush predict {directory} rows.csv",
