@@ -58,7 +58,7 @@ class PackedBatch:
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x W' + b along the last axis."""
         if x.ndim != 2:
-            return self._map(lambda c, t: functional.linear(t, self._of(c, weight), self._maybe(c, bias)), x)
+            return self._map(lambda c, t: _by_rows(t, functional.linear, self._of(c, weight), self._maybe(c, bias)), x)
         # Outputs first: for few of them, products and all that follows are several times faster.
         rows, out = cast_to(x, self.low).t(), x.new_empty(weight.shape[1], len(x), dtype=self.low)
         for c, part in self._parts:
@@ -70,7 +70,7 @@ class PackedBatch:
 
     def linear_input(self, d: Tensor, weight: Tensor) -> Tensor:
         """d W along the last axis."""
-        return self._map(lambda c, t: t @ self._of(c, weight), d)
+        return self._map(lambda c, t: _by_rows(t, torch.mm, self._of(c, weight)), d)
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, g: Geometry) -> Tensor:
         """The convolution."""
@@ -123,3 +123,12 @@ class PackedBatch:
         kernel = self._of(client, weight)
         # Cloned, because with a single channel `contiguous` sees nothing to do.
         return kernel.clone(memory_format=torch.channels_last) if kernel.ndim == 4 else kernel
+
+
+def _by_rows(x: Tensor, product: Callable[..., Tensor], *factors: Tensor | None) -> Tensor:
+    """The product of a matrix that has the last axis of a batch as rows.
+
+    PyTorch's own products make one for each row where the axes of a batch lie in another order, as in attention.
+    """
+    found: Tensor = product(x.flatten(0, -2), *factors).unflatten(0, x.shape[:-1])
+    return found
