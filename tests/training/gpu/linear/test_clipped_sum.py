@@ -68,7 +68,7 @@ def ours(model: Model, vectors: Tensor, x: Tensor, y: Tensor, mask: Tensor, clip
 
 
 @on_either
-@pytest.mark.parametrize("width", [5, 16, 40, 100, 130, 300])
+@pytest.mark.parametrize("width", [5, 16, 40, 100, 130, 300] if CUDA else [5, 40, 130])
 @pytest.mark.parametrize(("classes", "bias"), [(1, True), (2, False), (10, True), (17, False), (128, True)])
 def test_sums_are_those_of_float64(width: int, classes: int, bias: bool) -> None:
     model = model_of(width, classes, bias)
@@ -226,9 +226,10 @@ def on_device(job: Job, model: Model) -> Job:
 
 
 @on_either
-@pytest.mark.parametrize("width", [6, 140])
-@pytest.mark.parametrize("centred", [False, True])
-@pytest.mark.parametrize("at_once", [1 << 28, 60])
+@pytest.mark.parametrize(
+    ("width", "centred", "at_once"),
+    [(6, False, 1 << 28), (6, True, 60), (140, False, 60), (140, True, 1 << 28)],
+)
 def test_clients_of_all_kinds_train_as_in_closed_form(
     monkeypatch: pytest.MonkeyPatch, width: int, centred: bool, at_once: int
 ) -> None:
