@@ -23,6 +23,8 @@ def choices(option: Any) -> dict[str, tuple[Any, ...]]:
         found["centre"] = (0.0, 0.1)
     if "warm" in names:
         found["warm"] = (0, 2)
+    if "copies" in names:
+        found["copies"] = (1, 3)
     return found
 
 

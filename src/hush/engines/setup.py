@@ -49,7 +49,7 @@ from hush.recipes.limits import fixed
 from hush.recipes.secure_sums import SumTerms, majority, sum_groups
 from hush.server.loop import RunTerms, enrolled, plans_of_sums
 from hush.server.participation import Participants
-from hush.training import input_mean
+from hush.training import augmentation, input_mean
 from hush.types import Guarantee, HushError, Member, Policy, Unit
 
 _log = logging.getLogger("hush")
@@ -462,6 +462,8 @@ def build(
     rounds = timetable(config, recipe, len(members))
     table, participants = rounds.stage_table, rounds.participants
     _check_choice(table, model.objective)
+    if any(spec.copies > 1 for spec in table.specs):
+        _check_copies(config, model.behind(tuple(data.dataset.x.shape[1:])))
     if unit_of(config) == "client":
         check_client_unit(recipe, table)
     if any(member.row_groups for member in members):
@@ -718,6 +720,15 @@ def _check_choice(table: StageTable, objective: Objective) -> None:
             f"your own ({objective.loss.name}) may be negative; accepted: a loss by name, or a recipe without choices",
             "recipe.assign",
         )
+
+
+def _check_copies(config: Config, inputs: tuple[int, ...]) -> None:
+    """Refuse copies of what is no image, and of the rows of persons."""
+    if unit_of(config) == "person":
+        raise HushError(
+            f'{augmentation.KEY}: cannot be combined with privacy.unit = "person"; accepted: 1', augmentation.KEY
+        )
+    augmentation.check_images(inputs)
 
 
 def _check_evaluation(recipe: Recipe, config: Config, objective: Objective) -> None:

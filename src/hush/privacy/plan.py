@@ -26,6 +26,11 @@ Edge cases:
       own rates. What is charged is the cost of the highest rate, with the rates of all groups beside it.
     - `even` makes the rate one over the steps of a pass, so that the expected batch may be a little below `batch`, by
       which sums are divided all the same.
+    - `copies`, where above one, takes each row so many times in a full batch, perturbed (`hush.training.augmentation`),
+      each copy clipped by itself. A row then moves the sum by `copies` times the clip, and the noise of `of_copies` is
+      for that, so that the mean has the noise that it has without copies. With `noise_per` "copy" it is for what one
+      copy moves, as RC-DPFL has it: a fraction 1 / `copies` of the noise that `cost` counts, which protects no row as
+      promised.
 """
 
 from __future__ import annotations
@@ -50,6 +55,7 @@ if TYPE_CHECKING:
     from hush.privacy.source import Source
 
 Sampler = Literal["poisson", "fixed"]
+NoisePer = Literal["row", "copy"]
 GRAINS = 4096
 UPDATE = "model update"
 
@@ -73,8 +79,12 @@ class PrivacyPlan:
     disclosed: int | None = None
     whole_update: bool = False
     groups: tuple[RateGroup, ...] = ()
+    copies: int = 1
+    noise_per: NoisePer = "row"
 
     def __post_init__(self) -> None:
+        if self.copies < 1 or (self.copies > 1 and self.rate < 1):
+            raise ValueError(f"copies: expected 1, or more in a full batch, found {self.copies} at rate {self.rate:g}")
         if self.whole_update and (self.discrete or self.sampler == "fixed"):
             raise HushError(
                 'privacy.unit: "client" noises whole updates, which takes no discrete steps and no batches of a fixed '
@@ -173,6 +183,20 @@ class PrivacyPlan:
         """How steps are taken where the whole update is clipped and noised: without either."""
         return replace(self, whole_update=False, clip=math.inf, noise_multiplier=0.0)
 
+    @property
+    def of_copies(self) -> PrivacyPlan:
+        """How a step is taken on all copies of all rows: the plan of as many rows, with the noise that they need."""
+        times = self.copies
+        return replace(
+            self,
+            samples=times * self.samples,
+            batch=times * self.batch,
+            disclosed=None if self.disclosed is None else times * self.disclosed,
+            noise_multiplier=(times if self.noise_per == "row" else 1) * self.noise_multiplier,
+            copies=1,
+            noise_per="row",
+        )
+
     def release(self, update: Tensor, source: Source) -> Tensor:
         """A whole update as it may be sent: clipped to `clip`, and noised once; one that is not finite adds nothing."""
         exact = update.double().cpu()
@@ -220,7 +244,8 @@ class PrivacyPlan:
             return 0.0
         if self.whole_update:
             return float(size * (self.noise_multiplier * self.clip) ** 2)
-        return self.steps * size * (lr * self.noise_multiplier * self.clip / self.batch) ** 2
+        divisor = self.batch if self.noise_per == "row" else self.copies * self.batch
+        return self.steps * size * (lr * self.noise_multiplier * self.clip / divisor) ** 2
 
 
 def calibrated(

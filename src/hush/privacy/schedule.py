@@ -24,7 +24,7 @@ from functools import cached_property, lru_cache
 
 from hush.privacy.accounting import api
 from hush.privacy.accounting.cost import Cost
-from hush.privacy.plan import PrivacyPlan
+from hush.privacy.plan import NoisePer, PrivacyPlan
 from hush.privacy.side_release import SideRelease
 from hush.types import Accountant, Policy
 
@@ -39,6 +39,8 @@ class RoundSpec:
     Attributes:
         train: Whether clients train and send an update.
         full_batch: One step on all rows, instead of the client's own batches and steps.
+        copies: How many times a full batch has each row: once as it is, and else perturbed.
+        noise_per: Whether the noise of a full batch is for what a row moves, or for what one of its copies moves.
         still: Compute all gradients at the model that was sent.
         choose: Whether clients choose the model that fits best.
         side_releases: What clients release in addition to the update.
@@ -48,6 +50,8 @@ class RoundSpec:
 
     train: bool = True
     full_batch: bool = False
+    copies: int = 1
+    noise_per: NoisePer = "row"
     still: bool = False
     choose: bool = False
     side_releases: tuple[SideRelease, ...] = ()
@@ -63,6 +67,8 @@ class RoundSpec:
         return RoundSpec(
             train=self.train and other.train,
             full_batch=self.full_batch or other.full_batch,
+            copies=max(self.copies, other.copies),
+            noise_per="copy" if "copy" in (self.noise_per, other.noise_per) else "row",
             still=self.still or other.still,
             choose=self.choose or other.choose,
             side_releases=(*self.side_releases, *other.side_releases),
@@ -288,4 +294,12 @@ def _accountant(schedule: PrivacySchedule) -> Accountant:
 def _trained(spec: RoundSpec, plan: PrivacyPlan, rounds: int) -> PrivacyPlan:
     if not spec.full_batch:
         return replace(plan, rounds=rounds)
-    return replace(plan, rounds=rounds, batch=plan.samples, epochs=1, local_steps=1)
+    return replace(
+        plan,
+        rounds=rounds,
+        batch=plan.samples,
+        epochs=1,
+        local_steps=1,
+        copies=spec.copies,
+        noise_per=spec.noise_per,
+    )

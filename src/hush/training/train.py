@@ -32,6 +32,7 @@ from hush.models.isolation import depends_on_batch
 from hush.models.validation import check_global_hooks
 from hush.privacy.sensitivity import MOST_ROWS
 from hush.training import memory
+from hush.training.augmentation import augmented
 from hush.training.clipped_sum import ClientGroup, ClippedSum
 from hush.training.input_mean import subtracted
 from hush.training.job import Job as Job
@@ -69,6 +70,9 @@ def train(
         working = [job for job in jobs if not job.idle]
         updates = iter(train(model, x, y, working, physical_batch, precision, strict))
         return [torch.zeros_like(job.vector) if job.idle else next(updates) for job in jobs]
+    if any(job.plan.copies > 1 for job in jobs):
+        # Client by client, since the copies of all of its rows take memory.
+        return [train(model, *augmented(x, y, job), physical_batch, precision, strict)[0] for job in jobs]
     if max(job.plan.batch for job in jobs) > MOST_ROWS // 2:
         raise HushError(
             f"local.batch_size: larger than one step supports; accepted: up to {MOST_ROWS // 2:,}",

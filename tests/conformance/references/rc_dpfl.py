@@ -6,7 +6,7 @@ Rounds are numbered from 1 as in the paper; `batches[0]` and `noises[0]` are tho
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -40,6 +40,51 @@ def full_batch_updates(
         everything = [range(client.size)] * len(draws)
         rows.append(toy.dp_sgd(theta, client, everything, draws, lr, gradients, divisor=client.size))
     return np.array(rows)
+
+
+def shifted(image: Array, down: int, right: int, margin: int = 2) -> Array:
+    """A perturbed copy of an image (channels x height x width): moved by whole pixels, the edge repeated."""
+    wide = np.pad(image, ((0, 0), (margin, margin), (margin, margin)), mode="edge")
+    height, width = image.shape[1:]
+    return wide[:, margin - down : margin - down + height, margin - right : margin - right + width]
+
+
+def augmented_update(
+    theta: Array,
+    client: Client,
+    images: Array,
+    moves: Sequence[Sequence[tuple[int, int]]],
+    noise: Array,
+    lr: float,
+    *,
+    per: str,
+) -> Array:
+    """Section 4.3: one step on tau N rows, each image and tau - 1 perturbed copies of it, b = tau N.
+
+    A row moves the sum of clipped gradients by tau c. `per` "row" adds noise tau c z to it, "copy" c z as before the
+    augmentation, from which the paper's smaller noise in the update follows.
+
+    Args:
+        theta: The model that was sent.
+        client: Labels, clip, noise multiplier and slack; `images` take the place of its inputs.
+        images: One an example, n x channels x height x width.
+        moves: Of each further copy, how far each image is moved down and right.
+        noise: Standard normal numbers.
+        lr: Step size.
+        per: What the noise is for.
+    """
+    tau = 1 + len(moves)
+    rows = [image.ravel() for image in images]
+    for each in moves:
+        rows += [shifted(image, *far).ravel() for image, far in zip(images, each, strict=True)]
+    many = replace(
+        client,
+        x=np.array(rows),
+        y=np.tile(client.y, tau),
+        divisor=float(tau * client.size),
+        z=client.z * (tau if per == "row" else 1),
+    )
+    return toy.dp_sgd(theta, many, [range(many.size)], [noise], lr)
 
 
 def draw(pi: Array, u: float) -> int:

@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from hush.privacy.plan import NoisePer
 from hush.privacy.schedule import RoundSpec
 from hush.privacy.sensitivity import FLOAT64_SLACK
 from hush.privacy.side_release import ReleaseShape, RowModel, SideRelease
@@ -151,7 +152,10 @@ class GmmThenLoss(_Choosing):
     asked must be known before the run, so they are asked to choose from round 4 on; choices count after E_c + 1.
     `clusters` is given, or 0: then as many as suit the updates best, up to `most`. `features`: `centred`, or
     `standardised` as the paper's code has it. `mixing`: the shares of the clusters in the mixture, `equal` as in the
-    code of the paper's successor, or `fitted`.
+    code of the paper's successor, or `fitted`. `copies`: how many times the first round's full batch has each image,
+    once as it is and else shifted by up to two pixels each way (section 4.3). `noise_per` says what its noise is for:
+    all copies of a `row`, which leaves the noise of the mean as it is without them; or one `copy`, as the paper's
+    argument needs, which divides the noise by their number and is named as not covered.
     """
 
     rule: ClassVar[str] = "gmm-then-loss"
@@ -159,6 +163,8 @@ class GmmThenLoss(_Choosing):
     switch: int = 0
     features: mixture.Scale = "centred"
     mixing: mixture.Mixing = "equal"
+    copies: int = 1
+    noise_per: NoisePer = "row"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -166,6 +172,8 @@ class GmmThenLoss(_Choosing):
             raise ValueError(f"switch: expected 0, or 2 or more, found {self.switch}")
         if self.clusters < 0 or self.most < 1:
             raise ValueError(f"clusters: expected 0 or more, and most 1 or more, found {self.clusters}, {self.most}")
+        if self.copies < 1:
+            raise ValueError(f"copies: expected 1 or more, found {self.copies}")
 
     @property
     def models(self) -> int:
@@ -180,9 +188,21 @@ class GmmThenLoss(_Choosing):
     def round_spec(self, number: int, rounds: int) -> RoundSpec:
         """Return a full batch first; later a choice every so many rounds."""
         if number == 1:
-            return RoundSpec(full_batch=True)
+            return RoundSpec(full_batch=True, copies=self.copies, noise_per=self._noise_per)
         since = number - 2 - (self.switch or 2)
         return self.chooses() if since >= 0 and since % self.every == 0 else RoundSpec(train=number > 0)
+
+    def releases(self) -> tuple[Release, ...]:
+        """Return the choice, and the first update if its noise is for single copies."""
+        if self._noise_per == "row":
+            return super().releases()
+        text = f"its noise is for one of the {self.copies} copies of each row, so a row has 1/{self.copies} of it"
+        return (*super().releases(), Release("model update of round 1", False, text))
+
+    @property
+    def _noise_per(self) -> NoisePer:
+        """As set; there is no difference for one copy."""
+        return self.noise_per if self.copies > 1 else "row"
 
     def start(self, clients: int) -> State:
         """Return an empty state."""
