@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from hush.config import parse
 from hush.engines.setup import prepare
 from hush.privacy.accounting import api
 from hush.reproduce import entry
-from hush.reproduce.first_round import FIRST_ROUND
+from hush.reproduce.first_round import FIRST_ROUND, trained_updates
 from hush.server.loop import enrolled
+from hush.types import HushError
 
 BUDGETS = [0.5, 1, 2, 4, 0.5, 1, 2, 4]
 BASE = {
@@ -69,3 +71,51 @@ def test_noise_grows_less_than_in_proportion_to_the_sampling_rate() -> None:
         for name in ("b=16:n=600", "b=64:n=600")
     }
     assert z["b=16:n=600"] < z["b=64:n=600"] < 4 * z["b=16:n=600"] and math.isfinite(z["b=64:n=600"])
+
+
+def test_directions_of_updates_that_are_noise_and_of_updates_that_agree() -> None:
+    small = {**BASE, "data": {"name": "digits", "clients": 8}, "recipe": {"name": "fedavg"}}
+    alike = FIRST_ROUND["first-round-directions"](parse(small), None)
+    noisy = FIRST_ROUND["first-round-directions"](
+        parse({**small, "privacy": {"budgets": 0.01}, "recipe": {"name": "dp-fedavg"}}), None
+    )
+    for found in (alike, noisy):
+        assert 0 < found[""] < found["in 2 directions"] < found["in 5 directions"] < 100
+    # In isotropic noise each of eight directions has an eighth, and the largest somewhat more.
+    assert 12.5 < noisy[""] < 45 < alike[""]
+
+
+def test_directions_are_squares_of_singular_values() -> None:
+    config = parse({**BASE, "model": {"name": "logreg"}, "recipe": {"name": "dp-fedavg"}})
+    federation = prepare(config)
+    updates = trained_updates(federation).double().numpy()
+    assert updates.shape == (8, federation.model.layout.size)
+    parts = np.split(updates, np.cumsum(federation.model.layout.sizes)[:-1], axis=1)
+    squares = [np.linalg.svd(part, compute_uv=False) ** 2 for part in parts]
+    expected = 100 * sum(each[0] for each in squares) / sum(each.sum() for each in squares)
+    assert FIRST_ROUND["first-round-directions"](config, None)[""] == pytest.approx(expected)
+
+
+def test_clusters_of_the_first_round_are_those_that_the_recipe_learns() -> None:
+    assign = {"rule": "gmm-then-loss", "clusters": 2}
+    clear = {
+        **BASE,
+        "data": {"name": "digits", "clients": 8, "partition": {"name": "rotation", "clusters": [3, 5]}},
+        "privacy": {"budgets": 1000.0},
+        "local": {"batch_size": 16, "lr": 0.1},
+        "recipe": {"name": "rc-dpfl", "assign": assign},
+    }
+    found = FIRST_ROUND["first-round-clusters"](parse(clear), None)
+    assert found[""] == 100 and found["largest overlap"] < 25
+    drowned = FIRST_ROUND["first-round-clusters"](parse({**clear, "privacy": {"budgets": 0.001}}), None)
+    assert 50 <= drowned[""] < 100
+    with pytest.raises(HushError, match="assign = gmm-then-loss"):
+        FIRST_ROUND["first-round-clusters"](parse({**BASE, "recipe": {"name": "dp-fedavg"}}), None)
+
+
+def test_seconds_of_projecting() -> None:
+    config = {**BASE, "model": {"name": "logreg"}, "recipe": {"name": "pfa-plus"}}
+    found = FIRST_ROUND["projection-seconds"](parse(config), None)
+    assert 0 < found[""] < 5 and 0 < found["seconds of a client"] < 5
+    with pytest.raises(HushError, match="project = delayed-public-subspace"):
+        FIRST_ROUND["projection-seconds"](parse({**BASE, "recipe": {"name": "pfa"}}), None)

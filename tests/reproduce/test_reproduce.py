@@ -20,8 +20,8 @@ from hush.recipes import parse as parsed_recipe
 from hush.reproduce import entries, entry, html, make_request, markdown, repeated, reproduce
 from hush.reproduce.claims import FAILS, HOLDS, NOT_RUN, UNDECIDED, checked, parsed
 from hush.reproduce.files import printed, read, with_keys
-from hush.reproduce.first_round import FIRST_ROUND
-from hush.reproduce.metrics import METRICS, matched_share
+from hush.reproduce.first_round import FIRST_ROUND, matched_share
+from hush.reproduce.metrics import METRICS
 from hush.server.run_directory import RunDir
 from hush.types import HushError
 from tests.support.paths import SHARED
@@ -30,7 +30,9 @@ TABLES = SHARED / "papers" / "tables.json"
 WANTED = [
     *(f"dp-scaffold/{name}" for name in ("figure-1", "figure-2", "figure-9", "figure-10", "table-1", "table-4")),
     *(f"padpfl/scenario-{number}" for number in range(1, 5)),
-    *(f"pfa/figure-{number}" for number in (3, 4, 5, 6, 7, 8, 10, 11, 12)),
+    *(f"pfa/figure-{number}" for number in (3, 4, 5, 6, 7, 8, 10, 11, 12, 13)),
+    "pfa/table-5",
+    "rc-dpfl/augmentation",
     *(f"rc-dpfl/figure-{number}" for number in (2, 4)),
     *(f"rc-dpfl/table-{number}" for number in range(3, 11)),
 ]
@@ -148,7 +150,7 @@ def test_printed_numbers_are_those_of_the_papers() -> None:
     if not TABLES.exists():
         pytest.skip(f"no {TABLES}: the papers' numbers are not beside this checkout")
     papers = {f"{table['paper']}/{table['table']}": table for table in json.loads(TABLES.read_text(encoding="utf-8"))}
-    names = {read(name).get("printed", "") for name in entries()} - {"", "pfa/7"}
+    names = {read(name).get("printed", "") for name in entries()} - {"", "pfa/7", "pfa/5"}
     assert len(names) == 22
     for name in names:
         assert [_said(row) for row in printed(name)["rows"]] == [_said(row) for row in papers[name]["rows"]], name
@@ -160,6 +162,11 @@ def test_printed_numbers_are_those_of_the_papers() -> None:
             if who == one["algorithm"] and what.startswith(f"{one['column']} uplink MB")
         ]
         assert known == [one["value"]]
+    # Of the full version, with 128 steps of Lanczos: the columns of each network, in their order.
+    seconds = next(table for name, table in papers.items() if name.startswith("pfa/5"))["rows"]
+    told_seconds = [each for row in seconds if "lanczos=128" in row["column"]
+                    for each in (row["value"], row["client_seconds"])]  # fmt: skip
+    assert [row["value"] for row in printed("pfa/5")["rows"]] == told_seconds
 
 
 def test_the_network_of_pfa_has_its_parameters_and_one_start() -> None:

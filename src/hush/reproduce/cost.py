@@ -13,7 +13,7 @@ from typing import Any
 
 from hush.config import Config
 from hush.reproduce.entry import Cell, Entry
-from hush.reproduce.first_round import FIRST_ROUND, PLANNED
+from hush.reproduce.first_round import FIRST_ROUND, UNTRAINED
 
 ROWS: Mapping[str, Mapping[str, int]] = {
     "digits": {"train": 1797, "all": 1797},
@@ -72,7 +72,7 @@ def cost(entry: Entry, seeds: int | None = None, cells: Sequence[Cell] | None = 
 
 def examples(config: Config, metric: str) -> float:
     """Return the training examples of one run."""
-    rounds = (0 if metric == PLANNED else 1) if metric in FIRST_ROUND else config.rounds
+    rounds = (0 if metric in UNTRAINED else 1) if metric in FIRST_ROUND else config.rounds
     clients, local = config.data.clients, config.local
     everyone = rows(config)
     if local.steps is None:

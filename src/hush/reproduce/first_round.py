@@ -1,4 +1,5 @@
-"""Metrics of the first round: noise and weights, for tables and figures that need no more than one round, or none.
+"""Metrics of the first round: noise, weights, clusters, directions of updates, and the time that projecting takes, for
+tables and figures that need no more than one round, or none.
 
 Each is a function from a config and the directory of the data to numbers by name. The empty name is the measure of a
 table that has only one.
@@ -6,19 +7,32 @@ table that has only one.
 
 from __future__ import annotations
 
+import statistics
+import tempfile
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hush.config import Config
+from hush.recipes.slots.clusters import GmmThenLoss
+from hush.recipes.slots.project import DelayedPublicSubspace
 from hush.recipes.slots.weight import Balanced, EstimatedNoise
 from hush.server.loop import enrolled
-from hush.types import HushError, RoundRecord
+from hush.server.run_directory import RunDir
+from hush.types import HushError, RoundRecord, TaskExtras
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hush.engines.setup import Federation
+    from hush.engines.simulator import Execution
 
 Numbers = dict[str, float]
 _LARGEST = 6
+_DIRECTIONS = (2, 5)
+_TIMES = 9
 
 
 def noise(config: Config, data: str | None) -> Numbers:
@@ -71,12 +85,105 @@ def plan(config: Config, data: str | None) -> Numbers:
     }
 
 
+def clusters(config: Config, data: str | None) -> Numbers:
+    """Return the success rate of the clusters that RC-DPFL learns from the first round, in percent.
+
+    A client counts where its likeliest cluster is the true one, under the best naming. The largest overlap of two
+    clusters, in percent, is that by which the recipe chooses E_c.
+    """
+    from hush.engines.setup import prepare
+
+    federation = prepare(config, root=data)
+    if not isinstance(federation.recipe.assign, GmmThenLoss):
+        raise HushError("metric: clusters of the first round need assign = gmm-then-loss; accepted: another metric")
+    with tempfile.TemporaryDirectory() as folder:
+        _trained(federation, Path(folder) / "run")
+        kept = RunDir(Path(folder) / "run").restore()
+    assert kept is not None
+    learnt = kept[0].slots["assign"]
+    found = {client: int(cluster) for client, cluster in enumerate(learnt["soft"].argmax(1).tolist())}
+    truth = {member.client: member.group for member in federation.members}
+    return {"": 100 * matched_share(found, truth), "largest overlap": 100 * float(learnt["overlap"])}
+
+
+def matched_share(placed: Mapping[int, int], truth: Mapping[int, int]) -> float:
+    """Return the largest share of clients that are in their true cluster under any naming of the models."""
+    import numpy as np
+    from scipy.optimize import linear_sum_assignment
+
+    common = np.zeros((max(placed.values()) + 1, max(truth.values()) + 1))
+    for client, model in placed.items():
+        common[model, truth[client]] += 1
+    return float(common[linear_sum_assignment(-common)].sum()) / len(placed)
+
+
+def spectrum(config: Config, data: str | None) -> Numbers:
+    """Return which part of the squared norm of the first round's updates lies in their leading directions, in percent.
+
+    Tensor by tensor, as PFA looks for directions: in one direction of each, and in a few. Updates that were noise alone
+    would have about one part in as many as there are clients in each direction.
+    """
+    import torch
+
+    from hush.engines.setup import prepare
+
+    federation = prepare(config, root=data)
+    parts = trained_updates(federation).double().split(federation.model.layout.sizes, dim=1)
+    # Squares of the singular values, the largest first: eigenvalues of the small Gram matrix.
+    values = [torch.linalg.eigvalsh(part @ part.T).flip(0) for part in parts]
+    total = sum(float(each.sum()) for each in values)
+
+    def share(directions: int) -> float:
+        return 100 * sum(float(each[:directions].sum()) for each in values) / total
+
+    return {"": share(1), **{f"in {k} directions": share(k) for k in _DIRECTIONS}}
+
+
+def projection_seconds(config: Config, data: str | None) -> Numbers:
+    """Return the seconds that PFA+ takes in a round: the server for the directions, a private client to project.
+
+    The middle of several times on this machine, on updates of the federation's size; what they are does not matter.
+    """
+    import torch
+
+    from hush.engines.setup import prepare
+
+    federation = prepare(config, root=data)
+    project, view = federation.recipe.project, enrolled(federation.terms)
+    if not isinstance(project, DelayedPublicSubspace):
+        raise HushError("metric: seconds of projecting need project = delayed-public-subspace; accepted: another metric")
+    layout, trusted = federation.model.layout, project.trusted(view)
+    drawn = torch.randn(len(trusted), layout.size, generator=torch.Generator().manual_seed(config.seed))
+    public = replace(view, updates=drawn).rows(trusted.nonzero().flatten())
+    middle, basis = project.found(public)
+    extras = TaskExtras(slots={"middle": middle, "basis": basis})
+    return {
+        "": _seconds(lambda: project.found(public)),
+        "seconds of a client": _seconds(lambda: project.encode(drawn[0], layout, extras)),
+    }
+
+
+def _seconds(do: Callable[[], object]) -> float:
+    """Return how long it takes in the middle of several times."""
+    found = []
+    for _ in range(_TIMES):
+        began = time.perf_counter()
+        do()
+        found.append(time.perf_counter() - began)
+    return statistics.median(found)
+
+
 PLANNED = "planned-noise"
+TIMED = "projection-seconds"
 FIRST_ROUND: Mapping[str, Callable[[Config, str | None], Numbers]] = {
     "first-round-noise": noise,
     "first-round-weights": weights,
+    "first-round-clusters": clusters,
+    "first-round-directions": spectrum,
     PLANNED: plan,
+    TIMED: projection_seconds,
 }
+UNTRAINED = (PLANNED, TIMED)
 
 
 def _mean(values: list[float]) -> float:
@@ -106,19 +213,37 @@ def _uses_updates(weight: object) -> bool:
     return isinstance(weight, Balanced) or (isinstance(weight, EstimatedNoise) and weight.estimator != "declared")
 
 
-def _trained(federation: Federation) -> RoundRecord:
+def _trained(federation: Federation, out: Path | None = None) -> RoundRecord:
     """Train the first round, and return its record."""
     from hush.engines import simulator
 
     kept: list[RoundRecord] = []
-    one = simulator.execution(federation, callbacks=[kept.append])
-    asked = next(one)
+    one = simulator.execution(federation, out, callbacks=[kept.append])
+    _first_updates(one, finish=True)
+    if not kept:
+        raise HushError("the first round produced no update")
+    return kept[0]
+
+
+def trained_updates(federation: Federation) -> Tensor:
+    """Train the first round, and return the updates, a row a client, as they come from training."""
+    import torch
+
+    from hush.engines import simulator
+
+    return torch.stack(_first_updates(simulator.execution(federation), finish=False))
+
+
+def _first_updates(one: Execution, *, finish: bool) -> list[Tensor]:
+    """Train the first round; with `finish`, also take the server's part in it."""
+    from hush.engines import simulator
+
+    vectors = simulator.train_together([next(one)])[0]
     try:
-        one.send(simulator.train_together([asked])[0])
+        if finish:
+            one.send(vectors)
     except StopIteration:
         pass
     finally:
         one.close()
-    if not kept:
-        raise HushError("the first round produced no update")
-    return kept[0]
+    return vectors

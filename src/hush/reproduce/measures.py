@@ -38,9 +38,11 @@ POINTS = Unit("points", 3.0, one_seed=2.0)
 NOISE = Unit("%", 3.0, relative=True)
 LOSS = Unit("% of the loss", 10.0, relative=True, one_seed=0.02)
 TRAFFIC = Unit("% of the traffic", 10.0, relative=True)
+SECONDS = Unit("% of the time", 10.0, relative=True)
 COUNT = Unit("rounds", 1.0)
 
 _ACCURACIES = ("accuracy", "tail-accuracy", "accuracy-curve", "groups", "client-spread", "clustering")
+_SHARES = ("first-round-clusters", "first-round-directions")
 
 
 def unit(metric: str, measure: str) -> Unit:
@@ -51,6 +53,10 @@ def unit(metric: str, measure: str) -> Unit:
         return TRAFFIC
     if metric in ("first-round-noise", "planned-noise", "first-round-weights"):
         return NOISE
+    if metric == "projection-seconds":
+        return SECONDS
+    if metric in _SHARES:
+        return POINTS
     accuracy = "accuracy" in measure or measure == "F_acc" or (metric == "bytes" and measure == "value")
     return POINTS if metric in _ACCURACIES or accuracy else LOSS
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hush.config import Config
-from hush.reproduce.first_round import FIRST_ROUND, Numbers
+from hush.reproduce.first_round import FIRST_ROUND, Numbers, matched_share
 from hush.server.run_directory import RunDir
 from hush.types import HushError, RoundRecord, RunResult, unknown
 
@@ -84,17 +84,6 @@ def clustering(done: FinishedRun) -> Numbers:
             "metric: clustering needs a recipe with several models and two rounds; accepted: another metric"
         )
     return {"": found[-1], "mean over rounds": statistics.fmean(found)}
-
-
-def matched_share(placed: Mapping[int, int], truth: Mapping[int, int]) -> float:
-    """Return the largest share of clients that are in their true cluster under any naming of the models."""
-    import numpy as np
-    from scipy.optimize import linear_sum_assignment
-
-    common = np.zeros((max(placed.values()) + 1, max(truth.values()) + 1))
-    for client, model in placed.items():
-        common[model, truth[client]] += 1
-    return float(common[linear_sum_assignment(-common)].sum()) / len(placed)
 
 
 def loss(done: FinishedRun) -> Numbers:
