@@ -64,7 +64,7 @@ def test_a_step_agrees_with_the_plain_reference(noise_per: Literal["row", "copy"
     # Other rows lie before the client's own.
     x = torch.cat([torch.zeros(4, 1, SIDE, SIDE, dtype=torch.float64), torch.tensor(IMAGES)])
     y = torch.cat([torch.zeros(4, dtype=torch.int64), torch.tensor(LABELS)])
-    job = Job(vector=torch.tensor(THETA), first_row=4, plan=plan(noise_per=noise_per), lr=LR, source=source)
+    job = Job(vector=torch.tensor(THETA), first_row=4, plan=plan(noise_per=noise_per), lr=LR, source=source)  # type: ignore[arg-type]
     (found,) = train(model(), x, y, [job])
     assert source.left == (0, 0)
     pixels = np.floor(uniforms * (2 * SHIFT + 1)).astype(int) - SHIFT
@@ -95,7 +95,7 @@ def test_one_row_moves_the_sum_by_at_most_what_its_noise_is_for() -> None:
         own = uniforms[:, :, :rows].ravel()
         source = Drawing(own, [range(COPIES * rows)], [np.zeros(THETA.size)])
         drawn = replace(plan(), samples=rows, batch=rows)
-        job = Job(vector=torch.tensor(THETA), first_row=0, plan=drawn, lr=1.0, source=source)
+        job = Job(vector=torch.tensor(THETA), first_row=0, plan=drawn, lr=1.0, source=source)  # type: ignore[arg-type]
         (found,) = train(model(), torch.tensor(IMAGES[:rows]), torch.tensor(LABELS[:rows]), [job])
         return -found * COPIES * rows
 
@@ -127,7 +127,7 @@ def test_copies_change_nothing_of_what_a_schedule_costs() -> None:
 
 
 def test_copies_are_for_full_batches() -> None:
-    with pytest.raises(ValueError, match="copies: expected 1, or more in a full batch, found 3 at rate 0.2857"):
+    with pytest.raises(ValueError, match=r"copies: expected 1, or more in a full batch, found 3 at rate 0\.2857"):
         plan(batch=2)
 
 
@@ -137,7 +137,7 @@ def test_clients_without_copies_train_beside_others() -> None:
     def job(first: int, copies: int) -> Job:
         uniforms = np.zeros(2 * (copies - 1) * ROWS)
         source = Drawing(uniforms, [range(copies * ROWS)], [NOISE])
-        return Job(vector=torch.tensor(THETA), first_row=first, plan=plan(copies), lr=LR, source=source)
+        return Job(vector=torch.tensor(THETA), first_row=first, plan=plan(copies), lr=LR, source=source)  # type: ignore[arg-type]
 
     both = train(model(), x, y, [job(0, COPIES), job(ROWS, 1)])
     alone = [train(model(), x, y, [each])[0] for each in (job(0, COPIES), job(ROWS, 1))]
@@ -148,7 +148,7 @@ def test_clients_without_copies_train_beside_others() -> None:
 
 def test_the_first_copy_is_the_image_itself() -> None:
     source = Drawing(np.full(2 * (COPIES - 1) * ROWS, 0.99), [], [])
-    job = Job(vector=torch.tensor(THETA), first_row=0, plan=plan(), lr=LR, source=source)
+    job = Job(vector=torch.tensor(THETA), first_row=0, plan=plan(), lr=LR, source=source)  # type: ignore[arg-type]
     x, y, (moved,) = augmented(torch.tensor(IMAGES), torch.tensor(LABELS), job)
     assert torch.equal(x[:ROWS], torch.tensor(IMAGES))
     assert torch.equal(y, torch.tensor(np.tile(LABELS, COPIES)))

@@ -19,6 +19,7 @@ from hush.config import Config
 from hush.recipes.slots.clusters import GmmThenLoss
 from hush.recipes.slots.project import DelayedPublicSubspace
 from hush.recipes.slots.weight import Balanced, EstimatedNoise
+from hush.seeds import rng
 from hush.server.loop import enrolled
 from hush.server.run_directory import RunDir
 from hush.types import HushError, RoundRecord, TaskExtras
@@ -151,9 +152,11 @@ def projection_seconds(config: Config, data: str | None) -> Numbers:
     federation = prepare(config, root=data)
     project, view = federation.recipe.project, enrolled(federation.terms)
     if not isinstance(project, DelayedPublicSubspace):
-        raise HushError("metric: seconds of projecting need project = delayed-public-subspace; accepted: another metric")
+        raise HushError(
+            "metric: seconds of projecting need project = delayed-public-subspace; accepted: another metric"
+        )
     layout, trusted = federation.model.layout, project.trusted(view)
-    drawn = torch.randn(len(trusted), layout.size, generator=torch.Generator().manual_seed(config.seed))
+    drawn = torch.from_numpy(rng(config.seed, "projection").normal(size=(len(trusted), layout.size))).float()
     public = replace(view, updates=drawn).rows(trusted.nonzero().flatten())
     middle, basis = project.found(public)
     extras = TaskExtras(slots={"middle": middle, "basis": basis})

@@ -143,7 +143,7 @@ class ByLoss(_Choosing):
         return self.chooses() if number and (number - 1) % self.every == 0 else RoundSpec(train=number > 0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GmmThenLoss(_Choosing):
     """RC-DPFL: clusters from the updates of one full-batch round, drawn from for a while, then chosen by loss.
 
