@@ -8,7 +8,7 @@ import pytest
 
 from hush.engines.setup import prepare
 from hush.reproduce import entries, entry, make_request
-from hush.reproduce.cost import RATES, ROWS, cost, examples, kind, rows
+from hush.reproduce.cost import RATES, ROWS, cost, examples, kind, parameters, rows, seconds, steps
 from hush.reproduce.first_round import UNTRAINED
 
 
@@ -47,3 +47,40 @@ def test_examples_of_passes_and_of_steps() -> None:
     assert examples(steps, "tail-accuracy") == pytest.approx(100 * 24 * 100 * 8)
     sizes = entry("padpfl/scenario-3")
     assert rows(sizes.configured(sizes.cells[0], "sound")) == pytest.approx(20 * (53 + 128 + 289) * 15 / 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "cell", "changes"),
+    [
+        ("dp-scaffold/figure-1", "dp-fedavg:0-0-k=50", ("data.samples=50", "local.batch_size=8")),
+        ("pfa/figure-6", "random:k=1", ("data.name=digits", "data.sizes=21", "local.batch_size=4")),
+        ("padpfl/scenario-1", "1-1-1:eps=20", ("data.name=digits", "data.sizes=20", "data.test_fraction=0.5")),
+    ],
+)
+def test_steps_and_parameters_are_those_of_the_clients(name: str, cell: str, changes: tuple[str, ...]) -> None:
+    config = make_request(name, (cell,), changes=changes).configs[cell]
+    federation = prepare(config)
+    assert parameters(config) == federation.model.layout.size
+    taken = sum(schedule.stages[0].plan.steps for schedule in federation.schedules)
+    assert steps(config, "accuracy") == pytest.approx(config.rounds * config.participation * taken)
+
+
+def test_small_batches_cost_more_for_each_example() -> None:
+    """As measured: a linear model with 7,850 parameters, batches of 8; 410 parameters, batches of 800."""
+    rates = []
+    for name, cell in (("pfa/figure-3", "weiavg:mnist-logreg"), ("dp-scaffold/figure-1", "dp-fedavg:0-0-k=50")):
+        table = entry(name)
+        config = table.configured(table.chosen((cell,))[0], table.modes[0])
+        gpu, cpu = seconds(config, table.metric)
+        rates.append(examples(config, table.metric) / cpu)
+        assert 0 < gpu < cpu
+    assert rates[0] == pytest.approx(57e3, rel=0.5) and rates[1] == pytest.approx(3.3e6, rel=0.5)
+
+
+def test_copies_are_examples() -> None:
+    table = entry("rc-dpfl/augmentation")
+    one, _, four = (
+        examples(table.configured(cell, "faithful"), table.metric)
+        for cell in table.chosen(("1-copy:500-rows", "2-copies:500-rows", "4-copies:500-rows"))
+    )
+    assert (one, four) == (21 * 500, 4 * one)

@@ -3,6 +3,9 @@
 An example is one row in one step of one client, forward and backward. The rates are those of this package on one H200
 and on one core, for the kinds of models that the tables have; they leave out evaluation and what a recipe asks besides
 training, so they are lower limits.
+
+Linear models and multilayer perceptrons take time for each step of a client as well, in proportion to their parameters,
+which are clipped, noised and moved: with batches of 8 rows that is most of it. `Steps` has both parts.
 """
 
 from __future__ import annotations
@@ -12,8 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hush.config import Config
+from hush.data.imdb import FEATURES
 from hush.reproduce.entry import Cell, Entry
 from hush.reproduce.first_round import FIRST_ROUND, UNTRAINED
+from hush.reproduce.measures import CLASSES
 
 ROWS: Mapping[str, Mapping[str, int]] = {
     "digits": {"train": 1797, "all": 1797},
@@ -26,6 +31,12 @@ ROWS: Mapping[str, Mapping[str, int]] = {
 }
 
 
+WIDTH: Mapping[str, int] = {
+    "digits": 64, "mnist": 784, "fashion-mnist": 784, "emnist47": 784, "cifar10": 3072, "cifar100": 3072,
+    "imdb": FEATURES, "synthetic": 40,
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Rate:
     """Examples per second: on an H200, and on one core."""
@@ -34,12 +45,36 @@ class Rate:
     cpu: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Seconds on one core: of a step of a client for each parameter, of an example, and of it for each parameter.
+
+    Fitted on 19 November 2026 to the first rounds of pfa/figure-3 (7,850 parameters, batches of 8: 57,000 examples/s),
+    dp-scaffold/figure-1 (410, 800: 3.3 M/s), figure-2 (36,895 and 159,010, 168 and 160: 183,000 and 51,000 /s) and
+    padpfl/scenario-1 (25,450, 10: 25,000 /s): within 1.5 times of each; dp-scaffold/figure-10 takes 2.6 times as long.
+    """
+
+    parameter: float = 12e-9
+    example: float = 3e-7
+    product: float = 8e-11
+
+    def seconds(self, steps: float, examples: float, parameters: int) -> float:
+        """Return the seconds of that many steps with that many examples in all."""
+        return steps * self.parameter * parameters + examples * (self.example + self.product * parameters)
+
+
+STEPS = Steps()
+# 45 runs in lockstep on one H200 train 612 million examples/s of a model of 410 parameters in batches of 800 rows
+# (results/bench/h200-linear.json). Larger models: in proportion. One step takes 80 microseconds at least.
+LOCKSTEP, LATENCY = 6.1e8 * 410, 8e-5
+
+# A GPU rate for linear models, and CPU rates for these and for perceptrons, follow from steps and parameters instead.
 RATES: Mapping[str, Rate] = {
-    "linear": Rate(5e6, 5e5),
-    "scattering-linear": Rate(5.5e5, 4e4),
-    "mlp": Rate(1e6, 3e4),
-    "cnn": Rate(1e6, 6e3),
-    "pfa_cnn": Rate(1e5, 4e3),
+    "linear": Rate(LOCKSTEP, 0),
+    "scattering-linear": Rate(5.5e5, 4.8e4),
+    "mlp": Rate(1e6, 0),
+    "cnn": Rate(1e6, 3.6e3),
+    "pfa_cnn": Rate(1e5, 4.6e3),
     "resnet18-gn": Rate(2e4, 40),
     "resnet34-gn": Rate(1e4, 20),
 }
@@ -64,21 +99,66 @@ def cost(entry: Entry, seeds: int | None = None, cells: Sequence[Cell] | None = 
     total = Cost()
     for cell in entry.cells if cells is None else cells:
         config = entry.configured(cell, entry.modes[0])
-        found, rate = examples(config, entry.metric), RATES[kind(config)]
-        total += Cost(found, found / rate.gpu / 3600, found / rate.cpu / 60)
+        found = examples(config, entry.metric)
+        gpu, cpu = seconds(config, entry.metric)
+        total += Cost(found, gpu / 3600, cpu / 60)
     runs = entry.seeds if seeds is None else seeds
     return Cost(runs * total.examples, runs * total.gpu_hours, runs * total.cpu_minutes)
 
 
+def seconds(config: Config, metric: str) -> tuple[float, float]:
+    """Return how long one run takes on a GPU, and on one core."""
+    found, rate = examples(config, metric), RATES[kind(config)]
+    if rate.cpu:
+        return found / rate.gpu, found / rate.cpu
+    size, taken = parameters(config), steps(config, metric)
+    on_cpu = STEPS.seconds(taken, found, size)
+    if kind(config) != "linear":
+        return found / rate.gpu, on_cpu
+    together = config.participation * config.data.clients
+    return found * size / rate.gpu + LATENCY * taken / together, on_cpu
+
+
 def examples(config: Config, metric: str) -> float:
     """Return the training examples of one run."""
-    rounds = (0 if metric in UNTRAINED else 1) if metric in FIRST_ROUND else config.rounds
     clients, local = config.data.clients, config.local
     everyone = rows(config)
+    if metric == "first-round-clusters":
+        # A full batch, with all copies of each row.
+        assign = config.recipe.get("assign")
+        return everyone * (assign.get("copies", 1) if isinstance(assign, Mapping) else 1)
     if local.steps is None:
-        return rounds * config.participation * local.epochs * everyone
-    batch = local.batch_size if isinstance(local.batch_size, int) else 32
-    return rounds * config.participation * clients * local.steps * min(batch, everyone / clients)
+        return _rounds(config, metric) * config.participation * local.epochs * everyone
+    return steps(config, metric) * min(_batch(config), everyone / clients)
+
+
+def steps(config: Config, metric: str) -> float:
+    """Return the steps of all clients in one run."""
+    clients, local = config.data.clients, config.local
+    taken = _rounds(config, metric) * config.participation * clients
+    if metric == "first-round-clusters":
+        return taken
+    if local.steps is not None:
+        return taken * local.steps
+    return taken * local.epochs * max(1.0, rows(config) / clients / _batch(config))
+
+
+def _rounds(config: Config, metric: str) -> int:
+    return (0 if metric in UNTRAINED else 1) if metric in FIRST_ROUND else config.rounds
+
+
+def _batch(config: Config) -> int:
+    return config.local.batch_size if isinstance(config.local.batch_size, int) else 32
+
+
+def parameters(config: Config) -> int:
+    """Return the parameters of a linear model or a perceptron on the rows of a config."""
+    width = WIDTH.get(config.data.name, WIDTH["synthetic"])
+    classes = CLASSES.get(config.data.name, CLASSES["synthetic"])
+    if kind(config) != "mlp":
+        return (width + 1) * classes
+    hidden = config.model.hidden
+    return (width + 1) * hidden + (hidden + 1) * classes
 
 
 def rows(config: Config) -> float:
