@@ -75,8 +75,11 @@ def _cells(content: Content, described: Entry) -> int:
 
 
 def wanted(described: Entry) -> list[Cell]:
-    """Return the cells that the paper has: those with published values, or all where it publishes curves alone."""
-    cells = [cell for cell in described.cells if not cell.own]
+    """Return the cells that the paper has: those with published values, or all where it publishes curves alone.
+
+    Of an entry that no paper has, all of its cells.
+    """
+    cells = [cell for cell in described.cells if not cell.own] or list(described.cells)
     return [cell for cell in cells if cell.printed] or cells
 
 
@@ -157,14 +160,13 @@ def coverage(paper: str, results: Sequence[Content]) -> str:
     lines = []
     for name in [name for name in entries() if name.startswith(f"{paper}/")]:
         described = entry(name)
+        whole = wanted(described)
         ran = {
             (cell["algorithm"], cell["column"])
             for content in results
             if content["entry"] == name
             for cell in content["cells"]
-            if not cell["own"]
-        }
-        whole = wanted(described)
+        } & {(cell.algorithm, cell.column) for cell in whole}
         least = cost(described, 1, whole)
         status = f"{len(ran)} of {len(whole)} cells" if ran else f"not run: {WHY_NOT.get(name, why(least))}"
         lines.append([f"`{name}`", status, f"{described.seeds}", _count(least.examples), *_hours(least)])

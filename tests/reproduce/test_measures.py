@@ -60,3 +60,9 @@ def test_the_numbers_of_classes_are_those_of_the_data() -> None:
         entry(name).configured(cell, entry(name).modes[0]).data.name for name in entries() for cell in entry(name).cells
     }
     assert names <= set(CLASSES)
+
+
+def test_times_of_another_machine_are_not_judged() -> None:
+    value = {"ours": 0.001, "printed": 0.35}
+    assert gap("projection-seconds", "value", value) is None
+    assert gap("loss", "value", value) is not None

@@ -62,10 +62,13 @@ def unit(metric: str, measure: str) -> Unit:
 
 
 def gap(metric: str, measure: str, value: Mapping[str, Any]) -> float | None:
-    """Return how far a value is from the published one, in its unit; None if nothing is published."""
-    if value["printed"] is None:
-        return None
+    """Return how far a value is from the published one, in its unit.
+
+    None if nothing is published, or if it is the time that another machine took.
+    """
     found = unit(metric, measure)
+    if value["printed"] is None or found is SECONDS:
+        return None
     scale = 100 / abs(float(value["printed"])) if found.relative and value["printed"] else 1.0
     return abs(scale * (float(value["ours"]) - float(value["printed"])))
 
