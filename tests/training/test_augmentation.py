@@ -182,5 +182,6 @@ def test_a_run_names_noise_that_is_for_single_copies(tmp_path: Path) -> None:
 def test_rows_that_are_no_images_are_refused(tmp_path: Path) -> None:
     with pytest.raises(HushError, match=r"recipe\.assign\.copies: copies are images that are shifted"):
         run(tmp_path, {"name": "synthetic", "samples": 40}, copies=2)
-    with pytest.raises(HushError, match="copies: expected 1 or more, found 0"):
-        run(tmp_path, {"name": "synthetic", "samples": 40}, copies=0)
+    for copies in (0, 33):
+        with pytest.raises(HushError, match=f"copies: expected 1 to 32, found {copies}"):
+            run(tmp_path, {"name": "synthetic", "samples": 40}, copies=copies)

@@ -24,6 +24,7 @@ from hush.recipes.interfaces import Assign
 from hush.types import Release
 
 CHOICE = "cluster choice"
+MOST_COPIES = 32  # of a client's rows, which are in memory together
 
 
 @dataclass(frozen=True)
@@ -172,8 +173,8 @@ class GmmThenLoss(_Choosing):
             raise ValueError(f"switch: expected 0, or 2 or more, found {self.switch}")
         if self.clusters < 0 or self.most < 1:
             raise ValueError(f"clusters: expected 0 or more, and most 1 or more, found {self.clusters}, {self.most}")
-        if self.copies < 1:
-            raise ValueError(f"copies: expected 1 or more, found {self.copies}")
+        if not 1 <= self.copies <= MOST_COPIES:
+            raise ValueError(f"copies: expected 1 to {MOST_COPIES}, found {self.copies}")
 
     @property
     def models(self) -> int:
