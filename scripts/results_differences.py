@@ -25,6 +25,16 @@ every update is dominated by noise and every algorithm is at chance level.
 The rounds of the warm start, 4 / l of them, are among the rounds that the claimed epsilon allows: at l = 0.12 they are
 34 of 162 for the synthetic data and 34 of 46 for MNIST, in which no model moves.
 """,
+    "pfa/figure-8": """\
+One seed, in which two of 30 clients have the large budget. `pfa` is above `weiavg` up to round 50, and below it after
+rounds 60 and 100: in rounds 57 and 96 neither of the two takes part, and the clients of the round are divided all the
+same, as algorithm 2 says. `pfa-plus`, which divides those that are enrolled, keeps its lead.
+""",
+    "rc-dpfl/augmentation": """\
+Faithful: with 250 rows the clusters drown in the noise with and without copies, and the overlap of clusters that were not
+found says nothing. Sound: with noise for what a row moves the mean has the noise that it has without copies, and nothing
+is gained. What section 4.3 promises is the smaller noise for a row.
+""",
     "rc-dpfl/table-3": """\
 `rc-dpfl` and the oracle are within tolerance. The algorithms that misidentify clusters, and so train few models for all
 rotations, are below the published values, and their accuracy is still increasing in the last round. With 8,000 rows per
