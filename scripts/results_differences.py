@@ -25,6 +25,10 @@ every update is dominated by noise and every algorithm is at chance level.
 The rounds of the warm start, 4 / l of them, are among the rounds that the claimed epsilon allows: at l = 0.12 they are
 34 of 162 for the synthetic data and 34 of 46 for MNIST, in which no model moves.
 """,
+    "padpfl/scenario-2": """\
+Of the five curves without privacy 0-1-2 and 0-1-1 end below 0-2-1, which the paper calls the best balance of few clean
+clients and many with slight noise. The densities are ours: at another one for slight noise the order may be another.
+""",
     "pfa/figure-8": """\
 One seed, in which two of 30 clients have the large budget. `pfa` is above `weiavg` up to round 50, and below it after
 rounds 60 and 100: in rounds 57 and 96 neither of the two takes part, and the clients of the round are divided all the
