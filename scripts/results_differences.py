@@ -26,12 +26,13 @@ The rounds of the warm start, 4 / l of them, are among the rounds that the claim
 34 of 162 for the synthetic data and 34 of 46 for MNIST, in which no model moves.
 """,
     "padpfl/scenario-1": """\
-Sound: of the five curves without privacy 0-0-1, the clean clients alone, ends 0.010 below 0-1-2. The densities are ours.
-Faithful: [PADPFL, component by component](../papers/padpfl.md#which-b-r-and-mu-make-the-papers-picture).
+Sound: of the five curves without privacy 0-0-1, the clean clients alone, ends 0.010 below 0-1-2. The densities are
+ours. Faithful: [PADPFL, component by component](../papers/padpfl.md#which-b-r-and-mu-make-the-papers-picture).
 """,
     "padpfl/scenario-2": """\
-Of the five curves without privacy 0-1-2 and 0-1-1 end below 0-2-1, which the paper calls the best balance of few clean
-clients and many with slight noise. The densities are ours: at another one for slight noise the order may be another.
+Of the five curves without privacy 0-1-2 and 0-1-1 end below 0-2-1, which the paper calls the best balance of few
+clean clients and many with slight noise. The densities are ours: at another one for slight noise the order may be
+another.
 """,
     "pfa/figure-8": """\
 One seed, in which two of 30 clients have the large budget. `pfa` is above `weiavg` up to round 50, and below it after
@@ -39,9 +40,9 @@ rounds 60 and 100: in rounds 57 and 96 neither of the two takes part, and the cl
 same, as algorithm 2 says. `pfa-plus`, which divides those that are enrolled, keeps its lead.
 """,
     "rc-dpfl/augmentation": """\
-Faithful: with 250 rows the clusters drown in the noise with and without copies, and the overlap of clusters that were not
-found says nothing. Sound: with noise for what a row moves the mean has the noise that it has without copies, and nothing
-is gained. What section 4.3 promises is the smaller noise for a row.
+Faithful: with 250 rows the clusters drown in the noise with and without copies, and the overlap of clusters that were
+not found says nothing. Sound: with noise for what a row moves the mean has the noise that it has without copies, and
+nothing is gained. What section 4.3 promises is the smaller noise for a row.
 """,
     "rc-dpfl/table-3": """\
 `rc-dpfl` and the oracle are within tolerance. The algorithms that misidentify clusters, and so train few models for all

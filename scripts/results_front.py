@@ -199,8 +199,8 @@ The recorded runs of `rc-dpfl` chose by loss one round earlier than algorithm 1 
         claim="The right impact factors are worth more than a four times larger budget",
         number=_factors,
         sentence="It holds with DP-SGD at each client. The noise of theorem 1, which gives no guarantee, does not make "
-        "the picture of scenario 1 at any B, R or mu that was tried, nor those of scenarios 2 and 3 with the same; that "
-        "of the clients alone does in a narrow network.",
+        "the picture of scenario 1 at any B, R or mu that was tried, nor those of scenarios 2 and 3 with the same; "
+        "that of the clients alone does in a narrow network.",
         notes="""\
 Which settings make the paper's picture in faithful mode, and which do not:
 [PADPFL, component by component](../papers/padpfl.md#which-b-r-and-mu-make-the-papers-picture).
