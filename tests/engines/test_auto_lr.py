@@ -12,7 +12,7 @@ from sklearn.datasets import load_diabetes, make_friedman1
 import hush
 from hush.config import parse
 from hush.engines import auto_lr
-from hush.engines.auto_lr import COHERENCE, DISTANCE, REMAINING, least_bound_rate
+from hush.engines.auto_lr import COHERENCE, DISTANCE, FEATURE_DISTANCE, REMAINING, least_bound_rate
 from hush.engines.setup import Federation, prepare
 from hush.seeds import rng
 from hush.server.loop import enrolled
@@ -77,6 +77,21 @@ def test_plans_give_the_rate_of_the_bound() -> None:
     chosen = float(made.config.local.lr)
     noise = float((weights.square() * view.planned_noise).sum()) / chosen**2
     assert chosen == pytest.approx(least_bound_rate(10.0, noise, 50), rel=1e-9)
+
+
+def test_behind_features_of_unit_variance_the_distance_is_shorter() -> None:
+    x = np.random.default_rng(0).normal(size=(60, 1, 16, 16)).astype(np.float32)
+    dataset = hush.data.clients(x, np.arange(60) % 3, clients=2)
+    strict = {"rounds": 5, "local": {"batch_size": 8}, "privacy": {"budgets": 0.05}, "recipe": {"name": "dp-fedavg"}}
+    made = [
+        prepare(parse({**strict, "model": {"name": name}}), dataset=dataset) for name in ("scattering-linear", "logreg")
+    ]
+    adds = []
+    for each in made:
+        view = enrolled(each.terms)
+        weights = each.recipe.weight.foreseen(view)
+        adds.append(math.sqrt(5 * float((weights.square() * view.planned_noise).sum())))
+    assert adds == pytest.approx([FEATURE_DISTANCE, DISTANCE], rel=0.01)
 
 
 def test_the_rate_follows_the_budgets() -> None:

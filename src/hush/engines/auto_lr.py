@@ -16,7 +16,8 @@ clients differ, a part of each signal stays: `REMAINING` of its square. So the r
 Limits: without noise a round may go D / COHERENCE far, somewhat less in a run of many rounds; where noise prevails,
 what it adds over all rounds is D long in all, whatever the rounds and steps. All terms are public: K and S follow from
 the plans and the weights to expect, C and R from the config. `DISTANCE`, `COHERENCE` and `REMAINING` are constants,
-chosen on models of 78 to 39,700 parameters at 3 to 100 rounds (ADR 60).
+chosen on models of 78 to 39,700 parameters at 3 to 100 rounds (ADR 60). Behind fixed features, whose rows are scaled to
+unit variance, weights need not be as large as for inputs such as pixels: there the distance is `FEATURE_DISTANCE`.
 
 Regression. Cross-entropy pushes logits far apart and its gradient falls where they are; the gradient of a squared error
 grows with the error, so that a step beyond the targets is followed by a longer one back, as long as clipping lets it
@@ -38,14 +39,18 @@ from hush.objective import Objective
 from hush.server.loop import RunTerms, enrolled
 
 DISTANCE = 9.0
+FEATURE_DISTANCE = 5.0
 TARGET_SCALE = 2.0
 COHERENCE = 0.25
 REMAINING = 0.1
 PLAIN = 0.1
 
 
-def rate(terms: RunTerms, participation: float, objective: Objective, inputs: int) -> float:
-    """The learning rate for a model of so many inputs, from terms that were drawn up with a rate of 1."""
+def rate(terms: RunTerms, participation: float, objective: Objective, inputs: int, *, features: bool = False) -> float:
+    """The learning rate for a model of so many inputs, from terms that were drawn up with a rate of 1.
+
+    `features` says that the inputs are fixed features, scaled to unit variance.
+    """
     regression = objective.task == "regression"
     if not terms.recipe.protect.private:
         return min(PLAIN, 1.0 / (inputs + 1)) if regression else PLAIN
@@ -54,7 +59,7 @@ def rate(terms: RunTerms, participation: float, objective: Objective, inputs: in
     noise = float((weights.square() * view.planned_noise).sum()) / participation
     reach, rounds = terms.clip * float(weights @ view.reach), len(terms.participants)
     if not regression:
-        return least_bound_rate(reach, noise, rounds)
+        return least_bound_rate(reach, noise, rounds, FEATURE_DISTANCE if features else DISTANCE)
     farthest = 0.5 * TARGET_SCALE / (terms.clip * math.sqrt(terms.layout.size / objective.outputs))
     return min(farthest, least_bound_rate(reach, noise, rounds, TARGET_SCALE))
 

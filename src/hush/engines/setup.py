@@ -487,7 +487,8 @@ def build(
         known = (noisy_counts.with_supposed_counts(members), offers) if offers else (public, expected)
         drawn = terms_of(config, recipe, known[0], table, known[1], model, participants, shape)
         inputs = math.prod(model.behind(tuple(data.dataset.x.shape[1:])))
-        chosen = auto_lr.rate(drawn, config.participation, model.objective, inputs)
+        features = model.features is not None
+        chosen = auto_lr.rate(drawn, config.participation, model.objective, inputs, features=features)
         if recipe.protect.private and unit_of(config) == "client":
             chosen = auto_lr.whole_update_rate(config.privacy.clip, [schedule.plan.steps for schedule in schedules])
         config = with_rate(config, chosen)
