@@ -160,8 +160,9 @@ PAPERS: Mapping[str, Paper] = {
         notes="""\
 Learning rates are those of the paper if they are published; otherwise the choice is noted with the table. `hush`
 computes its learning rate from the noise. The rows of `hush` were recorded with its former rate, average and weights
-([ADR 17](../adr/0017-rates-for-any-number-of-rounds.md)). With the present ones two cells of `robust-hdp/table-12`
-were run again, on the first seed: Dist1 97.41 (recorded 97.41), Dist6 95.40 (95.62).
+([ADR 17](../adr/0017-rates-for-any-number-of-rounds.md), [ADR 60](../adr/0060-rates-for-smooth-losses.md)). With those
+of ADR 17 two cells of `robust-hdp/table-12` were run again, on the first seed: Dist1 97.41 (recorded 97.41), Dist6
+95.40 (95.62). ADR 60 has what changed since on the same budgets and rows.
 """,
     ),
     "dp-scaffold": Paper(
@@ -213,8 +214,9 @@ Which settings make the paper's picture in faithful mode, and which do not:
         sentence="With the paper's own network it is 1.9 to 5.8 points on table 12; fixed public features give the "
         "rest.",
         notes="""\
-The rows of `hush/ablation` were recorded with its former rate, average and weights
-([ADR 17](../adr/0017-rates-for-any-number-of-rounds.md)).
+The rows of `hush/ablation` and `hush/encoder` were recorded with its former rate, and those of the ablation with its
+former average and weights ([ADR 17](../adr/0017-rates-for-any-number-of-rounds.md),
+[ADR 60](../adr/0060-rates-for-smooth-losses.md)).
 """,
     ),
 }

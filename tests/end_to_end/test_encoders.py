@@ -48,7 +48,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_head_is_trained_on_the_features_of_an_encoder() -> None:
-    run = simulation().fit()
+    run = simulation(**{"local.lr": 1.0}).fit()
     assert run.accuracy["mean"] > 0.8
     assert sum(value.numel() for value in run.module.parameters()) == 10 * 81
     # By hand: the same features as plain inputs train the same head.
@@ -56,7 +56,7 @@ def test_a_head_is_trained_on_the_features_of_an_encoder() -> None:
     with torch.no_grad():
         features = torch.nn.functional.layer_norm(wide()(torch.from_numpy(digits.x)), (80,))
     plain = hush.data.from_arrays(features.numpy(), digits.y)
-    same = hush.Simulation(plain, clients=4, epsilon=8.0, rounds=5, recipe="hush", batch_size=64).fit()
+    same = hush.Simulation(plain, clients=4, epsilon=8.0, rounds=5, recipe="hush", batch_size=64, lr=1.0).fit()
     assert np.allclose(run.weights, same.weights, atol=1e-4)
 
 

@@ -22,7 +22,8 @@ unit variance, weights need not be as large as for inputs such as pixels: there 
 Regression. Cross-entropy pushes logits far apart and its gradient falls where they are; the gradient of a squared error
 grows with the error, so that a step beyond the targets is followed by a longer one back, as long as clipping lets it
 be. Outputs need go no farther than the targets are from each other: D is `TARGET_SCALE`, the length of [-1, 1], to
-which `objective.target_bounds` map targets, and of which targets without bounds should be. No clipped step, of length
+which `objective.target_bounds` map targets, and of which targets without bounds should be. Noise that moves outputs past
+the targets is followed by signals of full length again: `TARGET_REMAINING` takes the place of `REMAINING`. No clipped step, of length
 rate C, may move an output farther than from the middle of the targets, where it begins, to an end: it moves outputs by
 at most sqrt(p) times its length for p parameters an output, as in a linear model with inputs of unit variance.
 
@@ -43,6 +44,7 @@ FEATURE_DISTANCE = 5.0
 TARGET_SCALE = 2.0
 COHERENCE = 0.25
 REMAINING = 0.1
+TARGET_REMAINING = 1.44
 PLAIN = 0.1
 
 
@@ -61,7 +63,7 @@ def rate(terms: RunTerms, participation: float, objective: Objective, inputs: in
     if not regression:
         return least_bound_rate(reach, noise, rounds, FEATURE_DISTANCE if features else DISTANCE)
     farthest = 0.5 * TARGET_SCALE / (terms.clip * math.sqrt(terms.layout.size / objective.outputs))
-    return min(farthest, least_bound_rate(reach, noise, rounds, TARGET_SCALE))
+    return min(farthest, least_bound_rate(reach, noise, rounds, TARGET_SCALE, TARGET_REMAINING))
 
 
 def whole_update_rate(clip: float, steps: Sequence[int]) -> float:
@@ -69,7 +71,9 @@ def whole_update_rate(clip: float, steps: Sequence[int]) -> float:
     return min(PLAIN, clip / max(1.0, sorted(steps)[len(steps) // 2]))
 
 
-def least_bound_rate(reach: float, noise: float, rounds: int, distance: float = DISTANCE) -> float:
+def least_bound_rate(
+    reach: float, noise: float, rounds: int, distance: float = DISTANCE, remaining: float = REMAINING
+) -> float:
     """The rate at which the bound is least, for K C and S^2 at a rate of 1."""
-    signals = (1.0 + REMAINING * rounds) * (COHERENCE * reach) ** 2  # the sum of their squares
+    signals = (1.0 + remaining * rounds) * (COHERENCE * reach) ** 2  # the sum of their squares
     return distance / math.sqrt(signals + rounds * noise)
