@@ -8,7 +8,7 @@ PIP := $(BIN)/pip $(INSTALL)
 PYTEST := env --unset=PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal
 CLEAN := build/$(notdir $(PYTHON))
 
-.PHONY: demo check quick test coverage build build-all sdist bench docs pages notebooks results soak clean
+.PHONY: demo check quick test tests kernels coverage build build-all sdist bench docs pages notebooks results soak clean
 
 demo: .venv/base
 	$(BIN)/hush demo
@@ -24,10 +24,18 @@ check: .venv/dev
 
 # The fast tier: under a minute on two cores. tests/conftest.py says what is slow.
 quick: .venv/dev
-	$(PYTEST) -n 2 -m "not soak and not slow"
+	$(PYTEST) -n 2 -m "not soak and not slow and not interpreter"
 
-test: check
-	$(PYTEST) -m "not soak"
+# The checks keep one core busy, mostly with types, while the first tests run.
+test: .venv/dev
+	$(MAKE) --jobs 2 check tests
+
+tests: .venv/dev
+	$(PYTEST) -m "not soak and not interpreter"
+
+# The tests of GPU kernels in Triton's interpreter; with a GPU they are among the others.
+kernels: .venv/dev
+	$(PYTEST) -n 2 -m interpreter
 
 coverage: .venv/dev
 	$(PYTEST) -m "not soak" --cov --cov-report=term

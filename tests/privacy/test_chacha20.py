@@ -54,7 +54,7 @@ PUBLISHED = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.interpreter
 @runs_itself()
 def test_the_interpreter_agrees() -> None:
     """All tests of this file, with Triton's kernels interpreted."""

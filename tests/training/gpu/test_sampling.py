@@ -19,7 +19,7 @@ from tests.support.interpreter import CUDA, DEVICE, check_interpreted, on_either
 CLIENTS = ((700, 90, 5, True), (1500, 40, 5, False), (40, 40, 4, True), (1025, 1, 3, True), (1025, 900, 2, True))
 
 
-@pytest.mark.slow
+@pytest.mark.interpreter
 @runs_itself()
 def test_the_interpreter_agrees() -> None:
     """All tests of this file, with Triton's kernels interpreted."""

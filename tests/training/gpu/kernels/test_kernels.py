@@ -14,7 +14,7 @@ from hush.training.update_rule import UpdateRule
 from tests.support.interpreter import CUDA, DEVICE, check_interpreted, on_either, runs_itself
 
 
-@pytest.mark.slow
+@pytest.mark.interpreter
 @runs_itself()
 def test_the_interpreter_agrees() -> None:
     check_interpreted(__file__)

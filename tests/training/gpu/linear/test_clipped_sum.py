@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|ov
 LOSSES: Mapping[str, Loss] = {"labels": BinaryCrossEntropy(), "mse": MeanSquaredError(), "huber": Huber()}
 
 
-@pytest.mark.slow
+@pytest.mark.interpreter
 @runs_itself()
 def test_the_interpreter_agrees() -> None:
     """All tests of this file, with Triton's kernels interpreted."""

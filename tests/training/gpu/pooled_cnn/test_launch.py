@@ -31,7 +31,7 @@ from tests.support.nets import applied, double, random, reference
 pytestmark = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|overflow) encountered:RuntimeWarning")
 
 
-@pytest.mark.slow
+@pytest.mark.interpreter
 @runs_itself()
 def test_the_interpreter_agrees() -> None:
     """All tests of this file, with Triton's kernels interpreted."""
