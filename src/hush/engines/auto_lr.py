@@ -22,10 +22,11 @@ unit variance, weights need not be as large as for inputs such as pixels: there 
 Regression. Cross-entropy pushes logits far apart and its gradient falls where they are; the gradient of a squared error
 grows with the error, so that a step beyond the targets is followed by a longer one back, as long as clipping lets it
 be. Outputs need go no farther than the targets are from each other: D is `TARGET_SCALE`, the length of [-1, 1], to
-which `objective.target_bounds` map targets, and of which targets without bounds should be. Noise that moves outputs past
-the targets is followed by signals of full length again: `TARGET_REMAINING` takes the place of `REMAINING`. No clipped step, of length
-rate C, may move an output farther than from the middle of the targets, where it begins, to an end: it moves outputs by
-at most sqrt(p) times its length for p parameters an output, as in a linear model with inputs of unit variance.
+which `objective.target_bounds` map targets, and of which targets without bounds should be. Noise that moves outputs
+past the targets is followed by signals of full length again: `TARGET_REMAINING` takes the place of `REMAINING`. No
+clipped step, of length rate C, may move an output farther than from the middle of the targets, where it begins, to an
+end: it moves outputs by at most sqrt(p) times its length for p parameters an output, as in a linear model with inputs
+of unit variance.
 
 Without privacy there is neither a clip that bounds a signal nor noise: the rate is `PLAIN`, and for a regression at
 most 1 / (d + 1) for d inputs: the squared error of a linear model has at most twice that curvature.
