@@ -28,7 +28,7 @@ quick: .venv/dev
 
 # The checks keep one core busy, mostly with types, while the first tests run.
 test: .venv/dev
-	$(MAKE) --jobs 2 check tests
+	$(MAKE) --no-print-directory --jobs 2 check tests
 
 tests: .venv/dev
 	$(PYTEST) -m "not soak and not interpreter"
