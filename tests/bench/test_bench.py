@@ -48,7 +48,7 @@ def test_the_workloads_are_those_of_the_table() -> None:
 
 
 def test_the_larger_workloads_are_those_of_the_table() -> None:
-    residual, transformer, small, adapted = w3(clients=1), w4(), w4_small(), w5_small()
+    residual, transformer, small, adapted = w3(clients=2), w4(), w4_small(), w5_small()
     assert (residual.model.layout.size, residual.plans[0].steps, residual.plans[0].batch) == (11_181_642, 8, 64)
     assert transformer.model.layout.size == 3_259_914
     assert [(len(w.plans), w.plans[0].samples, w.plans[0].batch) for w in (transformer, small)] == [

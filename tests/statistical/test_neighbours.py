@@ -21,7 +21,7 @@ from hush.training.select import clipped_sums
 from tests.statistical import planted
 from tests.statistical.neighbours import ADDING, CLOSED, NETS, WAYS, Moves, Sums, Way, moves, objectives
 
-QUICK, FULL = 300, 10_000
+QUICK, FULL = 500, 10_000
 
 
 def check(way: str, pairs: int, seed: int) -> Counter[str]:

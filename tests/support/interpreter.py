@@ -16,8 +16,6 @@ from tests.support.paths import ROOT
 CUDA = torch.cuda.is_available()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cuda" if CUDA else "cpu")
-# Pairs of neighbouring batches: the interpreter takes about a second for each of a convolution.
-PAIRS = 500 if CUDA else 16
 on_either = pytest.mark.skipif(not CUDA and not INTERPRETED, reason="run by test_the_interpreter_agrees, or on a GPU")
 on_a_gpu = pytest.mark.skipif(not CUDA, reason="there is no CUDA device here")
 

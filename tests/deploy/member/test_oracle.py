@@ -227,7 +227,7 @@ def test_after_a_noised_count_is_disclosed_nothing_else_reveals_the_true_one(tmp
     offers: dict[str, dict[str, Any]] = {"more steps": {"local__epochs": 25, "local__batch_size": 20}}
     # Steps that are within the limit for some of these numbers of rows alone.
     offers |= {f"epochs {n} of {batch}": {"local__epochs": n, "local__batch_size": batch} for n, batch in EPOCHS}
-    offers |= {f"batch {batch}": {"local__batch_size": batch} for batch in (2, ROWS)}
+    offers |= {f"batch {batch}": {"local__batch_size": batch} for batch in (2, *numbers)}
     offers |= {"fixed": {"privacy__sampler": "fixed"}}
     for what, changes in offers.items():
         disclosed = None

@@ -275,9 +275,8 @@ def test_mutants_from_members_cost_their_round_and_nothing_else(
     assert all(len(line["weights"]) == liars + 2 for line in lines[:HONEST_ROUNDS])
     assert all(set(line["weights"]) == {"0", "1"} for line in lines[HONEST_ROUNDS:])
     assert sent >= mutants
-    # The rest were too long for the gate before the SuperLink, or came after their round had closed: about one in
-    # twenty, give or take two standard deviations of that number.
-    assert seen >= 0.95 * mutants - 2 * math.sqrt(0.05 * mutants)
+    # The rest were too long for the gate before the SuperLink, or came after their round had closed.
+    assert seen >= 0.95 * mutants
     # Messages of all members lie in the SuperLink at once; the coordinator has one of them before it at a time.
     assert growth[1] < 2 * cap + (books << 20)
     assert growth[0] < 2 * cap * (liars + 2) + (64 << 20)

@@ -16,7 +16,7 @@ from hush.training.job import Job
 from tests.support.interpreter import CUDA, DEVICE, check_interpreted, on_either, runs_itself
 
 # Rows, size of a batch, steps, and whether that size is fixed.
-CLIENTS = ((700, 90, 5, True), (1500, 40, 5, False), (40, 40, 4, True), (1025, 1, 3, True), (1025, 900, 2, True))
+CLIENTS = ((700, 90, 9, True), (1500, 40, 9, False), (40, 40, 8, True), (1025, 1, 7, True), (1025, 900, 6, True))
 
 
 @pytest.mark.interpreter
@@ -64,9 +64,8 @@ def drawn(words: list[Tensor]) -> tuple[RoundBatches, Tensor]:
 
 
 @on_either
-@pytest.mark.parametrize(
-    ("kind", "at_once"), [("random", 1 << 25), ("few bits", 1 << 25), ("equal", 1 << 25), ("few bits", 4000)]
-)
+@pytest.mark.parametrize("at_once", [1 << 25, 4000])
+@pytest.mark.parametrize("kind", ["random", "few bits", "equal"])
 def test_rows_are_those_of_the_bits(monkeypatch: pytest.MonkeyPatch, kind: str, at_once: int) -> None:
     """With the lowest bits of a fixed batch come the first of the rows whose bits are equal."""
     monkeypatch.setattr(sampling, "_WORDS", at_once)
@@ -83,7 +82,7 @@ def test_rows_are_those_of_the_bits(monkeypatch: pytest.MonkeyPatch, kind: str, 
     assert batches.totals == ends[:, -1].tolist()
     assert batches.largest == ends.diff(dim=1).amax(1).tolist()
     for i, (samples, size, steps, fixed) in enumerate(CLIENTS):
-        for step in range(5):
+        for step in range(9):
             found = packed[step, len(CLIENTS) + 1 :][ends[step, i] : ends[step, i + 1]].long()
             if step >= steps:
                 assert not len(found)

@@ -11,7 +11,7 @@ from torch import Tensor
 from hush.training.per_example import convolution as reference
 from hush.training.per_example.convolution import Geometry, prepared
 from hush.training.update_rule import UpdateRule
-from tests.support.interpreter import CUDA, DEVICE, check_interpreted, on_either, runs_itself
+from tests.support.interpreter import DEVICE, check_interpreted, on_either, runs_itself
 
 
 @pytest.mark.interpreter
@@ -62,7 +62,7 @@ def interleaved(parts: list[Tensor]) -> Tensor:
 
 
 @on_either
-@pytest.mark.parametrize("how", ["ieee", "tf32x3"] if CUDA else ["ieee"])  # the interpreter knows one precision
+@pytest.mark.parametrize("how", ["ieee", "tf32x3"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_convolutions_are_those_of_each_client(shape: Shape, how: str) -> None:
     from hush.training.gpu.kernels import convolution

@@ -24,7 +24,7 @@ from hush.training.gpu.linear.clipped_sum import LinearSum, linear_sums
 from hush.training.job import Job
 from hush.training.train import train
 from tests.statistical.neighbours import KERNELS, moves, objectives
-from tests.support.interpreter import CUDA, DEVICE, PAIRS, check_interpreted, on_a_gpu, on_either, runs_itself
+from tests.support.interpreter import CUDA, DEVICE, check_interpreted, on_a_gpu, on_either, runs_itself
 from tests.support.nets import applied, double, random, reference
 
 # NumPy, in which the interpreter computes, warns of what kernels leave out afterwards.
@@ -68,7 +68,7 @@ def ours(model: Model, vectors: Tensor, x: Tensor, y: Tensor, mask: Tensor, clip
 
 
 @on_either
-@pytest.mark.parametrize("width", [5, 16, 40, 100, 130, 300] if CUDA else [5, 40, 130])
+@pytest.mark.parametrize("width", [5, 16, 40, 100, 130, 300])
 @pytest.mark.parametrize(("classes", "bias"), [(1, True), (2, False), (10, True), (17, False), (128, True)])
 def test_sums_are_those_of_float64(width: int, classes: int, bias: bool) -> None:
     model = model_of(width, classes, bias)
@@ -137,10 +137,10 @@ def test_a_row_moves_a_sum_by_at_most_the_clip(monkeypatch: pytest.MonkeyPatch, 
     if not fused:
         monkeypatch.setattr(launch, "_FUSED_INPUTS", 0)
     seen = 0
-    for found in moves("linear", KERNELS, PAIRS, 7, objectives()[name]):
+    for found in moves("linear", KERNELS, 500 if CUDA else 50, 7, objectives()[name]):
         assert found.broken(KERNELS) == []
         seen += int((found.alone > 0.995).sum())
-    assert seen > PAIRS / 5, "bounds that nothing comes near say little"
+    assert seen > 10, "bounds that nothing comes near say little"
 
 
 @on_either
@@ -148,7 +148,7 @@ def test_a_factor_that_is_too_large_is_noticed(monkeypatch: pytest.MonkeyPatch) 
     from hush.training.gpu.linear import launch
 
     monkeypatch.setattr(launch, "_MARGIN", 1.0 + 1e-6)
-    broken = {name for found in moves("linear", KERNELS, 16, 7) for name in found.broken(KERNELS)}
+    broken = {name for found in moves("linear", KERNELS, 50, 7) for name in found.broken(KERNELS)}
     assert "alone" in broken
 
 
@@ -226,10 +226,9 @@ def on_device(job: Job, model: Model) -> Job:
 
 
 @on_either
-@pytest.mark.parametrize(
-    ("width", "centred", "at_once"),
-    [(6, False, 1 << 28), (6, True, 60), (140, False, 60), (140, True, 1 << 28)],
-)
+@pytest.mark.parametrize("width", [6, 140])
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("at_once", [1 << 28, 60])
 def test_clients_of_all_kinds_train_as_in_closed_form(
     monkeypatch: pytest.MonkeyPatch, width: int, centred: bool, at_once: int
 ) -> None:
